@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from npuc.targets.easynpu.simulate.running import SteppingRunner
 
 LISTED = 512
-"""Bytes that the listing takes for one of a word."""
+"""Bytes that a listing takes per word."""
 
 
 class EasyNpu(Target):
@@ -47,7 +47,7 @@ class EasyNpu(Target):
     host_layers = ("Conv",)
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
-        """Those of every program, and two for the document, which has no slopes per channel and keeps no psums."""
+        """The passes of every program; documented words need two more, as they lack slopes and kept psums."""
         from npuc.passes.expansion.split_average_pool import SplitAveragePool
         from npuc.targets.easynpu.network.expand_prelu import expand_prelu
         from npuc.targets.easynpu.network.passes import passes
@@ -62,7 +62,7 @@ class EasyNpu(Target):
         )
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
-        """Of the node's words, by the cycle model."""
+        """Cycles of the node's words by the cycle model."""
         from npuc.targets.easynpu.layers import pricing
 
         return pricing.cycles(graph, node, machines.load(options.machine))
@@ -103,7 +103,7 @@ class EasyNpu(Target):
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
-        """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
+        """Calibrates, quantises and lowers; adds the integer network to the program as evidence."""
         from npuc.evidence import evidence, signature
         from npuc.host_nodes import expect_conversions
         from npuc.quantize.improvement.search import as_json
@@ -129,14 +129,14 @@ class EasyNpu(Target):
         return Program({**manifest, **signature(graph)}, files, proof)
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
-        """The network that `lower` writes as a program, and what was tried to make it better."""
+        """The network that `lower` turns into a program, and the trials that were made to improve it."""
         from npuc.targets.easynpu.network import quantising
 
         machine = machines.load(options.machine, options.scales)
         return quantising.network(graph, samples, machine, options)
 
     def runner(self, program: Program, chip_model: str = "own") -> TargetRunner:
-        """The steps of the manifest and the simulator of its machine, or the core in Verilator."""
+        """A runner of the manifest's steps, with the simulator of its machine or the core in Verilator."""
         if chip_model == "rtl":
             from npuc.targets.easynpu.rtl.running import RtlRunner
 
@@ -152,7 +152,7 @@ class EasyNpu(Target):
         samples: Samples | None,
         resources: Sequence[str],
     ) -> dict[str, bytes]:
-        """The core in Verilog with a test bench; the steps of a program; cells by type (resources.json)."""
+        """The core in Verilog with a test bench; a program's steps; cell counts by type (resources.json)."""
         from npuc.targets.easynpu.rtl import export
         from npuc.targets.easynpu.rtl import resources as estimates
 
@@ -163,25 +163,25 @@ class EasyNpu(Target):
         return {**files, **({"resources.json": canonical_json(found)} if found else {})}
 
     def stepper(self, program: Program, trace: Path | None) -> SteppingRunner:
-        """The same with the stepping simulator."""
+        """A runner on the stepping simulator."""
         from npuc.targets.easynpu.simulate.running import SteppingRunner
 
         return SteppingRunner(program, trace)
 
     def timeline(self, program: Program) -> Timeline:
-        """Chains, transfers and maps, by the cycle model, from the words."""
+        """Chains, transfers and maps over time, from the words and the cycle model."""
         from npuc.targets.easynpu.inspect.timeline import timeline
 
         return timeline(program)
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
-        """One entry an instruction word: number, hexadecimal word, listing line, fields, source nodes."""
+        """One entry per instruction word: number, hexadecimal word, listing line, fields, source nodes."""
         from npuc.targets.easynpu.export import images
 
         return images.listing(program.files.get("itcm.bin", b""), Contents.of(program.manifest).instructions)
 
     def outline(self, program: Program) -> list[Heading]:
-        """Segments with what the host moves, and the chains of words in them."""
+        """Segments with the host's transfers, and their chains of words."""
         from npuc.targets.easynpu.inspect.outline import outline
 
         return outline(program)
@@ -193,19 +193,19 @@ class EasyNpu(Target):
         return origin(program, tensor, element)
 
     def stored(self, program: Program, tensor: str) -> Stored | None:
-        """Its words in a DTCM."""
+        """The tensor's words in a DTCM."""
         from npuc.targets.easynpu.inspect.stored import stored
 
         return stored(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
-        """What each part of an image is for."""
+        """The meaning of each part of an image."""
         from npuc.targets.easynpu.inspect import annotation
 
         return annotation.memory_annotations(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """The same for a file of words without a program. Raises ModelError (E110) for too many words."""
+        """The listing of a file of words without a program. Raises ModelError (E110) for too many words."""
         from npuc.storage.readmemh import image_of
         from npuc.targets.easynpu.export import images
 
@@ -230,7 +230,7 @@ class EasyNpu(Target):
         return images.exported(program, form)
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002
-        """Samples, what the simulator makes of them, and the comparison in C."""
+        """Samples, the simulator's results for them, and the comparison in C."""
         from npuc.targets.easynpu.export import self_test
 
         return self_test.files(program, inputs)
@@ -244,7 +244,7 @@ class EasyNpu(Target):
         return list(machines.names())
 
     def operators(self) -> list[dict[str, str]]:
-        """Operators that the array runs with their constraints, then those that the host runs."""
+        """The operators of the array with their constraints, rewritten operators, and those of the host."""
         from npuc.targets.easynpu.layers import support
         from npuc.targets.easynpu.layers.movement import MOVES
 

@@ -1,4 +1,4 @@
-"""A program with the words of a listing in place of its own: refused where no machine runs it, reported anew."""
+"""A program with the words of a listing instead of its own, checked against its machine and reported anew."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate.running import Runner
 
 BLANK: Mapping[str, Any] = {"nodes": [], "tensor": None, "shape": None, "start": [0, 0, 0]}
-"""What is known of a word that has none to take the place of."""
+"""The table entry of a word that replaces no other."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Line:
 
 
 def assembled(program: Program, text: bytes) -> Program:
-    """The program with the words of a listing and their report; the same object where no word changed.
+    """The program with the words of a listing and their report; the same object if no word changed.
 
-    Raises ArtefactError (E504) for a bad line, for an instruction that the program's machine cannot run, or for
-    another number of words where several segments share them.
+    Raises ArtefactError (E504) for a bad line, for an instruction that the program's machine cannot run, or for a
+    different number of words where several segments share them.
     """
     listed = list(_lines(text))
     words = [line.word for line in listed]
@@ -79,13 +79,13 @@ def _extends(word: Instruction) -> bool:
 
 
 def _expect_run(program: Program) -> None:
-    """Raises ArtefactError (E503) where the chip model refuses the words with the data that the program has."""
+    """Raises ArtefactError (E503) where the chip model refuses the words with the program's data."""
     inputs = {each.name: np.zeros((1, *each.shape), each.dtype) for each in program.inputs}
     Runner(program)(inputs)
 
 
 def _steps(manifest: Mapping[str, Any], words: Sequence[Instruction]) -> list[dict[str, Any]]:
-    """The steps with another number of words. Raises ArtefactError (E504) unless one segment has room for it."""
+    """The steps with a new number of words. Raises ArtefactError (E504) unless one segment has room for them."""
     had, steps = len(manifest["instructions"]), list(manifest["steps"])
     if len(words) == had:
         return steps
@@ -106,7 +106,7 @@ def _steps(manifest: Mapping[str, Any], words: Sequence[Instruction]) -> list[di
 def _table(
     old: Sequence[Instruction], new: Sequence[Instruction], table: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The instruction table: a word in another's place is for what that was for, of its size for its tensor."""
+    """The instruction table: a word inherits the entry of the word it replaces, with the tensor if sizes agree."""
     found: list[dict[str, Any]] = [dict(BLANK) for _ in new]
     for before, at in _pairs(old, new):
         entry = dict(table[before])
@@ -120,7 +120,7 @@ def _table(
 
 
 def _pairs(old: Sequence[Instruction], new: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
-    """The word that takes the place of each word."""
+    """Pairs of an old word and the new word that replaces it."""
     if len(old) == len(new):
         yield from zip(range(len(old)), range(len(new)), strict=True)
         return
@@ -131,12 +131,12 @@ def _pairs(old: Sequence[Instruction], new: Sequence[Instruction]) -> Iterator[t
 
 
 def _extents(word: Instruction) -> tuple[int, ...] | None:
-    """Of the map that a word computes; None for a word that computes none."""
+    """The extents of the map that a word computes; None if it computes none."""
     return (word.Ho, word.Wo, word.Co) if isinstance(word, (Layer, Reshape)) else None
 
 
 def _refused(error: NpucError, listed: Sequence[Line], table: Sequence[Mapping[str, Any]]) -> ArtefactError:
-    """The chip model's refusal as one of the listing: line, node, limit, remedy."""
+    """A refusal by the chip model as an error of the listing: line, node, limit, remedy."""
     problem = error.problems[0]
     found = instruction_of(problem.reason)
     line = f"line {listed[found].number}: " if found is not None and found < len(listed) else ""
@@ -151,7 +151,7 @@ def _refused(error: NpucError, listed: Sequence[Line], table: Sequence[Mapping[s
 
 
 def instruction_of(reason: str) -> int | None:
-    """The number of the instruction that a chip model's refusal names."""
+    """The number of the instruction that a refusal by a chip model names."""
     name, _, rest = reason.partition(" ")
     number = rest.partition(":")[0]
     return int(number) if name == "instruction" and number.isdecimal() else None

@@ -1,6 +1,6 @@
-"""A program as C: npuc_program.h and .c from its plan, beside the driver and the machine model that stand in c/.
+"""A program as C: npuc_program.h and .c from its plan, with the driver and the machine model from c/.
 
-Nothing in the text depends on when or where it was written.
+The text does not depend on when or where it is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, 
 
 SOURCES = Path(__file__).parent / "c"
 IMAGES = {"itcm.bin": "npuc_itcm", "weight.bin": "npuc_weight"}
-"""Image files and the arrays that hold their words."""
+"""Image files and the arrays of their words."""
 C_TYPES = {"int8": "int8_t", "int64": "int64_t", "float32": "float"}
 DEMANDS = {
     demand: f"NPUC_{demand.upper()}" for demand in (registers.EQUAL, registers.AT_LEAST, registers.ALL_BITS)
@@ -116,7 +116,7 @@ def source(program: Program, found: Plan) -> str:
 
 
 def _model(program: Program) -> str:
-    """The file that the program was compiled from."""
+    """The name of the model file that the program was compiled from."""
     return program.model.name
 
 
@@ -126,7 +126,7 @@ def _title(program: Program) -> str:
 
 
 def _sizes(program: Program, found: Plan) -> dict[str, int]:
-    """Buffers of an inference: how many, and bytes."""
+    """The buffers of an inference: number and bytes."""
     inputs, outputs = (
         sum(bytes_of(found.types[port.name]) for port in ports) for ports in (program.inputs, program.outputs)
     )
@@ -140,7 +140,7 @@ def _sizes(program: Program, found: Plan) -> dict[str, int]:
 
 
 def _requirements(program: Program) -> list[str]:
-    """What the program demands of the machine's registers."""
+    """The program's requirements on the machine's registers."""
     machine = Contents.of(program.manifest).machine
     words = isa.bytes_to_words(program.files.get("itcm.bin", b""))
     found = registers.requirements(machine, words)
@@ -157,7 +157,7 @@ def _words(data: bytes) -> list[str]:
 
 
 def _border(role: str, ports: Sequence[Port], found: Plan) -> str:
-    """The table of inputs or outputs, with their shapes before it."""
+    """The table of inputs or outputs, preceded by their shapes."""
     shapes = [
         array("uint32_t", f"{role}_shape_{number}", [", ".join(map(str, port.shape))])
         for number, port in enumerate(ports)
@@ -179,14 +179,14 @@ def _border(role: str, ports: Sequence[Port], found: Plan) -> str:
 
 
 def _constant(number: int, value: Array) -> str:
-    """The elements of a constant tensor, some in a line."""
+    """The elements of a constant tensor, several per line."""
     texts = [floating(each) if value.dtype == np.float32 else str(each) for each in value.ravel()]
     rows = (", ".join(texts[start : start + LANES]) for start in range(0, len(texts), LANES))
     return array(C_TYPES[str(value.dtype)], f"constant_{number}", rows)
 
 
 def _buffers(program: Program, found: Plan) -> list[str]:
-    """Where every tensor lies, by its number."""
+    """The place of every tensor, by its number."""
     places = {name: ("NPUC_ARENA", address, 0) for name, address in found.addresses.items()}
     for where, ports in (("NPUC_INPUT", program.inputs), ("NPUC_OUTPUT", program.outputs)):
         places |= {port.name: (where, number, 0) for number, port in enumerate(ports)}
@@ -227,7 +227,7 @@ def _move(move: TensorMove, tensors: Mapping[str, int]) -> str:
 
 
 def _host(number: int, each: HostCall, tensors: Mapping[str, int]) -> str:
-    """A host step, after its parameters and the node it stands for."""
+    """A host step, preceded by its parameters and the node that it computes."""
     name = f"step_{number}"
     members: dict[str, Any] = {"compute": each.name, "from": tensors[each.source], "to": tensors[each.target]}
     if each.copy is None:
@@ -253,7 +253,7 @@ def _copy(copy: Copy) -> str:
 
 
 def _figures(program: Program, found: Plan) -> dict[str, str]:
-    """What README.md says of this program."""
+    """The figures of this program for README.md."""
     segments = sum(isinstance(each, Segment) for each in found.actions)
     return {
         "model": markdown_code(_model(program)),

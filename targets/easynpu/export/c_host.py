@@ -1,7 +1,7 @@
 """Host steps as the C driver computes them: operators along one axis, and copies between strided tensors.
 
-Everything that moves elements is a copy: pieces of contiguous bytes along axes with a pitch in either tensor, as
-numpy's views have them.
+All data movement is by copies: pieces of contiguous bytes along axes with a pitch in either tensor, like numpy's
+views.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from npuc.ir import Node, TensorType
 from npuc.ops import OPS
 
 AXES = 6
-"""NPUC_AXES of npuc_driver.h: what a copy is made of after neighbouring axes are merged."""
+"""NPUC_AXES of npuc_driver.h: the most axes of a copy after neighbouring axes are merged."""
 
 
 @dataclass(frozen=True)
 class HostCall:
-    """One call of an operator of npuc_host.c: from a tensor to a tensor.
+    """One call of an operator of npuc_host.c, from one tensor to another.
 
-    shape: elements before, along and after the operator's axis; numbers: by the name of the member that takes
-    them.
+    shape: elements before, along and after the operator's axis; numbers: values by the name of their struct
+    member.
     """
 
     step: HostStep
@@ -68,7 +68,7 @@ def _operations(step: HostStep, types: dict[str, TensorType]) -> list[HostCall]:
 
 
 def _given(step: HostStep, types: dict[str, TensorType]) -> HostCall:
-    """The copy of a constant, a tensor by the name of the step, to the step's output."""
+    """The copy of a constant to the step's output; the constant is a tensor named after it."""
     (name,) = step.outputs
     source = f"{name}/{CONSTANT}"
     types[source] = types[name] = TensorType(tuple(step.attrs["shape"]), step.attrs["dtype"])
@@ -76,7 +76,7 @@ def _given(step: HostStep, types: dict[str, TensorType]) -> HostCall:
 
 
 def bytes_of(found: TensorType) -> int:
-    """The size of a tensor."""
+    """The size of a tensor in bytes."""
     return found.size * np.dtype(found.dtype).itemsize
 
 

@@ -1,7 +1,7 @@
-"""A program as the C driver takes it: its actions in order, and where the tensors of the host lie.
+"""A program as the C driver needs it: its actions in order, and the places of the host's tensors.
 
-Tensors that are neither input nor output share an arena, each for the actions between its first writer and its
-last reader. A copy that keeps all elements in order is left out where both tensors may share their memory.
+Tensors that are neither inputs nor outputs share an arena, in which each exists from its first writer to its last
+reader. A copy that preserves the order of all elements is left out where both tensors can share memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from npuc.targets.easynpu.export.c_host import HostCall, bytes_of, operations
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 
 ALIGNMENT = 8
-"""Bytes: what the largest element type likes; the driver needs none."""
+"""Alignment in bytes for the largest element type; the driver itself needs none."""
 ELEMENTS = ("int8", "int64", "float32")
 """Element types of inputs, outputs and constants."""
 
@@ -31,11 +31,11 @@ Action = Segment | HostCall
 
 @dataclass(frozen=True)
 class Plan:
-    """What the driver does, and its tensors in order of appearance.
+    """The driver's actions, and its tensors in order of appearance.
 
-    storage: for every tensor the one whose memory it has, often itself; addresses: of those in the arena;
-    constants: of those that the program holds; scales: scale and zero point of inputs and outputs
-    that are int8 on the machine.
+    storage: for every tensor, the tensor whose memory it uses, often its own; addresses: of those in the arena;
+    constants: values of those that the program contains; scales: scale and zero point of inputs and outputs that
+    are int8 on the machine.
     """
 
     actions: tuple[Action, ...]
@@ -100,9 +100,9 @@ def _value(step: HostStep) -> Array:
 def _shared(
     actions: Sequence[Action], types: Mapping[str, TensorType], outside: set[str]
 ) -> tuple[list[Action], dict[str, str]]:
-    """The actions without copies of a whole tensor as it is, and whose memory every tensor has.
+    """The actions without plain copies of whole tensors, and, for every tensor, the tensor whose memory it uses.
 
-    outside: the tensors that lie outside the arena. Only a copy from one of them to another is needed.
+    outside: the tensors outside the arena. Only a plain copy from one of them to another is needed.
     """
     storage = {name: name for name in types}
     kept: list[Action] = []
@@ -120,7 +120,7 @@ def _shared(
 
 
 def _keeps_order(each: HostCall, types: Mapping[str, TensorType]) -> bool:
-    """Whether it copies a whole tensor to a whole tensor as it is."""
+    """Whether it is a plain copy of a whole tensor to a whole tensor."""
     size = bytes_of(types[each.source])
     return size == bytes_of(types[each.target]) and each.copy == Copy(size, 0, 0, ())
 
@@ -128,7 +128,7 @@ def _keeps_order(each: HostCall, types: Mapping[str, TensorType]) -> bool:
 def _lifetimes(
     actions: Sequence[Action], types: Mapping[str, TensorType], storage: Mapping[str, str], outside: set[str]
 ) -> list[Buffer]:
-    """The tensors of the arena with the actions between which they are alive."""
+    """The tensors of the arena with their lifetimes, in actions."""
     alive: dict[str, list[int]] = {}
     for number, action in enumerate(actions):
         for name in _touched(action):
@@ -147,7 +147,7 @@ def _touched(action: Action) -> list[str]:
 
 
 def _scales(found: Sequence[HostCall]) -> dict[str, tuple[float, float]]:
-    """Scale and zero point of the int8 form that a float tensor has; copies hand them on."""
+    """Scale and zero point of the int8 form of float tensors; copies propagate them."""
     scales: dict[str, tuple[float, float]] = {}
     for each in found:
         if each.name == "npuc_dequantize":

@@ -1,6 +1,6 @@
 """The program's words and images in other forms: listings, files for hardware.
 
-A $readmemh file has one 128-bit word a line, most significant digit first: lane 15 ... lane 0.
+A $readmemh file has one 128-bit word per line, most significant digit first: lane 15 ... lane 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read(path: Path) -> bytes:
 
 
 def listing(image: bytes, table: Sequence[Produced]) -> list[dict[str, Any]]:
-    """One entry a word: number, hexadecimal word, listing line, fields, source nodes and result tensor."""
+    """One entry per word: number, hexadecimal word, listing line, fields, source nodes and result tensor."""
     return [
         {
             "index": index,
@@ -58,7 +58,7 @@ def exported(program: Program, form: str) -> dict[str, bytes]:
 
 
 def _map(program: Program, files: Mapping[str, str]) -> bytes:
-    """map.json: steps and placements, and in which file every image stands."""
+    """map.json: steps, placements, and the file of every image."""
     keys = ("target", "machine", "isa", "steps", "placements")
     described: dict[str, Any] = {key: program.manifest.get(key) for key in keys}
     described |= {"word_bytes": WORD_BYTES, "files": {Path(name).stem: file for name, file in files.items()}}

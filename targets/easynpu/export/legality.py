@@ -1,4 +1,4 @@
-"""What a program's words must keep to before anyone runs them: every rule of the chip models, without running."""
+"""The rules of the chip models for a program's words, checked without running it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ZERO = "zero"
 def expect_legal(program: Program) -> None:
     """Raises ArtefactError (E503) for the first instruction that a chip model would refuse.
 
-    Words alone and in their chain, the weight stream against what is loaded, maps against what was written.
+    Checks words on their own and in their chain, the weight stream against what is loaded, and maps against what
+    was written.
     """
     machine = Contents.of(program.manifest).machine
     state, kept = Hardware.of(machine), None
@@ -57,7 +58,7 @@ def expect_reserved(number: int, word: Instruction) -> None:
 
 
 def _expect_written(state: Hardware, chain: Chain) -> None:
-    """Refuses a chain that reads what nothing has written, and marks what it writes."""
+    """Refuses a chain that reads words that were never written, and marks those that it writes."""
     for stage, each in _reads(chain):
         memory = state.dtcm(each.place.memory)
         missing = each.grid[~memory.written[each.grid]]
@@ -70,7 +71,7 @@ def _expect_written(state: Hardware, chain: Chain) -> None:
 
 
 def _reads(chain: Chain) -> Iterator[tuple[Stage, Map]]:
-    """The maps that a chain reads, as far as its windows reach."""
+    """The maps that a chain reads, up to the last row and column that windows reach."""
     for before, stage in zip((None, *chain.stages), chain.stages, strict=False):
         if before is None or before.keeps:
             whole = stage.ifmap(chain.machine, chain.low)

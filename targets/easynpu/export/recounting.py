@@ -1,7 +1,7 @@
-"""The compile report of other words than the compiler's: cycles, certificates and memories from the words alone.
+"""The compile report of words that the compiler did not write: cycles, certificates and memories from the words.
 
-What the words do not say is the network's and stays: names, nodes, multiply-accumulates, error bounds of tables
-and accumulators. It stays for as long as a layer's words do as much work as before.
+The words do not determine names, nodes, multiply-accumulates, and error bounds of tables and accumulators. The
+latter are kept from the old report as long as a layer's words do as much work as before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Report = Mapping[str, Any]
 Key = tuple[str, ...]
 UNPROVED = {"samples": 0, "bit_exact": None, "model": None}
 CHOSEN = "tile_by_hand"
-"""In the row of a layer whose tile is not the best that the enumeration finds."""
+"""Set in the row of a layer whose tile is not the best of the enumeration."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Words:
 
 
 def recounted(before: Program, after: Program) -> dict[str, Any]:
-    """The report of a program with the words of `after`, whose report is that of `before`."""
+    """The report of `after`, whose words are new and whose own report is still that of `before`."""
     old, contents = before.manifest["report"], Contents.of(after.manifest)
     had = _rows(before, old)
     rows = [_row(key, words, had.get(key), contents) for key, words in _layers(after).items()]
@@ -86,7 +86,7 @@ def recounted(before: Program, after: Program) -> dict[str, Any]:
 
 
 def _layers(program: Program) -> dict[Key, _Words]:
-    """The chains of every layer: those that compute the same tensors, or are for the same nodes."""
+    """The chains of every layer: those that compute the same tensors, or have the same nodes."""
     table = Contents.of(program.manifest).instructions
     found: dict[Key, list[Chain]] = {}
     for unit in _units(program):
@@ -95,7 +95,7 @@ def _layers(program: Program) -> dict[Key, _Words]:
 
 
 def _units(program: Program) -> Iterator[list[Chain]]:
-    """Chains, those that hand psums to one another together."""
+    """Chains, grouped if they pass on psums to one another."""
     unit: list[Chain] = []
     for _, chains in segments_of(program):
         for chain in chains:
@@ -108,7 +108,7 @@ def _units(program: Program) -> Iterator[list[Chain]]:
 
 
 def _key(unit: Sequence[Chain], table: Sequence[Produced]) -> Key:
-    """What tells a layer from the others."""
+    """The key of a layer: its tensors, or its nodes, or its first instruction."""
     entries = [table[stage.number] for chain in unit for stage in chain.stages]
     tensors = dict.fromkeys(each.tensor for each in entries if each.tensor)
     nodes = dict.fromkeys(node for each in entries for node in each.nodes)
@@ -124,7 +124,7 @@ def _rows(program: Program, report: Report) -> dict[Key, tuple[Report, int]]:
 
 
 def _row(key: Key, words: _Words, had: tuple[Report, int] | None, contents: Contents) -> dict[str, Any]:
-    """The contract's fields of a layer and the certificate of its first tile."""
+    """The report fields of a layer, and the certificate of its first tile."""
     machine, tilings, head = contents.machine, words.tilings, words.chains[0]
     compute, bus = sum(each.compute_cycles for each in tilings), sum(each.bus_words for each in tilings)
     kept = _kept(words, had)
@@ -159,14 +159,14 @@ def _row(key: Key, words: _Words, had: tuple[Report, int] | None, contents: Cont
 
 
 def _kept(words: _Words, had: tuple[Report, int] | None) -> dict[str, Any]:
-    """What stays of the network's row while the words do the same work; else what the words alone tell."""
+    """Values kept from the network's row if the words do the same work; else those that the words imply."""
     if had is not None and had[1] == words.work:
         return {name: had[0][name] for name in ("macs", "table_error_lsb", "accumulator_bound", "padding_cycles")}
     return {"macs": words.work, "table_error_lsb": None, "accumulator_bound": None, "padding_cycles": 0}
 
 
 def _tiling(chain: Chain) -> Tiling:
-    """The certificate of a chain's tile. A reshape by itself has no tiles."""
+    """The certificate of a chain's tile. A reshape on its own has no tiles."""
     word = chain.stages[0].reshape
     if word is not None:
         bus = feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
@@ -177,7 +177,7 @@ def _tiling(chain: Chain) -> Tiling:
 
 
 def _best(chain: Chain, tiling: Tiling) -> tuple[int, int]:
-    """The tile (y, x) that the compiler would choose; a reshape's own, as it has no choice."""
+    """The tile (y, x) that the compiler would choose; for a reshape, which has no choice, its own."""
     if chain.stages[0].reshape is not None:
         return tiling.y, tiling.x
     undivided = chain.stages[0].takes or chain.stages[-1].leaves
@@ -185,9 +185,9 @@ def _best(chain: Chain, tiling: Tiling) -> tuple[int, int]:
 
 
 def _peaks(program: Program) -> dict[str, int]:
-    """Words of every memory that the program needs at most.
+    """The peak words of every memory.
 
-    With explicit addresses up to the highest; from both ends the maps that a chain reads and writes together.
+    With explicit addresses, up to the highest address; without, the maps that a chain reads and writes together.
     """
     peaks: dict[str, int] = dict.fromkeys(("fmap", "skip", "weight", "itcm"), 0)
     for segment, chains in segments_of(program):

@@ -1,4 +1,4 @@
-"""The self test of a program in C: stored samples, what the chip model makes of them, and the comparison."""
+"""The self test of a program in C: stored samples, the chip model's results for them, and the comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ check: npuc_check
 def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     """npuc_vectors.c, the comparison, its main on the machine model, and a Makefile with `make check`.
 
-    inputs: (samples, *shape) by name. What is expected comes from the chip model, which reads the artefact alone.
+    inputs: (samples, *shape) by name. The expected outputs come from the chip model, which reads only the
+    artefact.
     """
     given = {port.name: inputs[port.name].astype(port.dtype, copy=False) for port in program.inputs}
     outputs = Runner(program)(given)

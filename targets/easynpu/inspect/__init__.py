@@ -1,1 +1,1 @@
-"""What a program is, for people: timeline, memory annotation, origin of every element."""
+"""Views of a program for people: timeline, memory annotation, origin of every element."""

@@ -1,4 +1,4 @@
-"""What each word of itcm.bin and weight.bin holds: the instruction, or what the weight stream has there.
+"""The content of each word of itcm.bin and weight.bin: the instruction, or its part of the weight stream.
 
 Source: easynpu, Weight scheduler and Storage; the orders are those of memory.pack_layer, pack_table, pack_slopes.
 """
@@ -23,7 +23,7 @@ SLOPES = ("multiplier for x >= 0", "shift for x >= 0", "multiplier for x < 0", "
 
 
 def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation]:
-    """Word by word. Raises ArtefactError (E502, E503) where the program is not one that runs."""
+    """The annotations word by word. Raises ArtefactError (E502, E503) for a program that cannot run."""
     contents = Contents.of(program.manifest)
     if name == "itcm.bin":
         words = isa.bytes_to_words(program.files[name])
@@ -37,7 +37,7 @@ def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation
 
 
 def _streamed(program: Program, contents: Contents, segment: Segment, name: str) -> Iterator[MemoryAnnotation]:
-    """What the words of a file are that a segment loads into the weight DTCM and streams."""
+    """The annotations of a file's words that a segment loads into the weight DTCM and streams."""
     places: dict[int, int] = {}
     first, words = 0, b""
     for image in segment.images:
@@ -64,7 +64,7 @@ def _streamed(program: Program, contents: Contents, segment: Segment, name: str)
 
 
 def _block(stage: Stage, channel: int) -> Iterator[str]:
-    """What the words of a stage's block are, in order; channel: the first that the stage computes."""
+    """The contents of a stage's block, word by word; channel: the first that the stage computes."""
     layer, count = stage.layer, groups(stage.layer.Co)
     lanes = [_channels(channel + LANES * group, channel + layer.Co) for group in range(count)]
     if stage.name == "act":

@@ -1,4 +1,4 @@
-"""Which instruction word computed an element of a tensor."""
+"""The instruction word that computed an element of a tensor."""
 
 from __future__ import annotations
 

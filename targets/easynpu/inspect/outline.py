@@ -1,4 +1,4 @@
-"""Headings of an EasyNPU listing: what the host moves around each segment, and a line per chain of words."""
+"""Headings of an EasyNPU listing: the host's transfers around each segment, and a line per chain of words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from npuc.text import count
 
 
 def outline(program: Program) -> list[Heading]:
-    """Segments and chains in order; words that no machine runs stand under their nodes alone.
+    """Segments and chains in order; words that no machine runs are grouped by their nodes only.
 
     Raises ArtefactError (E502) for a damaged manifest.
     """
@@ -72,7 +72,7 @@ def _image(image: ImageLoad, size: int) -> Line:
 
 
 def _move(what: str, move: TensorMove, size: int) -> Line:
-    """A tensor's window between the host and a memory; bytes as they lie there, in whole words."""
+    """The transfer of a tensor's window between host and memory, in whole memory words."""
     taken = feature_words(move.channels, move.height, move.width) * size
     window = f" [{move.channels}x{move.height}x{move.width}"
     window += f" from {'x'.join(map(str, move.start))}]" if any(move.start) else "]"
@@ -85,7 +85,7 @@ def _words(where: Map) -> str:
 
 
 def _layer(contents: Contents, chain: Chain) -> Heading:
-    """A chain: its nodes, the maps it takes and gives (channels x rows x columns), tile, cycles, addresses."""
+    """A chain: its nodes, input and output maps (channels x rows x columns), tile, cycles, addresses."""
     stages = chain.stages
     end = stages[-1].number
     nodes = dict.fromkeys(
@@ -102,6 +102,6 @@ def _layer(contents: Contents, chain: Chain) -> Heading:
 
 
 def _places(maps: Sequence[Map]) -> str:
-    """Where maps lie, in words of their memories."""
+    """The places of maps, in words of their memories."""
     found = dict.fromkeys("{} {}..{}".format(each.place.memory, *each.span) for each in maps)
     return " + ".join(found) or "psums"

@@ -1,4 +1,4 @@
-"""Where in the DTCMs the words of a run write a tensor."""
+"""Where a run writes a tensor in the DTCMs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate.walk import segments_of
 
 Written = tuple[tuple[int, ...], tuple[int, int, int], Map]
-"""The shape of a tensor, the first channel, row and column of a window of it, and its words."""
+"""The shape of a tensor; the first channel, row and column of a window of it; the window's words."""
 
 
 def stored(program: Program, tensor: str) -> Stored | None:
-    """Where a tensor lies in a DTCM when a segment's words have written all of it; None where none does.
+    """The place of a tensor in a DTCM once a segment has loaded or written all of it; None if none does.
 
     Raises ArtefactError (E502, E503) for a program that cannot be run.
     """
@@ -50,7 +50,7 @@ def _stored(memory: str, grid: Array, shape: tuple[int, ...], channels: int) -> 
 
 
 def _segments(program: Program, tensor: str) -> Iterator[list[Written]]:
-    """The windows of a tensor that each segment loads or computes, where there are any."""
+    """The windows of a tensor that each segment loads or computes, for segments that have any."""
     table = Contents.of(program.manifest).instructions
     for segment, chains in segments_of(program):
         loaded = [(each.shape, each.start, each.map) for each in segment.loads if each.tensor == tensor]

@@ -1,7 +1,7 @@
-"""When an EasyNPU program does what, from its words: the array's chains, the host's transfers, the maps between.
+"""The timeline of an EasyNPU program, from its words: the array's chains, the host's transfers, the maps.
 
-The array and the host work in turn, as segments are loaded, run and stored. Chains take the cycles of the cycle
-model, transfers those that the machine's host_bytes_per_cycle gives.
+The array and the host take turns, as segments are loaded, run and stored. Chains take the cycles of the cycle
+model, transfers those given by the machine's host_bytes_per_cycle.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from npuc.timeline import Activity, Buffer, Timeline, apart, layer_at
 
 ARRAY, LOAD, STORE = "array", "load", "store"
 NOBODY = -1
-"""Of words that nothing was written to."""
+"""Marks words that nothing has written."""
 
 
 def timeline(program: Program) -> Timeline:
-    """The run of a program. Raises ArtefactError (E502, E503) where it could not be run."""
+    """The timeline of a program. Raises ArtefactError (E502, E503) where it could not be run."""
     contents = Contents.of(program.manifest)
     run = _Run(program, contents)
     for step in contents.steps:
@@ -41,7 +41,7 @@ def timeline(program: Program) -> Timeline:
 
 @dataclass
 class _Run:
-    """What is known so far of a run."""
+    """The state of a run so far."""
 
     program: Program
     contents: Contents
@@ -49,12 +49,12 @@ class _Run:
     activities: list[Activity] = field(default_factory=list[Activity])
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     writers: list[int] = field(default_factory=list[int])
-    """For every buffer the activity that writes it."""
+    """For every buffer, the activity that writes it."""
     holders: dict[str, Array] = field(default_factory=dict[str, Array])
     words: tuple[isa.Instruction, ...] = ()
 
     def segment(self, segment: Segment) -> None:
-        """Loads, chains and stores, one after the other; weights are in use until the last chain."""
+        """Adds loads, chains and stores in sequence; weights are in use until the last chain."""
         machine, first = self.contents.machine, 0
         weights: list[Buffer] = []
         for image in segment.images:
@@ -89,7 +89,7 @@ class _Run:
                     self._write(where, self._tensor(stage.number) or "", started, len(self.activities) - 1)
 
     def _tensor(self, number: int) -> str | None:
-        """What an instruction word computes, where the manifest tells."""
+        """The tensor that an instruction word computes, if the manifest has it."""
         table = self.contents.instructions
         return table[number].tensor if number < len(table) else None
 
@@ -107,7 +107,7 @@ class _Run:
         return Buffer(memory, label, address * size, words * size, start, self.cycle)
 
     def _expect_inside(self, where: Map) -> None:
-        """Raises ArtefactError (E503) for words that the memory lacks."""
+        """Raises ArtefactError (E503) for words outside the memory."""
         first, last = where.span
         if not 0 <= first <= last < self.contents.machine.capacity_words(where.place.memory):
             raise ArtefactError("E503", f"words {first} to {last} of {where.place.memory} are beyond the memory")
@@ -120,7 +120,7 @@ class _Run:
         self.writers.append(writer)
 
     def _read(self, where: Map) -> list[int]:
-        """What lies there is in use until now; the activities that wrote it."""
+        """Marks the buffers of a map as in use until now; returns the activities that wrote them."""
         self._expect_inside(where)
         holders = self._holders(where)[where.grid]
         found: list[int] = np.unique(holders[holders != NOBODY]).tolist()
@@ -129,14 +129,14 @@ class _Run:
         return [self.writers[at] for at in found]
 
     def _holders(self, where: Map) -> Array:
-        """The buffer that each word of the memory belongs to, by position."""
+        """The buffer that each word of the memory belongs to, by address."""
         memory = where.place.memory
         words = self.contents.machine.capacity_words(memory)
         return self.holders.setdefault(memory, np.full(words, NOBODY))
 
 
 def _with_bytes(activities: Sequence[Activity], layers: Sequence[Mapping[str, Any]]) -> Iterator[Activity]:
-    """The activities, those of a layer with equal shares of what it moves between the DTCMs and the array."""
+    """The activities, with the bytes that a layer moves between DTCMs and array divided equally among its own."""
     counts = Counter(each.layer for each in activities)
     seen = Counter[int | None]()
     for each in activities:

@@ -1,6 +1,6 @@
-"""Which nodes are address arithmetic: their results lie in other maps, or other maps in them, and no word runs.
+"""Nodes that are pure address arithmetic: views of other maps, or maps that consist of views; no word runs.
 
-Only word granularity exists: channel offsets are multiples of 16.
+Addresses have word granularity: channel offsets are multiples of 16.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def map_shape(shape: Sequence[int]) -> Shape:
 
 
 def is_alias(graph: Graph, node: Node) -> bool:
-    """Whether an int8 reshape leaves every word in its place: (1, C, 1, 1) and (1, C)."""
+    """Whether an int8 Reshape moves no word: equal shapes, or (1, C, 1, 1) and (1, C)."""
     if node.op != "Reshape" or graph.tensors[node.output].dtype != "int8":
         return False
     before, after = graph.shape(node.inputs[0]), graph.shape(node.output)
@@ -32,12 +32,12 @@ def is_alias(graph: Graph, node: Node) -> bool:
 
 
 def is_part(graph: Graph, node: Node) -> bool:
-    """Whether a node's results are parts of its input, as they lie."""
+    """Whether a node's results are views of its input: Slice, Split or an alias."""
     return node.op in ("Slice", "Split") or is_alias(graph, node)
 
 
 def concat_offsets(graph: Graph, node: Node) -> list[int] | None:
-    """The offset of each operand along the axis, if words suffice: None for unaligned channels or other axes."""
+    """The offset of each operand along the axis; None for unaligned channels, axis 0 or under 4 dimensions."""
     axis = AXIS(node)
     extents = [graph.shape(name)[axis] for name in node.inputs]
     offsets = [sum(extents[:position]) for position in range(len(extents))]
@@ -49,7 +49,7 @@ def concat_offsets(graph: Graph, node: Node) -> list[int] | None:
 
 
 def is_window(graph: Graph, node: Node) -> bool:
-    """Whether a Slice or Split only takes whole words: unit steps forward, channels from a multiple of 16 on."""
+    """Whether a Slice or Split takes whole DTCM words: unit steps, channel offsets that are multiples of 16."""
     if node.op not in ("Slice", "Split") or len(graph.shape(node.inputs[0])) != 4:
         return False
     if node.op == "Split":
@@ -68,9 +68,9 @@ def split_offsets(graph: Graph, node: Node) -> list[int]:
 
 
 def interleaved(graph: Graph, node: Node) -> Node | None:
-    """The concatenation that a DepthToSpace interleaves, if address arithmetic can do it: one operand a phase.
+    """The Concat that a DepthToSpace interleaves, one operand per phase; None if address arithmetic cannot do it.
 
-    Phase (i, j) of block size s, operand i * s + j, fills every s-th row and column from (i, j) on.
+    Phase (i, j) for block size s is operand i * s + j; it fills every s-th row and column, starting at (i, j).
     """
     if node.op != "DepthToSpace" or BLOCK_MODE(node) != "DCR":
         return None
@@ -83,7 +83,7 @@ def interleaved(graph: Graph, node: Node) -> Node | None:
 
 
 def moved_axes(graph: Graph, node: Node) -> set[int]:
-    """The axes of the map (0 channels, 1 rows, 2 columns) along which a result does not lie over its inputs."""
+    """The axes of the map (0 channels, 1 rows, 2 columns) along which a node moves elements."""
     if node.op in ("Concat", "Slice", "Split"):
         inputs, outputs = (
             [map_shape(graph.shape(name)) for name in names] for names in (node.inputs, node.outputs)

@@ -1,8 +1,8 @@
-"""Convolutions most of whose weights are zero: which input channels each chunk of outputs reads.
+"""Convolutions with block-sparse weights: which input channels each chunk of outputs reads.
 
-Grouped convolutions, shuffled channels and concatenations that begin within a word become dense convolutions with
-block structure. A word sweeps successive channels from the start of a DTCM word on; words that continue on kept
-psums leave out the channels between.
+Grouped convolutions, channel shuffles and concatenations whose operands start within a word become dense
+convolutions with block structure. A layer word sweeps consecutive channels from the start of a DTCM word; further
+layer words, which continue on the kept psums, skip the channels in between.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from npuc.targets.easynpu.layers.jobs import bands
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 
 EXTENSIONS = 3
-"""Words that another part takes: itself, `src` and `ctl`."""
+"""Instruction words of an additional part: the layer word, `src` and `ctl`."""
 
 
 def used_runs(w: Array, pixels: int) -> list[slice]:
-    """The input channels that a chunk of outputs (Co, Ci, Hk, Wk) reads, in runs that each begin with a DTCM word.
+    """The runs of input channels that a chunk of outputs (Co, Ci, Hk, Wk) reads; each starts on a DTCM word.
 
-    A run ends where the cycles for channels without weights exceed those of another part. At least one run.
+    A run ends where sweeping channels without weights would cost more cycles than another part. There is at least
+    one.
     """
     used = np.flatnonzero(w.any(axis=(0, *range(2, w.ndim))))
     saved = groups(len(w)) * prod(w.shape[2:]) * pixels
@@ -40,13 +41,13 @@ def used_runs(w: Array, pixels: int) -> list[slice]:
 
 
 def used_span(w: Array) -> slice:
-    """The channels from the first run's start to the last one's end."""
+    """The channels from the start of the first run to the end of the last."""
     runs = used_runs(w, 0)
     return slice(runs[0].start, runs[-1].stop)
 
 
 def block_chunk(w: Array, most: int, pixels: int) -> int:
-    """Output channels per job with the fewest cycles; a multiple of 16, at most as given."""
+    """Output channels per job for the fewest cycles: a multiple of 16, at most `most`."""
 
     def cycles(size: int) -> int:
         total = 0
@@ -60,5 +61,5 @@ def block_chunk(w: Array, most: int, pixels: int) -> int:
 
 
 def _part_cycles(outputs: int) -> int:
-    """Cycles that a part takes before it computes: its words, bias and scale, first weights."""
+    """Cycles of a part before it computes: its instruction words, bias and scale, and first weights."""
     return EXTENSIONS + (BS_WORDS + 1) * groups(outputs)

@@ -1,10 +1,10 @@
-"""Maps surrounded by another integer than 0, on a machine that pads with zeros.
+"""Convolutions whose padding value is not 0, on a machine that pads with zeros.
 
-With x surrounded by z the sum of a convolution is that with zeros plus, where the window reaches into the padding,
-z times the weights there: sum(w x) + sum over taps inside of (-w z) + z sum(w). The middle term is a convolution
-of a map that is z everywhere, in the same window: a word of its own over one pixel with pitches of 0, whose psums
-are kept for the layer's word. It costs a depthwise layer as much again, a dense one as many input channels as the
-largest sum of weights takes 8-bit weights (border_weights).
+With a padding value z, the sum of a convolution is the one with zero padding plus z times the weights of the taps
+in the padding: sum(w x) + sum over taps inside the map of (-w z) + z sum(w). The middle term is a convolution of a
+constant map of z with the same window: a layer word of its own over one pixel with pitches of 0, whose psums are
+kept for the layer's word. It doubles the cost of a depthwise layer; a dense layer gets as many more input channels
+as 8-bit weights are needed for its largest sum of weights (border_weights).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npuc.targets.easynpu.layers.operators import OPERATORS, PIXEL, VALUE
 
 
 def with_borders(graph: Graph) -> Graph:
-    """The integer graph whose convolutions read the pixel that surrounds their map, where that is not 0."""
+    """The integer graph in which convolutions with a padding value other than 0 also read a pixel of it."""
     values = sorted({PADDING(node) for node in graph.nodes if node.op == "IntConv"} - {0})
     if not values:
         return graph
@@ -34,9 +34,9 @@ def with_borders(graph: Graph) -> Graph:
 
 
 def border_weights(w: Array, *, dense: bool) -> list[Array]:
-    """Weights (Co, channels, Hk, Wk) int8 over the constant map; over channels they sum up as -w does.
+    """Weights (Co, channels, Hk, Wk) int8 over the constant map, which add up to the negated channel sums of w.
 
-    Channel-wise words have one channel; a weight of -128 takes two words.
+    Dense: one array of several channels. Channel-wise: arrays of one channel each; a weight of -128 takes two.
     """
     rest = -w.astype(np.int64).sum(axis=1, keepdims=True)
     if dense:

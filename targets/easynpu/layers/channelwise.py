@@ -1,4 +1,4 @@
-"""Sums, products, functions of one element and max pools as jobs, and the stages that follow on a result."""
+"""Sums, products, pointwise functions and max pools as jobs, and the stages fused behind a result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 
 
 def combination(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
-    """The sum or product of two maps, and what is fused behind it; the smaller one is repeated."""
+    """The sum or product of two maps and what is fused behind it; the smaller operand is broadcast."""
     first, second = node.inputs
     if scope.graph.shape(first) != scope.graph.shape(node.output):
         first, second = second, first
@@ -62,7 +62,7 @@ def _combining_stages(scope: Scope, node: Node, chunk: slice) -> tuple[Stage, ..
 
 
 def weighted_sum(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
-    """The sum of two maps, each times a factor: two depthwise 1x1 words; the first keeps its psums."""
+    """The sum of two maps, each times a factor: two depthwise 1x1 words, of which the first keeps its psums."""
     factors, bias = (scope.graph.constants[name] for name in node.inputs[2:])
     last, shift = (node, *followers)[-1], SHIFT(node)
     result = scope.views.tensors[last.output]
@@ -83,7 +83,7 @@ def weighted_sum(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
 
 
 def pointwise(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
-    """A function of one element, and what is fused behind it."""
+    """A pointwise function and what is fused behind it."""
     last = (node, *followers)[-1]
     source, result = scope.aligned(node.inputs[0], node), scope.views.tensors[last.output]
     for part in _channel_parts(scope, (node, *followers), result):
@@ -93,7 +93,7 @@ def pointwise(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[J
 
 
 def following(scope: Scope, followers: Sequence[Node], chunk: slice) -> Iterator[Stage]:
-    """The words that continue on a result, for a chunk of its channels."""
+    """The stages of fused nodes, for a chunk of the channels."""
     for node in followers:
         if node.op in POINTWISE:
             yield _pointwise_stage(scope, node, chunk)
@@ -116,7 +116,7 @@ def _normalising_stages(scope: Scope, node: Node, chunk: slice) -> Iterator[Stag
 
 
 def _pointwise_stage(scope: Scope, node: Node, chunk: slice) -> Stage:
-    """A ReLU, a table, or slopes per channel."""
+    """The stage of a ReLU, an activation table or per-channel slopes."""
     height, width = scope.size(node)
     constants = [scope.graph.constants[name] for name in node.inputs[1:]]
     match node.op:
@@ -133,13 +133,13 @@ def _pointwise_stage(scope: Scope, node: Node, chunk: slice) -> Stage:
 
 
 def relu_stage(scope: Scope, node: Node, chunk: slice) -> Stage:
-    """The ReLU of a node that has no word with it."""
+    """The ReLU of a node whose own word cannot apply it."""
     height, width = scope.size(node)
     return Stage(pointwise_word("relu", chunk.stop - chunk.start, height, width), no_words(), node, node.output)
 
 
 def max_pool(scope: Scope, node: Node) -> Iterator[Job]:
-    """One word a chunk of channels."""
+    """The jobs of a max pool: one word per chunk of channels."""
     height, width = KERNEL_SHAPE(node)
     for part in _channel_parts(scope, (node,), scope.views.tensors[node.output]):
         word, x = window_word(scope, node, "maxpool", (height, width), part, dense=False)
@@ -148,7 +148,10 @@ def max_pool(scope: Scope, node: Node) -> Iterator[Job]:
 
 
 def _channel_parts(scope: Scope, chain: Sequence[Node], view: View) -> Iterator[slice]:
-    """Channels per job of a chain of channel-wise words."""
+    """The channels of each job of a chain of channel-wise words.
+
+    Raises DoesNotFit (E302) where 16 channels exceed the weight DTCM.
+    """
     words, tables = sum(map(group_words, chain)), table_words(chain)
     constants = int(chain[0].op in ("MaxPool", "IntRelu"))
     most = min(FIELD_CHANNELS // LANES, held_groups(scope.machine, chain[0], constants, chain))
@@ -165,9 +168,9 @@ def _channel_parts(scope: Scope, chain: Sequence[Node], view: View) -> Iterator[
 
 
 def held_groups(machine: Machine, node: Node, blocks: int, followers: Sequence[Node]) -> int:
-    """Groups of 16 channels whose bias, scale and slopes the pads hold beside the tables of a chain.
+    """Groups of 16 channels whose bias, scale and slopes fit the pads beside the tables of a chain.
 
-    blocks: entries per group of its first word.
+    blocks: pad entries per group of the chain's first word. Raises DoesNotFit (E302) where no group fits.
     """
     per_group = blocks + sum(group_words(each) > 0 for each in followers)
     tables = LANES * sum(each.op == "IntTable" for each in followers)

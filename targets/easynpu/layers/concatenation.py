@@ -1,4 +1,4 @@
-"""Concatenations whose operands are not written in place: copies of words, or words that select channels."""
+"""Concatenations whose operands are not written in place: copies, or words that select channels."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def copies(scope: Scope, node: Node) -> Iterator[Job]:
 
 
 def selecting(scope: Scope, node: Node) -> Iterator[Job]:
-    """Every output channel is one input channel times 1: dense 1x1 words whose psums are kept.
+    """A concatenation as dense 1x1 words that keep psums: every output channel is one input channel times 1.
 
-    A job gives the 16 channels of a word, from the words in which they lie.
+    A job computes the 16 channels of a DTCM word from the words that contain them.
     """
     result = scope.views.tensors[node.output]
     pixels = result.height * result.width
@@ -58,7 +58,7 @@ def selecting(scope: Scope, node: Node) -> Iterator[Job]:
 
 
 def _selected(node: Node, x: View, w: Array) -> Stage:
-    """A 1x1 word that gives some channels of a map."""
+    """A 1x1 word that selects channels of a map; w: (Co, Ci, 1, 1), zeros and ones."""
     none = np.zeros(len(w), np.int32)
     word = pointwise_word("conv", len(w), x.height, x.width)
     return Stage(replace(word, Ci=x.channels), pack_layer(w, none, none, dense=True), node, None, x, keeps=True)

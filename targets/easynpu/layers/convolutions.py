@@ -1,7 +1,7 @@
 """Convolutions, depthwise convolutions and average pools as jobs, with what is fused behind them.
 
-What no single word can do is split exactly: output channels into jobs, input channels and kernels into parts whose
-psums are kept from word to word (extension).
+A layer beyond the limits of one word is split exactly: output channels into jobs, input channels and kernels into
+parts whose psums are kept from word to word (extension).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from npuc.targets.easynpu.machine.parameters import Machine
 
 
 def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
-    """A convolution or average pool and what is fused behind it, by chunks of output channels.
+    """The jobs of a convolution or average pool and what is fused behind it, one per chunk of output channels.
 
-    Raises DoesNotFit (E302) where 16 outputs exceed the weight DTCM and documented words cannot load them in turn,
-    UnsupportedOperator (E204) where documented words cannot express a split.
+    Raises DoesNotFit (E302) where the weights of 16 outputs exceed the weight DTCM and documented words cannot
+    load them part by part, UnsupportedOperator (E204) where documented words cannot express a split.
     """
     w, bias, shift = (scope.graph.constants[name] for name in node.inputs[1:4])
     last = (node, *followers)[-1]
@@ -59,10 +59,11 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
 
 
 def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) -> bool:
-    """Whether an average over a whole map is computed 16 channels at a time, with one block for all of them.
+    """Whether a global average is computed 16 channels at a time, so that all chunks share one weight block.
 
-    That takes words (at most a layer word with `ctl`, `src` and `dst` for 16 channels and part) and cycles (of the
-    words, and where two psums would hide a bubble), against the blocks that the host need not load.
+    This costs instruction words (at most a layer word with `ctl`, `src` and `dst` per 16 channels and part) and
+    cycles (of these words, and where two psums would hide a bubble), but saves the host from loading the other
+    blocks.
     """
     alike = all((each == each[:1]).all() for each in (w, bias, shift))
     count = groups(scope.windows[node.output].shape[0])
@@ -76,26 +77,26 @@ def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) ->
 
 @dataclass(frozen=True)
 class Load:
-    """How a convolution comes into the weight DTCM: with so many outputs a job, `most` None; else part by part."""
+    """The loading of a convolution's weights: outputs per job, and whether its parts are loaded in turn."""
 
     outputs: int
     most: int | None = None
-    """Weight words of a part for 16 outputs."""
+    """Weight words that a part may take for 16 outputs; None if the parts of a job are loaded together."""
 
 
 WORD_CYCLES = 16
-"""What a word takes beside its products, roughly: decoding, its block, its first sub-ifmap."""
+"""Approximate cycles of a word besides its products: decoding, its weight block, its first sub-ifmap."""
 MOST_GROUPS_IN_TURN = 4
-"""Of outputs of a single pixel whose parts are loaded in turn: enough that no cycle is lost between two psums."""
+"""Groups of outputs of a single pixel loaded part by part: enough that no cycle is lost between two psums."""
 
 
 def load_of(
     graph: Graph, node: Node, machine: Machine, followers: Sequence[Node], *, documented: bool = False
 ) -> Load:
-    """Outputs per job, a multiple of 16: at most what the word, the pads and the weight DTCM take.
+    """Outputs per job: a multiple of 16 within the limits of the word, the pads and the weight DTCM.
 
-    Where 16 outputs exceed the weight DTCM, the parts of a job are loaded in turn. Raises DoesNotFit (E302) where
-    documented words cannot express that, or what is fused behind them takes too much.
+    Where 16 outputs exceed the weight DTCM, the parts of a job are loaded one after another. Raises DoesNotFit
+    (E302) where documented words cannot express that, or the nodes fused behind take too many words.
     """
     word, parts = _parts(graph, node, machine)
     dense = _name(graph, node) == "conv"
@@ -127,7 +128,7 @@ def load_of(
 
 
 def expect_documented(graph: Graph, node: Node, machine: Machine, followers: Sequence[Node]) -> Iterator[Problem]:
-    """Why documented words cannot compute a convolution, whatever its tiles (E204, E302)."""
+    """The reasons why documented words cannot compute a convolution with any tile (E204, E302)."""
     word, parts = _parts(graph, node, machine)
     spans = _name(graph, node) == "conv" and BLOCKS(node) > 1  # a job sweeps the channels that have weights
     if PADDING(node) or (len(parts) > 1 and not spans):
@@ -151,7 +152,7 @@ def _several_words(node: Node, word: Layer, parts: int) -> UnsupportedOperator:
 
 
 def parts_in_turn(graph: Graph, node: Node, machine: Machine, followers: Sequence[Node]) -> tuple[Layer, ...]:
-    """The words of a convolution whose parts are loaded in turn, where they are: its maps are one tile."""
+    """The words of a convolution that is loaded part by part, whose map must be one tile; none for other nodes."""
     if node.op != "IntConv" or (most := load_of(graph, node, machine, followers).most) is None:
         return ()
     _, parts = _parts(graph, node, machine, most)
@@ -178,7 +179,7 @@ def _conv_stages(
 ) -> tuple[Stage, ...]:
     """The words of one job: parts whose psums are kept, the first with the bias, the last with the ReLU.
 
-    most: weight words of a part for 16 outputs where parts are loaded in turn.
+    most: weight words that a part may take for 16 outputs where parts are loaded one after another.
     """
     dense = name == "conv"
     word, x = window_word(scope, node, name, w.shape[2:], chunk, dense=dense)
@@ -219,7 +220,7 @@ def _conv_stages(
 def _border_stages(
     scope: Scope, node: Node, word: Layer, w: Array, bias: Array, *, dense: bool, most: int | None
 ) -> Iterator[Stage]:
-    """The words that put the node's integer around its map, the first with the bias; all keep their psums."""
+    """The words that add what the padding value contributes, the first with the bias; all keep their psums."""
     pixel = scope.views.tensors[node.inputs[-1]]
     none = np.zeros(len(w), np.int8)
     for weights in border_weights(w, dense=dense):

@@ -1,4 +1,4 @@
-"""Which nodes the array runs, and which of them continue on the result of another as fused words.
+"""Which nodes the array runs, and which of them are fused behind another.
 
 Source: easynpu, Layer fusion: batch normalisation, activations and elementwise operations follow in the same pass
 over a tile, in any order; pools do not.
@@ -17,12 +17,12 @@ from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TA
 from npuc.targets.easynpu.machine.parameters import Machine
 
 POINTWISE = ("IntRelu", "IntTable", "IntPRelu")
-"""Functions of one element: they continue on any result but a pool's."""
+"""Pointwise functions, which can be fused behind any result but a pool's."""
 ARRAY_OPS = ("IntConv", "IntAdd", "IntSum", "IntMul", "MaxPool", WORD_OP, *POINTWISE)
 
 
 def runs_on_array(graph: Graph, node: Node) -> bool:
-    """Whether a node of the integer graph is executed by the PE array, or is address arithmetic."""
+    """Whether the PE array executes a node of the integer graph, or address arithmetic replaces it."""
     if graph.tensors[node.output].dtype != "int8":
         return False
     if node.op == "Concat":
@@ -33,7 +33,7 @@ def runs_on_array(graph: Graph, node: Node) -> bool:
 
 
 def conv_mnemonic(group: int, channels: int, outputs: int) -> str:
-    """Depthwise where every channel is its own group, dense where there is one group."""
+    """The mnemonic: dwconv where every channel is its own group, else conv."""
     return "dwconv" if group == channels == outputs and group > 1 else "conv"
 
 
@@ -50,7 +50,7 @@ def is_batch_norm(graph: Graph, node: Node) -> bool:
 
 
 def fused_behind(graph: Graph, nodes: Sequence[Node], machine: Machine) -> Mapping[Node, Node]:
-    """For each node that continues on the result of another: that other node.
+    """For each fused node, the node that it is fused behind.
 
     A chain ends where the bias and scale pads are full.
     """
@@ -64,7 +64,7 @@ def fused_behind(graph: Graph, nodes: Sequence[Node], machine: Machine) -> Mappi
         adds = node.op == "IntAdd"
         heads = ("IntConv",) if adds else ("IntConv", "IntAdd", "IntSum", "IntMul", *POINTWISE)
         same = graph.shape(producer.output) == graph.shape(node.output)
-        if adds and producer in found:  # a chain has one operand, which a sum before it may have taken
+        if adds and producer in found:  # a chain has one operand, which an earlier sum may already use
             continue
         held = entries[producer] + entries[node]
         if held > machine.parameter_pad_entries:
@@ -76,12 +76,12 @@ def fused_behind(graph: Graph, nodes: Sequence[Node], machine: Machine) -> Mappi
 
 
 def _pad_entries(node: Node) -> int:
-    """Entries of the bias and scale pads that a node takes for 16 channels: a table one per segment."""
+    """Entries of the bias and scale pads that a node takes per 16 channels; a table takes one per segment."""
     return LANES if node.op == "IntTable" else int(group_words(node) > 0)
 
 
 def _continued(graph: Graph, node: Node) -> str:
-    """The input whose producer the node may be fused behind; none if empty."""
+    """The input whose producer the node may be fused behind; empty if there is none."""
     index = FUSED_INPUT(node)
     if node.op == "IntAdd" and index is not None and node.inputs[0] != node.inputs[1]:
         return node.inputs[index]
@@ -89,7 +89,7 @@ def _continued(graph: Graph, node: Node) -> str:
 
 
 def group_words(node: Node) -> int:
-    """Weight words per 16 channels of a word behind a convolution."""
+    """Weight words per 16 channels of a node that is fused behind another."""
     words = {
         "IntAdd": BS_WORDS,
         "IntMul": BS_WORDS,
@@ -101,5 +101,5 @@ def group_words(node: Node) -> int:
 
 
 def table_words(chain: Sequence[Node]) -> int:
-    """Weight words of the tables of a chain, whatever its channels."""
+    """Weight words of the tables of a chain, for any number of channels."""
     return TABLE_WORDS * sum(node.op == "IntTable" for node in chain)

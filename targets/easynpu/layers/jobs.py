@@ -1,7 +1,7 @@
-"""What the array does in one go: a job is a chain of fused layer words with the weight blocks they stream.
+"""Jobs: chains of fused layer words with the weight blocks that they stream.
 
 Source: easynpu, opcode table and Fused layers. A convolution followed by an addition and an activation becomes
-three words, the first two with the fused flag; each stage produces int8 exactly as if it stood alone.
+three words, the first two with the fused flag; each stage produces the same int8 values as on its own.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class Stage:
     block: Array
     node: Node
     tensor: str | None = None
-    """The int8 tensor it produces, whole or in part; None for a value that exists only between two stages."""
+    """The int8 tensor that it produces, whole or in part; None for a value that exists only within the chain."""
     source: View | None = None
-    """The map it reads itself; None for a stage that continues on the result before it."""
+    """The map that it reads; None for a stage that continues on the previous result."""
     keeps: bool = False
     """Its psums are kept for the next stage."""
     shares: bool = False
-    """It may stream the block of another stage that begins with the same words."""
+    """It may stream another stage's block if that begins with the same words."""
     weights_at: int | None = None
-    """Where its block lies in the weight DTCM; None: behind the block that was streamed before."""
+    """Address of its block in the weight DTCM; None if it directly follows the previously streamed block."""
     held: bool = False
-    """Its block is a part of another stage's."""
+    """Its block is part of another stage's and not loaded again."""
 
     @property
     def loaded(self) -> Array:
-        """The words that are loaded for it."""
+        """The words of its block that must be loaded."""
         return self.block[:0] if self.held else self.block
 
 
@@ -57,13 +57,13 @@ class Job:
     result: View
     operand: View | None = None
     start: tuple[int, int, int] = (0, 0, 0)
-    """The first channel, row and column that it computes of its tensors."""
+    """The first channel, row and column of its tensors that it computes."""
     kept: View | None = None
-    """Where the result is stored in the order that it had before a reshape."""
+    """Where the result is also stored in its order before the reshape."""
     takes: bool = False
-    """It begins with the psums that the job before left."""
+    """It continues on the psums that the previous job left in the pads."""
     leaves: bool = False
-    """It has no result: its psums stay for the next job."""
+    """It stores no result: its psums stay in the pads for the next job."""
 
     @property
     def sources(self) -> tuple[View, ...]:
@@ -85,28 +85,28 @@ class Job:
 
 @dataclass(frozen=True)
 class Scope:
-    """What jobs are made from: a run of array nodes, where their tensors lie, and what the machine allows."""
+    """What jobs are built from: a run of array nodes, the views of their tensors, and the machine's limits."""
 
     graph: Graph
     nodes: Sequence[Node]
     views: Views
     windows: Mapping[str, MapWindow]
-    """What is computed or held of every tensor."""
+    """The window of every tensor that is computed or held."""
     machine: Machine
     documented: bool
-    """Only words that the document defines."""
+    """Use only words that the document defines."""
 
     def size(self, node: Node) -> tuple[int, int]:
-        """Rows and columns that are computed of a node's result."""
+        """Rows and columns of a node's result that are computed."""
         return self.windows[node.output].shape[1:]
 
     def start(self, node: Node, chunk: slice) -> tuple[int, int, int]:
-        """The first channel, row and column that are computed of a chunk of a node's result."""
+        """The first channel, row and column of a chunk of a node's result."""
         channel, row, column = self.windows[node.output].start
         return channel + chunk.start, row, column
 
     def aligned(self, name: str, node: Node) -> View:
-        """The part of an elementwise operand that meets the computed window of the result."""
+        """The part of an elementwise operand that corresponds to the computed window of the result."""
         held, wanted = self.windows[name].start, self.windows[node.output].start
         height, width = self.size(node)
         view = self.views.tensors[name]
@@ -118,18 +118,18 @@ class Scope:
         return view.window((channel, row, column), size)
 
     def operand(self, name: str, node: Node) -> View:
-        """The second operand, repeated over the map where it is smaller."""
+        """The part of the second operand for this window, broadcast over the map where it is smaller."""
         height, width = self.size(node)
         return self.aligned(name, node).broadcast_to(height, width)
 
 
 def bands(extent: int, most: int) -> list[slice]:
-    """Consecutive ranges of at most this many elements."""
+    """Consecutive ranges of at most `most` elements."""
     return [slice(start, min(start + most, extent)) for start in range(0, extent, most)]
 
 
 def chunk_view(view: View, chunk: slice) -> View:
-    """The channels of a chunk, which starts at a multiple of 16."""
+    """The view of a chunk of channels, which starts at a multiple of 16."""
     return view.channel_groups(chunk.start // LANES, chunk.stop - chunk.start)
 
 
@@ -142,5 +142,5 @@ def pointwise_word(mnemonic: str, channels: int, height: int, width: int) -> Lay
 
 
 def no_words() -> Array:
-    """The weight block of a word that streams none."""
+    """The empty weight block of a word that streams no weights."""
     return np.zeros((0, LANES), np.int8)

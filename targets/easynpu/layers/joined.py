@@ -1,4 +1,4 @@
-"""Concatenations that no DTCM holds: the host keeps the maps that they join, and joins nothing."""
+"""Concatenations that exceed the DTCMs: the host stores their operands and never joins them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from npuc.targets.easynpu.layers.fusion import ARRAY_OPS
 
 
 def with_maps_apart(graph: Graph, exceeds: Callable[[str], bool]) -> Graph:
-    """The integer graph in which every reader of a concatenation has one of its own, right before it.
+    """The integer graph in which every reader of such a concatenation has its own, right before it.
 
-    So a map that is read several times is stored once, as the maps that it consists of, and no plan has to hold it
-    from one range of layers to the next. Concatenations of these take the maps that they consist of. exceeds:
-    whether a map is too large for the DTCMs; others stay, as do those of channels that no address separates, and
-    what leaves the network.
+    A map that is read several times is thus stored once, as its operands, and no plan has to hold it from one
+    range of layers to the next. Nested concatenations are flattened. exceeds: whether a map is too large for the
+    DTCMs. Unchanged are concatenations that fit, that no address arithmetic can do, that the array does not read,
+    that repeat an operand, or that are outputs of the network.
     """
     apart = {node.output: node for node in graph.nodes if _is_apart(graph, node, exceeds)}
     nodes: list[Node] = []
@@ -47,7 +47,7 @@ def _is_apart(graph: Graph, node: Node, exceeds: Callable[[str], bool]) -> bool:
 
 
 def _parts(apart: dict[str, Node], name: str) -> tuple[str, ...]:
-    """The maps that a concatenation joins, those of concatenations among them."""
+    """The operands of a concatenation, those of nested ones included."""
     found: list[str] = []
     waiting: Sequence[str] = (name,)
     while waiting:

@@ -1,7 +1,7 @@
-"""Window operators as layer words: the geometry of one word, and the words that share one too large.
+"""Window operators as layer words: the geometry of one word, and the split of one that is too large.
 
-A word takes at most 256 channels and a kernel within an ifmap pad; what exceeds that is split exactly into parts
-whose psums are kept from word to word (extension).
+A word covers at most 256 channels and a kernel within an ifmap pad; a larger one is split exactly into parts whose
+psums are kept from word to word (extension).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from npuc.targets.easynpu.machine.parameters import Machine
 def geometry(
     node: Node, x: MapWindow, y: MapWindow, held: MapWindow, kernel: tuple[int, int]
 ) -> tuple[dict[str, int], int, int]:
-    """The layer word's fields for a window operator, and the first row and column that it reads of what is held.
+    """The layer word's fields for a window operator, and the first row and column that it reads of the held input.
 
-    x: all of the input; held: what the DTCM holds of it; y: what is computed of the output. Padding before the
-    map is in the word, padding after it is implied by Ho and Wo.
+    x: the whole input; held: the part of it in the DTCM; y: the part of the output that is computed. The word
+    states the padding before the map; Ho and Wo imply the padding after it.
     """
     window = window_of(node, kernel)
     row, Ph, Hi = _axis(y.rows, held.rows, x.rows[1], window.strides[0], window.begins[0])
@@ -49,7 +49,7 @@ def geometry(
 def _axis(
     wanted: tuple[int, int], held: tuple[int, int], extent: int, stride: int, padding: int
 ) -> tuple[int, int, int]:
-    """(first row read of what is held, padding before it, rows from there on)."""
+    """(first row read, relative to the held rows; padding before it; held rows from there on)."""
     start = wanted[0] * stride - padding
     first = min(max(start, 0), extent - 1)
     return first - held[0], max(-start, 0), held[1] - first
@@ -58,7 +58,7 @@ def _axis(
 def window_word(
     scope: Scope, node: Node, mnemonic: str, kernel: tuple[int, int], chunk: slice, *, dense: bool
 ) -> tuple[Layer, View]:
-    """The word of a window operator for a chunk of output channels, as if every field and pad sufficed."""
+    """The word of a window operator for a chunk of output channels, before it is split, and its source."""
     name = node.inputs[0]
     fields, row, column = geometry(
         node, whole(scope.graph, name), scope.windows[node.output], scope.windows[name], kernel
@@ -84,17 +84,19 @@ class Part:
 
 
 FIELD_DILATIONS = 16
-"""Dh and Dw have 4 bits, stored minus one: further apart, every tap has a word of its own."""
+"""Dh and Dw have 4 bits, stored minus one; beyond that, every tap takes a word of its own."""
 
 
 def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | None = None) -> Iterator[Part]:
     """The words that compute a convolution together, each within 256 channels and an ifmap pad.
 
-    most: weight words of a part for 16 outputs where the parts of a dense layer are loaded in turn. All psums are
-    then in the pads at once: each part is a single tap, whose sub-ifmap is the smallest.
+    most: weight words that a part may take for 16 outputs where the parts of a dense layer are loaded one after
+    another. As all psums are then in the pads at once, each part is a single tap, which has the smallest
+    sub-ifmap.
 
     A band of kernel rows (or columns) is a convolution of its own over the map from a later row on, with less
-    padding before it. Bands that lie in the padding altogether contribute nothing and are left out.
+    padding before it. Bands that cover only padding contribute nothing and are left out. Raises DoesNotFit (E303)
+    if all do.
     """
     rows, columns = _kernel_bands(whole, machine)
     channels = bands(whole.Ci, FIELD_CHANNELS) if dense else [slice(0, whole.Ci)]
@@ -142,12 +144,12 @@ def _kernel_bands(whole: Layer, machine: Machine) -> tuple[list[slice], list[sli
 
 
 def _even(extent: int, most: int) -> int:
-    """The size of equal bands, as few as `most` allows."""
+    """The size of nearly equal bands, as few as `most` allows."""
     return -(-extent // -(-extent // most))
 
 
 def _most_taps(entries: int, dilation: int, kernel: int) -> int:
-    """Taps of a kernel axis whose reach is within these entries (and the 6-bit field)."""
+    """The most taps along a kernel axis whose reach fits these entries and the 6-bit field."""
     if dilation > FIELD_DILATIONS:
         return min(entries, 1)
     return min(kernel, (min(entries, FIELD_MOST) - 1) // dilation + 1 if entries else 0)

@@ -18,14 +18,14 @@ from npuc.targets.easynpu.machine.rearrangement import Shape, word_for
 
 MOVES = ("Transpose", "Reshape", "SpaceToDepth", "DepthToSpace")
 Move = tuple[str, tuple[tuple[str, Attr], ...]]
-"""An operator and its attributes, sorted."""
+"""An operator and its sorted attributes."""
 
 
 def with_reshape_words(graph: Graph, fits: Callable[[Graph, Node], bool]) -> Graph:
-    """The integer graph with a node for every reshape word in place of the nodes that it computes.
+    """The integer graph in which reshape words replace the chains of nodes that they express.
 
-    fits: whether the machine can hold map and result of such a node. What address arithmetic does without any word
-    (aliases, interleaved phases) and what no single word expresses stays.
+    fits: whether the machine can hold the map and the result of such a node. Movement that address arithmetic does
+    without a word (aliases, interleaved phases) or that no single word expresses is unchanged.
     """
     nodes: list[Node] = []
     replaced: set[Node] = set()
@@ -39,7 +39,7 @@ def with_reshape_words(graph: Graph, fits: Callable[[Graph, Node], bool]) -> Gra
 
 
 def _chain(graph: Graph, node: Node) -> list[Node]:
-    """The node and those that read nothing but its result, as far as all of them only move int8 elements."""
+    """The node and its sole readers in sequence, as long as they only move int8 elements."""
     found: list[Node] = []
     following: Node | None = node
     while following is not None and _moves(graph, following):
@@ -54,7 +54,7 @@ def _moves(graph: Graph, node: Node) -> bool:
 
 
 def _longest(graph: Graph, chain: Sequence[Node], fits: Callable[[Graph, Node], bool]) -> Sequence[Node]:
-    """The first nodes of a chain, as many as one word expresses and the machine holds; none if no word does."""
+    """The longest prefix of a chain that one word expresses and the machine holds; empty if there is none."""
     for count in range(len(chain), 0, -1):
         merged = _merged(graph, chain[:count])
         if merged is not None and fits(graph, merged):
@@ -63,7 +63,7 @@ def _longest(graph: Graph, chain: Sequence[Node], fits: Callable[[Graph, Node], 
 
 
 def _merged(graph: Graph, chain: Sequence[Node]) -> Node | None:
-    """One node with the word of the chain; None if no word does it, or address arithmetic suffices."""
+    """One node with the word of the chain; None if no word expresses it or address arithmetic suffices."""
     if not chain or all(is_alias(graph, node) for node in chain):
         return None
     first, last = chain[0], chain[-1]
@@ -88,7 +88,7 @@ def _is_map(shape: Sequence[int]) -> bool:
 
 @cache
 def _word(moves: tuple[Move, ...], before: tuple[int, ...], after: tuple[int, ...]) -> Reshape | None:
-    """The word that does what the operators do to a tensor of this shape."""
+    """The word that moves the elements of a tensor of this shape as the operators do; None if there is none."""
     channels, height, width = map_shape(before)
     result = _moved(moves, np.arange(channels * height * width).reshape(height, width, channels), before)
     shape: Shape = (height, width, channels)
@@ -96,7 +96,7 @@ def _word(moves: tuple[Move, ...], before: tuple[int, ...], after: tuple[int, ..
 
 
 def _moved(moves: Sequence[Move], elements: Array, shape: Sequence[int]) -> Array:
-    """The elements (H, W, C) of a map as a tensor of this shape, after the operators."""
+    """The elements (H, W, C) of a map, taken as a tensor of this shape, after the operators."""
     value = elements.transpose(2, 0, 1).reshape(shape)
     for op, attrs in moves:
         (value,) = evaluate(Node(op, ("x",), ("y",), dict(attrs), op), [value])

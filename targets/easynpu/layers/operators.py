@@ -1,4 +1,4 @@
-"""The operators that EasyNPU's integer graphs have beside npuc's, and the table with both."""
+"""The operators that EasyNPU's integer graphs have in addition to npuc's, and the table of both."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pixel(node: Node) -> Array:
 
 
 def word_of(node: Node) -> Reshape:
-    """The word of a node that one reshape word computes."""
+    """The reshape word that a node's attributes describe."""
     return Reshape(**{each.name: each(node) for each in FIELDS})
 
 
@@ -65,7 +65,7 @@ def _by_the_word(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _word_onnx(node: Node, emit: Emitter) -> None:
-    """The elements in the order that the word gives them."""
+    """A Gather that puts the elements into the word's order."""
     shapes = [emit.graph.shape(name) for name in (node.inputs[0], node.output)]
     places = np.arange(prod(shapes[0])).reshape(shapes[0])
     (order,) = _by_the_word(node, [places])

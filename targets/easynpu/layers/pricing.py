@@ -1,4 +1,4 @@
-"""What a node of the float graph costs on its own, for the report of what the passes did."""
+"""The cost of a single node of the float graph, for the report of what the passes did."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npuc.targets.easynpu.machine.timing import Followers, is_dense
 
 
 def cycles(graph: Graph, node: Node, machine: Machine) -> int | None:
-    """Cycles of the words of a node, its map in the DTCM as a whole; None for what the array cannot run as it is.
+    """Cycles of a node's words with its whole map in the DTCM; None for a node that the array cannot run as it is.
 
     Data movement counts as address arithmetic: 0.
     """

@@ -1,4 +1,4 @@
-"""Operands that are repeated over a map: the document has no pitch of 0, so the host repeats them."""
+"""Broadcast operands that the host repeats, as the document has no pitch of 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npuc.targets.easynpu.layers.operators import OPERATORS
 
 
 def with_repeated(graph: Graph) -> Graph:
-    """The integer graph whose sums and products have operands of the result's size: rows and columns as copies."""
+    """The integer graph in which Concats of copies extend broadcast operands of sums and products."""
     nodes: list[Node] = []
     known: dict[tuple[str, tuple[int, ...]], str] = {}
     for node in graph.nodes:

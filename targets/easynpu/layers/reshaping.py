@@ -1,7 +1,7 @@
-"""Reshape words behind the chains whose results they rearrange, so that no map is written and read in between.
+"""Reshape words fused behind the chain whose result they rearrange, so that no map is stored in between.
 
-Source: easynpu, Fused layers: a reshape is done when the ofmap of a layer is exported, last in its chain. Where
-the map is kept for an addition as well, it is stored in the order that it had: "two addresses are kept".
+Source: easynpu, Fused layers: a reshape is done when the ofmap of a layer is exported, last in its chain. Where an
+addition reads the map as well, it is also stored in its original order: "two addresses are kept".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from npuc.targets.easynpu.machine.rearrangement import most_written, written_wor
 
 
 def with_fused_reshapes(scope: Scope, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs, where those of reshape words join the jobs that give their maps if that takes fewer cycles."""
+    """The jobs, with reshape words joined to the jobs that produce their maps where that takes fewer cycles."""
     writers = Counter(job.result.buffer for job in jobs)
     places: dict[str, int] = {}
     found: list[Job] = []
@@ -41,7 +41,7 @@ def _joined(scope: Scope, before: Job, job: Job) -> Job:
 
 
 def _continues(scope: Scope, job: Job, before: Job, jobs: Sequence[Job]) -> bool:
-    """Whether a job is a reshape word that can and should stand behind the word that gives its map."""
+    """Whether a job is a reshape word that can and should follow the job that produces its map."""
     word = job.stages[0].word
     if not isinstance(word, Reshape) or isinstance(before.stages[-1].word, Reshape):
         return False
@@ -50,15 +50,15 @@ def _continues(scope: Scope, job: Job, before: Job, jobs: Sequence[Job]) -> bool
 
 
 def _pays(word: Reshape) -> bool:
-    """Whether more writes of every result are cheaper than reading the map and writing what it is scattered to."""
+    """Whether writing results several times is cheaper than reading the map again and scattering it."""
     words = feature_words(word.Ci, word.Hi, word.Wi)
     return (most_written(word) - 1) * words < words + written_words(word)
 
 
 def _stays(scope: Scope, job: Job, before: Job, jobs: Sequence[Job]) -> bool:
-    """Whether the DTCMs that hold the maps of two jobs hold the first one's map and the last one's result at once.
+    """Whether the joined job needs no more DTCM words than both jobs did.
 
-    A map that is kept lives beside both: then all maps of the run must fit together.
+    A map that is also stored is alive beside both; then all maps of the run must fit together.
     """
 
     def words(*buffers: str) -> int:

@@ -1,7 +1,7 @@
-"""The weight stream of a segment: the blocks of its words in order, and which of them lie there already.
+"""The weight stream of a segment: the blocks of its words in order, and which of them are already loaded.
 
-The taps of an average are the same for all channels. Its words that have the same block stream it from one place,
-which `ctl set_weights` names.
+The taps of an average are the same for all channels. Words of an average with equal blocks stream them from one
+address, which `ctl set_weights` sets.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from npuc.targets.easynpu.layers.jobs import Job, Stage
 
 @dataclass
 class WeightStream:
-    """What the jobs of a segment stream, job by job."""
+    """The weight stream of a segment, built job by job."""
 
     words: int = 0
-    """Of all blocks that have to be loaded."""
+    """Words of all blocks that must be loaded."""
     _next: int = 0
-    """Where the machine continues if no word says otherwise."""
+    """Address at which the machine continues if no word sets another."""
     _shared: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
-    """Blocks that may be streamed again, and where they lie."""
+    """Blocks that may be streamed again, and their addresses."""
 
     def with_addresses(self, job: Job) -> Job:
-        """The job behind those before; its stages know where their blocks lie, and which must be loaded."""
+        """The job appended to the stream; its stages have the addresses of their blocks and which are loaded."""
         return replace(job, stages=tuple(map(self._with_address, job.stages)))
 
     def copy(self) -> WeightStream:
-        """The stream so far, to which other jobs may be added."""
+        """A copy of the stream, to which other jobs can be added."""
         return WeightStream(self.words, self._next, list(self._shared))
 
     def _with_address(self, stage: Stage) -> Stage:
@@ -42,7 +42,7 @@ class WeightStream:
         return found
 
     def _found(self, stage: Stage) -> int | None:
-        """Where the block of a word that may share one lies, perhaps as the beginning of a longer one."""
+        """The address of a block that begins with a sharing stage's block; None if it must be loaded."""
         if not stage.shares:
             return None
         block = stage.block.tobytes()

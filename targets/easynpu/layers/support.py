@@ -1,4 +1,4 @@
-"""What EasyNPU runs, in the form the array needs: one constraint a function, its docstring the user's sentence.
+"""What EasyNPU's array can run: one function per constraint, whose docstring is the sentence that users read.
 
 The supported-operators page and `npuc check` derive from the table here.
 """
@@ -196,7 +196,7 @@ def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
 
 
 def layer_word(graph: Graph, node: Node) -> Layer:
-    """The geometry of a float node as its layer word will have it."""
+    """The layer word of a float node: its geometry, without tile or flags."""
     x, y = graph.shape(node.inputs[0]), graph.shape(node.output)
     held, computed = whole(graph, node.inputs[0]), whole(graph, node.output)
     match node.op:

@@ -3,10 +3,10 @@
 A table has at most 16 segments (one per lane of its block, memory.pack_table), placed freely, coefficients a int8
 and b int32, and one right shift s: y = sat8(floor((a*x + b) / 2^s + 1/2)). Source: easynpu, Activation operator.
 
-Let y be allowed the integers within 1/2 + slack of f(x), in units of y's scale. A segment admits the slope a iff
-every pair of its inputs does, which bounds a / 2^s by rational numbers that do not depend on s. A part of a
-feasible segment is feasible, so taking the longest segment again and again gives the fewest. The least slack with
-which 16 segments suffice, over all s, is the optimum; with slack 0 every result is f(x) rounded.
+Let y be any integer within 1/2 + slack of f(x), in units of y's scale. A segment admits the slope a iff every pair
+of its inputs does, which bounds a / 2^s by rational numbers that do not depend on s. Every part of a feasible
+segment is feasible, so taking the longest segment repeatedly gives the fewest segments. The optimum is the least
+slack for which 16 segments suffice, over all s; with slack 0 every result is f(x) rounded.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SEGMENTS = 16
 SHIFTS = np.arange(16)
 """Beyond 2^15 the largest slope, 127 / 2^s, is below one LSB in 256 inputs."""
 NEAR_TIE = 1e-4
-"""So close to half an LSB both roundings are right: f is known to about 1e-5 LSB only."""
+"""This close to half an LSB, both roundings are right: f is known only to about 1e-5 LSB."""
 SLACKS = (
     0.0, 1 / 32, 1 / 16, 3 / 32, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0,
     1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 256.0,
 )  # fmt: skip
-"""The slacks that are tried, in LSB; below 1 no result is off by more than one."""
+"""The slacks to try, in LSB; below 1 no result is off by more than one."""
 BEYOND = 1 << 15
-"""Stands for no limit where saturation does the rest: no slope reaches it within 256 inputs."""
+"""Means no limit where saturation does the rest: no slope reaches it within 256 inputs."""
 
 _DISTANCE = np.maximum(INPUTS - INPUTS[:, None], 1).astype(np.float32)
 _UNORDERED = np.where(np.greater(INPUTS, INPUTS[:, None]), 0, np.inf).astype(np.float32)
@@ -92,9 +92,9 @@ def _least_inside(pairs: Array) -> Array:
 
 
 def best_table(values: Array) -> Table:
-    """The table with the least slack; with slack 0 the one with the fewest segments, else with the fewest errors.
+    """The table with the least slack; with slack 0 the fewest segments, else the least and then the fewest errors.
 
-    values: f(x) / y_scale for x = -128..127, (256,) float64; where NaN, any result will do.
+    values: f(x) / y_scale for x = -128..127, (256,) float64; NaN where any result will do.
     """
     values = values.clip(-128.5, 127.5)
     starts, slack = _least_slack(values)
@@ -122,7 +122,7 @@ def _least_slack(values: Array) -> tuple[Mapping[int, Sequence[int]], float]:
 
 
 def _partitions(values: Array, slack: float) -> dict[int, list[int]]:
-    """By shift, where SEGMENTS suffice: the positions 0..255 at which the longest segments start."""
+    """By shift, for shifts with at most SEGMENTS longest segments: the positions 0..255 at which these start."""
     slopes = Slopes.within(Limits.around(values, slack))
     last = np.arange(256)
     at = np.zeros(len(SHIFTS), np.int64)
@@ -139,7 +139,7 @@ def _partitions(values: Array, slack: float) -> dict[int, list[int]]:
 def _fitted(
     starts: Sequence[int], shift: int, slopes: Slopes, allowed: Limits, exact: Limits
 ) -> tuple[Table, int]:
-    """The table with the best line for each segment, and at how many inputs it is off."""
+    """The table with the best line for each segment, and the number of inputs at which it is off."""
     lines: list[tuple[int, int]] = []
     errors: list[Array] = []
     for first, after in zip(starts, [*starts[1:], 256], strict=True):
@@ -158,7 +158,7 @@ def _fitted(
 
 
 def _best_line(a: Array, x: Array, shift: int, allowed: Limits, exact: Limits) -> tuple[tuple[int, int], Array]:
-    """The allowed (a, b) that is off at the fewest inputs, of these slopes; and by how much it is off at each.
+    """The allowed (a, b) with the least largest error, then the fewest errors, of these slopes; and its errors.
 
     For a slope, only an offset at which an input starts to be exact, or the middle one, can be the best.
     """

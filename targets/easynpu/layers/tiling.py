@@ -1,7 +1,7 @@
-"""The tile (y, x) of each layer by enumeration of every legal one: hardly any cycle lost, the fewest DTCM words.
+"""The tile (y, x) of each layer by enumeration: the fewest DTCM words within 1 % of the fewest cycles.
 
-Legal (easynpu reference, section 4): x*y*zs psums, zs weights, x'*y' ifmap entries per pad, 6-bit extents. There
-are fewer than 700 candidates a layer, so all are evaluated at once and the optimum is stated, not guessed.
+Legal (easynpu reference, section 4): x*y*zs psums, zs weights, x'*y' ifmap entries per pad, 6-bit extents. A layer
+has fewer than 700 candidates, so all are evaluated at once and the optimum is exact.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from npuc.targets.easynpu.machine.timing import (
 FIELD_MOST = 64
 """y, x, y' and x' have 6 bits, stored minus one."""
 PERCENT = 1
-"""Cycles that may be given for fewer words."""
+"""Additional cycles that are accepted for fewer words."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """The chosen tile and what makes it the best: the certificate of the enumeration."""
+    """The chosen tile and the certificate that it is the best of the enumeration."""
 
     y: int
     x: int
     cycles: int
     candidates: int
     fewest_cycles: int
-    """Of any candidate; the chosen one has at most 1 % more."""
+    """The fewest cycles of any candidate; the chosen one has at most 1 % more."""
     runner_up: tuple[int, int, int] | None
-    """(y, x, cycles) of the candidate that would be chosen without this one."""
+    """(y, x, cycles) of the next best candidate; None if there is no other."""
     compute_cycles: int
     """Cycles in which the PEs compute, bubbles included."""
     bus_words: int
@@ -55,13 +55,13 @@ class Tiling:
 def best_tile(
     parts: Sequence[Layer], machine: Machine, followers: Followers, where: str = "", *, undivided: bool = False
 ) -> tuple[tuple[int, int], Tiling]:
-    """The best tile (y, x) of a layer and the certificate. parts: its word, or the words that keep psums.
+    """The best tile (y, x) of a layer and its certificate. parts: the layer's word, or its words that keep psums.
 
-    undivided: the layer is to be one tile. Raises DoesNotFit (E303) if no tile is legal for every part.
+    undivided: the layer must be one tile. Raises DoesNotFit (E303) if no tile is legal for every part.
     """
     found = _best(tuple(parts), machine, followers, undivided=undivided)
     if isinstance(found, DoesNotFit):
-        _ranked(parts, machine, followers, where, undivided=undivided)  # the same error, with its place
+        _ranked(parts, machine, followers, where, undivided=undivided)  # the same error, with its node
         raise found
     return (found.y, found.x), found
 
@@ -70,7 +70,7 @@ def best_tile(
 def _best(
     parts: tuple[Layer, ...], machine: Machine, followers: Followers, *, undivided: bool
 ) -> Tiling | DoesNotFit:
-    """The certificate of the best tile: layers repeat within a network, and are asked for many times."""
+    """The certificate of the best tile, cached because equal layers recur."""
     try:
         return _ranked(parts, machine, followers, "", undivided=undivided)[1](0)
     except DoesNotFit as error:
@@ -80,9 +80,9 @@ def _best(
 def certificate_of(
     parts: Sequence[Layer], tile: tuple[int, int], machine: Machine, followers: Followers, *, undivided: bool
 ) -> Tiling:
-    """The certificate of a tile that someone else has chosen; a larger one than the ofmap is as the whole ofmap.
+    """The certificate of a given tile; one larger than the ofmap counts as the whole ofmap.
 
-    Raises DoesNotFit (E303) where it is not legal.
+    Raises DoesNotFit (E303) if the tile is not legal.
     """
     ranked, certificate = _ranked(parts, machine, followers, "", undivided=undivided)
     chosen = min(tile[0], parts[-1].Ho), min(tile[1], parts[-1].Wo)
@@ -95,10 +95,10 @@ def certificate_of(
 def _ranked(
     parts: Sequence[Layer], machine: Machine, followers: Followers, where: str, *, undivided: bool
 ) -> tuple[Array, Callable[[int], Tiling]]:
-    """The legal tiles, (n, 2) of y and x, the best one first, and the certificate of each.
+    """The legal tiles, (n, 2) of y and x, the best one first, and a function that gives the certificate of each.
 
-    Of the tiles with at most 1 % more cycles than the fastest: the fewest DTCM words, which is what takes energy;
-    then the fewest cycles; then the widest.
+    Tiles with at most 1 % more cycles than the fastest come first, ordered by DTCM words (which cost energy), then
+    cycles, then width.
     """
     last = parts[-1]
     if is_dense(last) and last.Zs > machine.weight_pad_entries:
@@ -117,7 +117,7 @@ def _ranked(
     order = np.lexsort((-x, cycles, np.where(slow, 0, words), slow))
 
     def certificate(rank: int) -> Tiling:
-        """Of the tile at this place of the ranking."""
+        """The certificate of the tile at this rank."""
         chosen, *others = ((int(y[at]), int(x[at]), int(cycles[at])) for at in (order[rank], *order[:2]))
         runner_up = next((each for each in others if each != chosen), None)
         compute, bus, moved = (int(each[order[rank]]) for each in (cost.compute, cost.bus, words))
@@ -127,13 +127,13 @@ def _ranked(
 
 
 def is_single_tile(layer: Layer, machine: Machine) -> bool:
-    """Whether all psums and the whole sub-ifmap of a word are in the pads at once (channel-wise: of 16)."""
+    """Whether all psums and the whole sub-ifmap of a word fit the pads at once (channel-wise: of 16 channels)."""
     y, x = np.array([layer.Ho]), np.array([layer.Wo])
     return bool(legal_tiles(layer, machine, y, x).all()) and (is_dense(layer) or layer.Zs == 1)
 
 
 def legal_tiles(layer: Layer, machine: Machine, y: Array, x: Array) -> Array:
-    """Which tiles (y, x) the psums, the ifmap pads and the fields take."""
+    """Which tiles (y, x) fit the psums, the ifmap pads and the fields."""
     rows, columns = tile_input(layer, y, x)
     per_pe = layer.Zs if is_dense(layer) else 1
     return (

@@ -1,8 +1,8 @@
-"""Which part of which buffer a tensor is: concatenation, splitting and broadcasting as address arithmetic.
+"""Tensors as views of buffers: concatenation, splitting and broadcasting as address arithmetic.
 
-A buffer is a feature map in a DTCM. A tensor is a whole buffer, or a window of one: channel groups, rows and
-columns from an offset, perhaps every n-th row or column, perhaps one pixel for all. Only word granularity exists:
-channel offsets are multiples of 16.
+A buffer is a feature map in a DTCM. A tensor is a whole buffer or a window of one: channel groups, rows and
+columns from an offset, perhaps every n-th row or column, perhaps one repeated pixel. Addresses have word
+granularity: channel offsets are multiples of 16.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class View:
     """0 repeats the first 16 channels."""
 
     def within(self, whole: Place) -> Place:
-        """Where the view lies when its buffer lies at this place."""
+        """The place of the view, given the place of its buffer."""
         base = whole.base + self.row * whole.row + self.column * whole.pixel + self.group * whole.group
         row, pixel = whole.row * self.row_step, whole.pixel * self.column_step
         return replace(whole, base=base, row=row, pixel=pixel, group=whole.group * self.group_step)
 
     def channel_groups(self, first: int, channels: int) -> View:
-        """The groups from `first` on that hold this many channels."""
+        """The channel groups from `first` on that hold this many channels."""
         return replace(self, group=self.group + first * self.group_step, channels=channels)
 
     def pixel_for(self, channels: int, height: int, width: int) -> View:
@@ -59,7 +59,7 @@ class View:
         )
 
     def window(self, start: Shape, shape: Shape) -> View:
-        """A map of this shape (C, H, W) from a channel (a multiple of 16), a row and a column on."""
+        """A map of this shape (C, H, W) that starts at a channel (a multiple of 16), row and column."""
         channel, row, column = start
         channels, height, width = shape
         moved = self.part(row, column).channel_groups(channel // LANES, channels)
@@ -98,20 +98,20 @@ class Views:
     """Per concatenation result: the operands that must be copied into it, and their windows."""
 
     def is_whole(self, view: View) -> bool:
-        """Whether the view is its buffer, so that no address arithmetic is needed."""
+        """Whether the view is its whole buffer, which needs no address arithmetic."""
         return view == View(view.buffer, *self.buffers[view.buffer])
 
 
 def views_of(graph: Graph, nodes: Sequence[Node], windows: Mapping[str, MapWindow]) -> Views:
     """The views of the tensors that a run of array nodes reads and writes.
 
-    windows: what is held of every tensor: all of it, or the window of a tile.
+    windows: the part of every tensor that is held: all of it, or the window of a tile.
     """
     return _Planner(graph, nodes, windows).result()
 
 
 class _Planner:
-    """Decides from the last node to the first which tensors are written straight into a concatenation."""
+    """Decides, from the last node to the first, which tensors are written straight into a concatenation."""
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], windows: Mapping[str, MapWindow]) -> None:
         self.graph = graph
@@ -144,7 +144,7 @@ class _Planner:
         return Views(self.views, self.buffers, self.copies)
 
     def _view(self, name: str) -> View:
-        """The tensor's view; a buffer of its own where nothing else was decided."""
+        """The tensor's view; by default a buffer of its own."""
         if name not in self.views:
             shape = self.shapes[name]
             self.buffers[name] = shape
@@ -152,7 +152,7 @@ class _Planner:
         return self.views[name]
 
     def _concat(self, node: Node) -> None:
-        """Gives each operand its window of the result, unless it already has a place or comes from outside."""
+        """Gives each operand its window of the result, unless it already has a view or comes from outside."""
         whole, axis = self._view(node.output), AXIS(node)
         offsets = concat_offsets(self.graph, node) or []
         self._write_into(
@@ -164,7 +164,7 @@ class _Planner:
         )
 
     def _operand_shape(self, name: str, axis: int, whole: View) -> Shape:
-        """What a result of this size takes of an operand: all its channels, or all of it along other axes."""
+        """What a result of this size takes of an operand: its channels (axis 1), or all of it (other axes)."""
         channels, height, width = self.shapes[name]
         return (channels, whole.height, whole.width) if axis == 1 else (channels, height, width)
 
@@ -194,7 +194,7 @@ class _Planner:
         self.copies[result] = tuple(copied)
 
     def _parts(self, node: Node) -> None:
-        """Gives each result of a Slice, a Split or a copy its part of what is held of the source."""
+        """Gives each result of a Slice, Split or alias its part of the held source."""
         source, held = self._view(node.inputs[0]), self.windows[node.inputs[0]]
         if node.op == "Split":
             starts = [{AXIS(node): offset} for offset in split_offsets(self.graph, node)]

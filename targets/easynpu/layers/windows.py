@@ -1,7 +1,7 @@
 """Windows of feature maps: which part of its inputs a node needs for a part of its output.
 
-A window is a range of channels, rows and columns of a tensor, in the tensor's own coordinates. Tiles of a layer
-range are planned and lowered by asking, from its last node to its first, what each must compute.
+A window is a range of channels, rows and columns of a tensor, in the tensor's own coordinates. To plan and lower
+the tiles of a layer range, the windows are computed from its last node to its first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npuc.targets.easynpu.machine.memory import groups
 
 Range = tuple[int, int]
 Rows = Array
-"""Rows (or columns, or channels), one entry a tile."""
+"""Rows (or columns, or channels), one entry per tile."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def is_channelwise(graph: Graph, node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Sliding:
-    """A window operator along one axis: how its output's rows lie over its input's."""
+    """A window operator along one axis: how its output rows map to input rows."""
 
     extent: int
     """Rows of the input."""
@@ -84,10 +84,10 @@ class Sliding:
         return cls(extent, outputs, window.strides[at], window.begins[at], window.reach[at])
 
     def needed(self, low: Rows, high: Rows) -> tuple[Rows, Rows]:
-        """The rows of the input that are read for the output rows low..high; at least one.
+        """The input rows that the output rows low..high read; at least one.
 
-        Rows that no window meets (beyond the last, or between windows further apart than they reach) are asked for
-        as well, so that every element of every layer is computed and can be compared.
+        Rows that no window covers (after the last window, or between windows whose stride exceeds their reach) are
+        included, so that every element of every layer is computed and can be compared.
         """
         first = np.minimum(np.maximum(low * self.stride - self.padding, 0), self.extent - 1)
         last = (high - 1) * self.stride - self.padding + max(self.reach, self.stride)
@@ -96,21 +96,21 @@ class Sliding:
 
 
 def interleaving(graph: Graph, node: Node) -> int:
-    """Rows (or columns) of the result for one of each phase that a node interleaves; 1 for any other node."""
+    """Result rows (or columns) per row of each phase that a node interleaves; 1 for any other node."""
     return BLOCKSIZE(node) if interleaved(graph, node) is not None else 1
 
 
 def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows) -> tuple[Rows, Rows]:
-    """What a node reads of an activation along an axis (0 channels, 1 rows, 2 columns) for parts of its output."""
+    """The range of an activation along an axis (0 channels, 1 rows, 2 columns) for ranges of a node's output."""
     extent = map_shape(graph.shape(name))[axis]
-    if node.op == "IntConv" and name != node.inputs[0]:  # the pixel that surrounds the map
+    if node.op == "IntConv" and name != node.inputs[0]:  # the padding pixel
         return np.zeros_like(low), np.full_like(high, extent)
     if axis and node.op in ("IntConv", "MaxPool"):
         return Sliding.of(graph, node, axis).needed(low, high)
     if axis and (step := interleaving(graph, node)) > 1:
         return low // step, -(-high // step)
     mixes = axis in moved_axes(graph, node) if axis else not is_channelwise(graph, node)
-    if mixes or extent == 1:  # one row or column is repeated over the others
+    if mixes or extent == 1:  # a single row or column is broadcast
         return np.zeros_like(low), np.full_like(high, extent)
     return low, high
 
@@ -118,7 +118,7 @@ def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows
 def ranges_for(
     graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, tuple[Rows, Rows]], axis: int
 ) -> dict[str, tuple[Rows, Rows]]:
-    """The range along an axis that must be computed or loaded of every tensor, for many tiles of the outputs."""
+    """The range of every tensor along an axis that must be computed or loaded, for many tiles of the outputs."""
     found = dict(outputs)
     for node in reversed(nodes):
         wanted = [found[name] for name in node.outputs if name in found]
@@ -145,7 +145,7 @@ def ranges_for(
 
 
 def windows_for(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, MapWindow]) -> dict[str, MapWindow]:
-    """What must be computed (or loaded) of every tensor so that these windows of the outputs result."""
+    """The window of every tensor that must be computed or loaded for these windows of the outputs."""
     along = [
         ranges_for(graph, nodes, {name: _range(window, axis) for name, window in outputs.items()}, axis)
         for axis in range(3)

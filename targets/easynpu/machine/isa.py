@@ -1,13 +1,13 @@
-"""The EasyNPU instruction set: the 128-bit layer word, the opcode table and the extension words, once.
+"""The EasyNPU instruction set: the 128-bit layer word, the opcode table and the extension words, defined once.
 
 Source: easynpu, chapter Master controller (parameter table, opcode table, instruction format). Encoder, decoder,
-listing syntax, documentation tables and tests derive from the declarations here. What the document leaves
-open (Hi and Wi in the unused bits, minus-one extents, dilation 0 = none, the extension words) is decided in
+listing syntax, documentation tables and tests derive from the declarations here. What the document leaves open (Hi
+and Wi in the unused bits, minus-one extents, dilation 0 = none, the extension words) is decided in
 docs/decisions.md.
 
-An extension word (opcode 11x_xxx_xx, undefined in the document) changes only the next layer word: it gives the
-address and pitches of one operand, or keeps the psums. A program without extension words is a program of the
-document.
+An extension word (opcode 11x_xxx_xx, undefined in the document) affects only the next layer word: it sets the
+address and pitches of one operand, or controls psums and the weight pointer. A program without extension words is
+a program of the document.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ WORD_BITS = 128
 WORD_BYTES = 16
 
 FUSED = 0x20  # 001_???_??: the next instruction continues on this one's result
-STORED = 0x40  # 01?_???_??: the result is kept in the skip DTCM as well
+STORED = 0x40  # 01?_???_??: the result is also written to the skip DTCM
 FLAGS = FUSED | STORED
 VERSION = 1
-"""Of the instruction set, in a register of every core: another one where a word means something else than before.
-Words that are added have a bit each in a register of their own (machine/registers.py)."""
+"""Version of the instruction set, in a register of every core; it changes where a word changes its meaning.
+
+Added words have a bit each in a register of their own (machine/registers.py).
+"""
 
 
 @dataclass(frozen=True)
 class Opcode:
-    """A row of the opcode table: mnemonic, base opcode, category, what its weight stream holds."""
+    """A row of the opcode table: mnemonic, base opcode, category, contents of the weight stream."""
 
     mnemonic: str
     opcode: int
@@ -40,11 +42,11 @@ class Opcode:
     weights: bool
     """A weight block follows the bias-scale block."""
     quantises: bool
-    """A bias-scale block (5 words per 16 channels) stands in the weight stream."""
+    """The weight stream has a bias-scale block (5 words per 16 channels)."""
     meaning: str
     documented: bool = True
     block: str = ""
-    """What else stands in the weight stream."""
+    """What else the weight stream has."""
 
 
 CONV, CHANNEL_WISE, RESHAPE = "BasicConv", "ChannelWise", "Reshape"
@@ -113,7 +115,7 @@ class Layer:
 
     @property
     def operation(self) -> Opcode | None:
-        """The opcode's row, or None where the document defines nothing."""
+        """The opcode's row, or None for an opcode that is not defined."""
         return BY_OPCODE.get(self.opcode & ~FLAGS)
 
     @property
@@ -132,9 +134,9 @@ class Layer:
 class Reshape:
     """A map in another order: dimensions permuted, then C, W, H and N in turn split and stacked.
 
-    Alone it reads a map; behind fused words it is the last of the chain and gives their result its place. The
-    document's flags (001_???_??, 01?_???_??) leave bit 7 clear, so it has none of its own. What the fields do:
-    rearrangement.destination.
+    Alone it reads a map; behind fused words it is the last of the chain and determines where their result is
+    written. The document's flags (001_???_??, 01?_???_??) leave bit 7 clear, so it has no flags. What the fields
+    mean: rearrangement.destination.
     """
 
     opcode: int = bits(7, 0, "reshape", default=0b100_000_00)
@@ -177,10 +179,10 @@ MEMORIES = ("fmap", "skip")
 @word(WORD_BITS)
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """Extension word: where an operand of the next layer word lies, instead of the implicit address.
+    """Extension word: the place of an operand of the next layer word, instead of the implicit address.
 
-    The word of pixel (iy, ix), 16-channel group g, lies at base + iy*row + ix*pixel + g*group, counted upward;
-    a pitch of 0 broadcasts. Roles: `src` ifmap, `dst` ofmap, `opb` second operand, `sto` stored copy.
+    The word of pixel (iy, ix), 16-channel group g, is at base + iy*row + ix*pixel + g*group, counted upwards; a
+    pitch of 0 broadcasts. Roles: `src` ifmap, `dst` ofmap, `opb` second operand, `sto` stored copy.
     """
 
     opcode: int = bits(7, 0, "which operand")
@@ -197,8 +199,8 @@ class Operand:
 class Control:
     """Extension word: keeps psums, takes kept ones, or sets the weight pointer, for the next layer word.
 
-    Psums that the last word of a chain keeps stay in the pads until the next chain, also where the program ends in
-    between and other weights are loaded: its first word takes them. Both chains have a single tile.
+    Psums that the last word of a chain keeps stay in the pads for the first word of the next chain, even if the
+    program ends in between and other weights are loaded. Both chains have a single tile.
     """
 
     opcode: int = bits(7, 0, "control")
@@ -222,7 +224,7 @@ class Halt:
 @word(WORD_BITS)
 @dataclass(frozen=True, kw_only=True)
 class Undefined:
-    """A word whose opcode nothing defines, kept as it is."""
+    """A word with an undefined opcode, preserved as it is."""
 
     opcode: int = bits(7, 0, "undefined")
     rest: int = bits(127, 8, "as found")
@@ -233,7 +235,7 @@ Instruction = Layer | Reshape | Operand | Control | Halt | Undefined
 
 @dataclass(frozen=True)
 class Extension:
-    """An extension word: its opcode, its fields, and what it says of the next layer word."""
+    """An extension word: its opcode, its fields, and its effect on the next layer word."""
 
     opcode: int
     word: type[Operand] | type[Control]
@@ -268,12 +270,12 @@ def word_type(opcode: int) -> type[Instruction]:
 
 
 def decode_word(value: int) -> Instruction:
-    """Any 128-bit word as an instruction; encode_word gives the same word back."""
+    """Any 128-bit word as an instruction; the inverse of encoding."""
     return decode(word_type(value & 0xFF), value)
 
 
 def words_to_bytes(words: Iterable[Instruction]) -> bytes:
-    """The instruction memory's image: 16 bytes a word, little endian."""
+    """The instruction memory's image: 16 bytes per word, little endian."""
     return b"".join(encode(each).to_bytes(WORD_BYTES, "little") for each in words)
 
 

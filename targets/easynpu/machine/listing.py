@@ -1,8 +1,8 @@
-"""Listings: a line of text per instruction word, and back.
+"""Listings: a line of text per instruction word, and the reverse.
 
-A line is `[number: [word in hexadecimal]] mnemonic[.fused][.stored] field=value ... ; comment`. Fields at their
-default may be left out; number and word are for the reader and mean nothing. A word that no opcode defines is
-written `word 0x...`. assemble(disassemble(word)) == word for every word.
+A line is `[number: [word in hexadecimal]] mnemonic[.fused][.stored] field=value ... ; comment`. Fields with their
+default value may be omitted; number and word are ignored. A word with an undefined opcode is written `word 0x...`.
+assemble(disassemble(word)) == word for every word.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from npuc.targets.easynpu.machine.isa import (
 )
 
 LABEL = re.compile(r"^\s*[0-9]+:(?=\s)(?:\s+[0-9a-f]{32}(?=\s))?")
-"""What `npuc dump` writes before an instruction: its number and its word."""
+"""The prefix that `npuc dump` writes before an instruction: its number and its word."""
 
 
 def mnemonic(instruction: Instruction) -> str:
@@ -48,7 +48,7 @@ def mnemonic(instruction: Instruction) -> str:
 
 
 def disassemble(instruction: Instruction) -> str:
-    """One line; fields at their default are left out."""
+    """One line; fields with their default value are omitted."""
     if isinstance(instruction, Undefined):
         return f"word 0x{encode(instruction):032x}"
     defaults = type(instruction)()
@@ -87,7 +87,7 @@ def assemble(line: str, number: int = 1) -> Instruction | None:
 
 
 def statements(source: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The number and text of every instruction's line; a line of fields alone goes on the instruction before it.
+    """The line number and text of every instruction; a line with only fields continues the instruction before it.
 
     >>> list(statements(["conv Hk=3 ; a", "", " Wk=3"]))
     [(1, 'conv Hk=3   Wk=3')]

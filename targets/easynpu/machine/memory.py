@@ -1,7 +1,7 @@
-"""How tensors, weights and bias-scale blocks lie in the DTCMs.
+"""The layout of tensors, weights and bias-scale blocks in the DTCMs.
 
-A DTCM word holds 16 int8 lanes: 16 channels of a pixel, or the same weight of 16 output channels. Unused lanes
-are zero. Source: easynpu, chapters Scheduler (figure data_dist) and Storage.
+A DTCM word has 16 int8 lanes: 16 channels of a pixel, or the same weight of 16 output channels. Unused lanes are
+zero. Source: easynpu, chapters Scheduler (figure data_dist) and Storage.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ LANES = 16
 BS_WORDS = 5
 """Words of a bias-scale block per 16 channels: 4 bytes of bias, little endian, then the shift scale."""
 TABLE_WORDS = 7
-"""Words of an activation table, whatever the channels."""
+"""Words of an activation table, for any number of channels."""
 SLOPE_WORDS = 4
 """Words of a slope block (prelu) per 16 channels."""
 WORD = np.dtype("c16")
-"""A word as one element, for moving only: this is the type of 16 bytes that numpy copies at once."""
+"""A word as one element, for copying only: numpy copies the 16 bytes of this type at once."""
 
 
 def groups(channels: int) -> int:
-    """16-channel groups, the last one perhaps partial."""
+    """The number of 16-channel groups, the last one perhaps partial."""
     return -(-channels // LANES)
 
 
@@ -38,10 +38,10 @@ def feature_words(channels: int, height: int, width: int) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a feature map lies: word of pixel (iy, ix), group g = base + iy*row + ix*pixel + g*group.
+    """The place of a feature map: word of pixel (iy, ix), group g = base + iy*row + ix*pixel + g*group.
 
-    All in words. The mirrored end of the Fmap DTCM (logical word a at D - 1 - a) has negative pitches; a pitch
-    of 0 broadcasts.
+    All in words. A map mirrored from the high end of the Fmap DTCM (logical word a at D - 1 - a) has negative
+    pitches; a pitch of 0 broadcasts.
     """
 
     memory: str
@@ -111,12 +111,12 @@ class Map:
             if pitch <= reach:
                 break
             reach += pitch * (count - 1)
-        else:  # each pitch steps over all that the smaller ones reach
+        else:  # each pitch exceeds the reach of the smaller ones
             return True
         return len(self.addresses) == self.height * self.width * self.groups
 
     def meets(self, other: Map) -> bool:
-        """Whether both have a word in common."""
+        """Whether the maps have an address in common."""
         (first, last), (start, end) = self.span, other.span
         if self.place.memory != other.place.memory or first > end or start > last:
             return False
@@ -124,13 +124,13 @@ class Map:
 
 
 def low_end(memory: str, base: int, channels: int, width: int) -> Place:
-    """A feature map stored contiguously upward from a base address."""
+    """The place of a feature map that grows contiguously upwards from a base address."""
     per_pixel = groups(channels)
     return Place(memory, base, width * per_pixel, per_pixel, 1)
 
 
 def high_end(memory: str, words: int, channels: int, width: int) -> Place:
-    """A feature map mirrored from the last of the memory's words downward (two-ended addressing)."""
+    """The place of a feature map that grows downwards from the memory's last word (two-ended addressing)."""
     per_pixel = groups(channels)
     return Place(memory, words - 1, -width * per_pixel, -per_pixel, -1)
 
@@ -163,7 +163,7 @@ def from_words(words: Array, channels: int) -> Array:
 
 
 def _copy_lanes(to: Array, lanes: Array) -> None:
-    """Copies the channels that both have, (..., C) int8: by few strided copies of large pieces."""
+    """Copies the channels that both arrays (..., C) int8 have, by few strided copies of large pieces."""
     channels = min(to.shape[-1], lanes.shape[-1])
     piece = np.dtype(f"i{gcd(channels, 8)}")
     count = channels // piece.itemsize
@@ -238,9 +238,9 @@ def pack_layer(w: Array, bias: Array, shift: Array, *, dense: bool) -> Array:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """An activation table as its 7 words hold it: 16 segments, (16,) each, and the shift scale.
+    """An activation table as its 7 words contain it: 16 segments, (16,) each, and the shift scale.
 
-    Segment k reaches from x = start[k] to the next start; its line is a[k] * x + b[k], requantised by the scale
+    Segment k extends from x = start[k] to the next start; its line is a[k] * x + b[k], requantised by the scale
     (negative = right shift).
     """
 
@@ -251,10 +251,10 @@ class TableBlock:
 
 
 def pack_table(table: TableBlock) -> Array:
-    """The 7 words of a table, a segment per lane; where there are fewer, the last lanes repeat the last segment.
+    """The 7 words of a table, a segment per lane; with fewer segments, the last one is repeated.
 
-    Words 0..3: bytes of b, least significant first; 4: a; 5: start; 6: the shift scale in every lane. As words
-    0..4 are a bias-scale block with a in place of the scale, the pads hold segment k in their entry k.
+    Words 0..3: bytes of b, least significant first; 4: a; 5: start; 6: the shift scale in every lane. Words 0..4
+    have the layout of a bias-scale block with a in place of the scale, so entry k of the pads has segment k.
     """
     last = np.minimum(np.arange(LANES), len(table.start) - 1)
     planes = np.ascontiguousarray(table.b[last].astype("<i4")).view(np.int8).reshape(LANES, 4).T

@@ -1,7 +1,7 @@
-"""The numbers of an EasyNPU machine, once; a TOML file overrides any of them.
+"""The parameters of an EasyNPU machine, defined once; a TOML file overrides any of them.
 
-Source: easynpu, chapters Scratch Pad (16 ifmap pads of 64 entries, weight pads of 16), PE (Pe_ps_addr has
-6 bits, hence 64 psums) and Storage (20 KB + 20 KB + 24 KB of DTCM in words of 128 bits).
+Source: easynpu, chapters Scratch Pad (16 ifmap pads of 64 entries, weight pads of 16), PE (Pe_ps_addr has 6 bits,
+hence 64 psums) and Storage (20 KB + 20 KB + 24 KB of DTCM in words of 128 bits).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from npuc.storage.machine_files import DEMANDS, bad_machine, described, read_val
 MACHINES = Path(__file__).parents[1] / "machines"
 ROWS_MOST = 64
 PAGE = "easynpu.md"
-"""Of docs/."""
+"""The page of docs/ that describes machine files."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One EasyNPU. Pads and memories are in entries and words; a word is one byte per PE."""
+    """One EasyNPU. Pads and memories are in entries and words; a word has one byte per PE."""
 
     name: str = "default"
     pes: int = 16
     pe_rows: int = 1
-    """Rows of 16 PEs that share weights and ifmap pads (a read port each) and divide the positions of a tile."""
+    """Rows of 16 PEs, which share weights and ifmap pads (a read port each) and divide the positions of a tile."""
     ifmap_pad_entries: int = 64
     ifmap_pad_sets: int = 2
     """1: the document's 16 pads, refilled in place while they are read; 2: one set is read, the other filled."""
     psum_entries: int = 64
-    """Of every row."""
+    """Psums per PE of every row."""
     weight_pad_entries: int = 16
     parameter_pad_entries: int = 64
     """Entries of 32 + 8 bits per PE: bias and scale of a layer and of the words fused behind it (the author's RTL
@@ -41,15 +41,15 @@ class Machine:
     weight_words: int = 1536
     itcm_words: int = 256
     host_bytes_per_cycle: int = 1
-    """What the host moves to or from the DTCMs in a cycle: weighs transfers against computation in plans."""
+    """Bytes that the host moves per cycle; with it plans weigh transfers against computation."""
     psum_write_first: bool = False
     """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
     scales: str = "free"
-    """What activations may have: one of machine_files.DEMANDS."""
+    """The scales that activations may have: one of machine_files.DEMANDS."""
 
     @property
     def macs_per_cycle(self) -> int:
-        """Multiply-accumulates of all PEs."""
+        """Multiply-accumulates of all PEs per cycle."""
         return self.pes * self.pe_rows
 
     @property
@@ -62,12 +62,12 @@ class Machine:
         return int(getattr(self, f"{memory}_words"))
 
     def as_dict(self) -> dict[str, Any]:
-        """The values as the manifest records them; two sets of pads unsaid, as before there was a choice."""
+        """The values as the manifest records them; two sets of pads, the former only choice, are left out."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("ifmap_pad_sets", 2)}
 
     @classmethod
     def of(cls, values: dict[str, Any], origin: str) -> Machine:
-        """A machine from names and values. Raises DoesNotFit (E305) for what no EasyNPU can be."""
+        """A machine from names and values. Raises DoesNotFit (E305) for values that no EasyNPU can have."""
         machine = described(cls, values, origin, PAGE)
         if machine.pes != 16:
             raise _bad(
@@ -96,8 +96,8 @@ def names() -> tuple[str, ...]:
 def load(name_or_file: str | None = None, scales: str | None = None) -> Machine:
     """The default machine, a shipped one by name, or one from a TOML file.
 
-    scales: in place of what the machine asks of them. Raises DoesNotFit (E305) for an unknown name, an unreadable
-    file or invalid values.
+    scales: replaces the machine's demand. Raises DoesNotFit (E305) for an unknown name, an unreadable file or
+    invalid values.
     """
     machine = _described(name_or_file)
     return replace(machine, scales=scales or machine.scales)

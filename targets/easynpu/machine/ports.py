@@ -1,6 +1,6 @@
-"""The ports of the DTCMs: what a pass over a tile's positions takes of them, and leaves for sub-ifmaps.
+"""The DTCM ports: what a pass over a tile's positions uses of them, and what remains for sub-ifmaps.
 
-A DTCM serves one access a cycle; ofmap and ifmap words share a bus on which the ofmap wins (easynpu, Ofmap
+A DTCM serves one access a cycle; ofmap and ifmap words share a bus on which the ofmap has priority (easynpu, Ofmap
 scheduler; docs/decisions.md, EasyNPU stepping simulator, bus).
 """
 
@@ -16,31 +16,31 @@ from npuc.ir import Array
 
 @dataclass(frozen=True)
 class PortUse:
-    """What each position of a pass, one word per 16 channels, asks of the DTCMs beside the loads."""
+    """The use of the DTCMs by each position of a pass, one word per 16 channels, without the loads."""
 
     cycles: int = 0
-    """Cycles that its accesses take; one more where an operand is read from a memory that the result goes to."""
+    """Cycles of its accesses; one more if operand and result are in the same memory."""
     blocked: int = 0
     """Cycles in which no sub-ifmap word can be loaded."""
     ofmap: int = 0
-    """Cycles that it writes over the shared bus: one, or more where a reshape scatters its lanes."""
+    """Cycles of writing over the shared bus: one, or more where a reshape scatters its lanes."""
     apart: bool = False
-    """The operand is read before the position enters the PEs: the bubble of a single psum begins a cycle later."""
+    """The operand is read before the position enters the PEs; a single psum's bubble begins a cycle later."""
 
     def taken(self, sweep: Array, positions: Array) -> Array:
-        """Cycles of a pass over so many positions, whose computation alone takes `sweep`."""
+        """Cycles of a pass over this many positions, whose computation alone takes `sweep`."""
         return np.maximum(sweep + self.apart, positions * self.cycles)
 
     def free(self, sweep: Array, positions: Array) -> Array:
-        """Of these, the cycles in which a word can be loaded."""
+        """Those of its cycles in which a sub-ifmap word can be loaded."""
         return self.taken(sweep, positions) - positions * self.blocked
 
 
 def port_use(reads: str | None, writes: Sequence[str], source: str, times: int = 1) -> PortUse:
-    """The ports that a pass uses. A DTCM serves one access a cycle; a result goes to several memories at once.
+    """The port use of a pass. A DTCM serves one access a cycle; a result is written to several memories at once.
 
-    reads: the memory of its operand, which has a path of its own beside the shared bus; writes: the memories of
-    its result; source: the memory that sub-ifmaps are loaded from; times: the words that a result is scattered to.
+    reads: the memory of its operand, which has its own path apart from the shared bus; writes: the memories of its
+    result; source: the memory that sub-ifmaps are loaded from; times: the words that a result is scattered to.
     """
     apart = reads in writes
     written = times if writes else 0

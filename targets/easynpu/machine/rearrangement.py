@@ -1,7 +1,7 @@
-"""What a reshape word does to a map, and which word gives a wanted order.
+"""The effect of a reshape word on a map, and the word for a wanted order.
 
-The document says it in prose (easynpu, Reshape): dimensions are exchanged, or one is split and its parts are
-stacked on another, as piles of mah-jong tiles are. Its two examples, in length, width and height:
+The document describes it in prose (easynpu, Reshape): dimensions are exchanged, or one is split and its parts are
+stacked on another, like piles of mah-jong tiles. Its two examples, in length, width and height:
 
 - [6, 4, 2] halved in length and doubled in height: the second half of the length is put on top of the first. The
   document calls the result [3, 4, 6], which is 72 tiles of 48; it is [3, 4, 4].
@@ -24,11 +24,11 @@ from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES
 
 SETUP = 5
-"""Cycles in which a machine divides the extents of a word that reads a map, as many as others load parameters."""
+"""Cycles to divide the extents of a word that reads a map, as many as other words take to load parameters."""
 DIMENSIONS = "nhwc"
 N, H, W, C = range(4)
 ORDER = (C, W, H, N)
-"""The dimensions are split in this order, each as the ones before it left it."""
+"""The order in which dimensions are split, each after the splits before it."""
 PERMUTATIONS = tuple(permutations(range(4)))
 """By the word's perm: dimension i of the result is dimension PERMUTATIONS[perm][i] of the map."""
 FACTOR_MOST = 256
@@ -54,7 +54,7 @@ def splits(word: Reshape) -> list[Split]:
 
 
 def problem(word: Reshape) -> str | None:
-    """Why the word describes no rearrangement of its map into its result, or None."""
+    """The reason why the word does not rearrange its map into its result, or None."""
     if word.perm >= len(PERMUTATIONS):
         return f"permutation {word.perm} of {len(PERMUTATIONS)}"
     extents = [(1, word.Hi, word.Wi, word.Ci)[source] for source in PERMUTATIONS[word.perm]]
@@ -71,12 +71,13 @@ def problem(word: Reshape) -> str | None:
 
 
 def destination(word: Reshape, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-    """Where the elements at (row, column, channel) of the map go: row, column and channel of the result.
+    """The (row, column, channel) of the result for elements at (row, column, channel) of the map.
 
-    A dimension of R * parts indices is split either by blocks (part = index // R, rest = index % R) or, minor,
-    into every parts-th index (part = index % parts, rest = index // parts). The rest stays where it is; the part
-    goes to the dimension it is stacked on, of T indices: behind them (part * T + index), or inserted between them
-    (index * parts + part). That may be the split dimension itself. The word must have no `problem`.
+    A dimension of R * parts indices is split either into blocks (part = index // R, rest = index % R) or, if
+    minor, into every parts-th index (part = index % parts, rest = index // parts). The rest stays in its
+    dimension. The part goes to the dimension that it is stacked on, of T indices: after them (part * T + index),
+    or inserted between them (index * parts + part). That may be the split dimension itself. The word must have no
+    `problem`.
     """
     order = PERMUTATIONS[word.perm]
     index = [(np.zeros_like(at[0]), *at)[source] for source in order]
@@ -106,9 +107,9 @@ def rearranged(x: Array, word: Reshape) -> Array:
 
 
 def run_length(word: Reshape) -> int:
-    """Channels of the map, from every multiple of this number on, that stay neighbours in the result.
+    """The number of channels, from each multiple of it on, that stay adjacent in the result.
 
-    All of them, those of a part where C is split by blocks, or 1 where they are separated.
+    It is all channels, those of a part where C is split into blocks, or 1 where channels are separated.
     """
     table = splits(word)
     parts, _, minor, _ = table[C]
@@ -118,26 +119,27 @@ def run_length(word: Reshape) -> int:
 
 
 def piece_starts(word: Reshape) -> Array:
-    """Which elements (Hi, Wi, Ci) of the map begin a piece: lanes of a word that go to one word as neighbours."""
+    """Which elements (Hi, Wi, Ci) of the map begin a piece: lanes that stay adjacent and go to one word."""
     channel = targets(word)[2]
     at = np.arange(word.Ci)
     return (at % LANES == 0) | (at % run_length(word) == 0) | (channel % LANES == 0)
 
 
 def written_words(word: Reshape) -> int:
-    """Words that are written for the map, with lane enables: each of its words once per piece of it."""
+    """Words that are written for the map, with lane enables: one per piece."""
     return int(piece_starts(word).sum())
 
 
 def runs_most(run: int) -> int:
-    """Runs of this length that 16 successive channels can meet."""
+    """The most runs of this length that 16 consecutive channels can overlap."""
     return (LANES - 2) // run + 2
 
 
 def most_written(word: Reshape) -> int:
-    """Pieces that no word of the map exceeds, as a machine tells by the word alone.
+    """An upper bound on the pieces of a word of the map, which a machine can derive from the reshape word alone.
 
-    A word's runs, where these fill words evenly; otherwise every run may reach over the end of a word.
+    It is the number of runs in a word if these divide words evenly; otherwise every run may cross the end of a
+    word.
     """
     run, lanes = run_length(word), min(word.Ci, LANES)
     if run % LANES == 0:
@@ -153,15 +155,16 @@ def most_written(word: Reshape) -> int:
 
 
 def targets(word: Reshape) -> tuple[Array, Array, Array]:
-    """Row, column and channel of the result for every element (Hi, Wi, Ci) of the map."""
+    """The row, column and channel of the result for every element (Hi, Wi, Ci) of the map."""
     row, column, channel = np.indices((word.Hi, word.Wi, word.Ci))
     return destination(word, (row, column, channel))
 
 
 def word_for(order: Array, before: Shape) -> Reshape | None:
-    """The reshape word that turns a map of shape `before` into a wanted order, or None if no single word does.
+    """The reshape word that brings a map of shape `before` into an order, or None if no single word does.
 
-    order: (Ho, Wo, Co), which element of the flattened map (H, W, C) stands there. Few splits are preferred.
+    order: (Ho, Wo, Co), for each element of the result its index in the flattened map (H, W, C). Fewer splits are
+    preferred.
     """
     after = order.shape
     if max(*before, *after) > EXTENT_MOST or order.size != np.prod(before):
@@ -176,14 +179,14 @@ def word_for(order: Array, before: Shape) -> Reshape | None:
 
 
 def _sends(word: Reshape, elements: Array, place: Array) -> bool:
-    """Whether the word sends these elements of the flattened map to their places in the flattened result."""
+    """Whether the word moves these elements of the flattened map to their places in the flattened result."""
     row, column, channel = np.unravel_index(elements, (word.Hi, word.Wi, word.Ci))
     to = destination(word, (row, column, channel))
     return bool((np.ravel_multi_index(to, (word.Ho, word.Wo, word.Co)) == place[elements]).all())
 
 
 def _candidates(before: Shape, after: Shape) -> Iterator[Reshape]:
-    """The words from one shape to another that leave N alone, with no split, then one, then two."""
+    """The words from one shape to another that do not change N, first with no split, then one, then two."""
     Hi, Wi, Ci = before
     plain = Reshape(Hi=Hi, Wi=Wi, Ci=Ci, Ho=after[0], Wo=after[1], Co=after[2])
     for count in range(3):
@@ -220,5 +223,5 @@ def _fields(dimension: int, split: Split) -> dict[str, int]:
 
 @cache
 def _divisors(extent: int) -> tuple[int, ...]:
-    """The numbers of equal parts, more than one, that the field holds."""
+    """The numbers of equal parts, more than one, that the field can state."""
     return tuple(parts for parts in range(2, min(extent, FACTOR_MOST) + 1) if extent % parts == 0)

@@ -1,10 +1,10 @@
-"""Ifmap pads under computation: how long a step waits for the next one's sub-ifmap, in closed form.
+"""Refilling of the ifmap pads during computation: how long a step waits for the next sub-ifmap, in closed form.
 
-With two sets of pads a word is loaded in any cycle in which nothing keeps it from the bus. With one set the words
-of the next step go where those of this one are still read. They come row by row, and a word may go to an entry
-that lies below all entries that will be read (docs/decisions.md, EasyNPU stepping simulator, one set of ifmap
-pads). Before the last channel there is none. Then each kernel position frees what lies before its first entry; in
-the last one, for the last ozi, the loader follows the reader from position to position.
+With two sets of pads, a word is loaded in any cycle in which the bus is free. With one set, the words of the next
+step replace those that this step still reads. They come row by row, and a word may go to an entry below all
+entries that will still be read (docs/decisions.md, EasyNPU stepping simulator, one set of ifmap pads). Before the
+last channel there is no such entry. Then each kernel position frees what is before its first entry; in the last
+one, for the last ozi, the loader follows the reader from position to position.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.ports import PortUse
 
 BLOCK = 64
-"""Positions that are looked at together, which bounds the memory that it takes."""
+"""Positions that are evaluated together, which bounds the memory use."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Sub-ifmaps (rows, columns) whose rows begin `pitch` entries apart in a pad; a value per candidate tile."""
+    """Sub-ifmaps (rows, columns) whose rows begin `pitch` entries apart in a pad; one value per candidate tile."""
 
     rows: Array
     columns: Array
@@ -36,7 +36,7 @@ class Load:
         return self.rows * self.columns
 
     def below(self, entry: Array) -> Array:
-        """The words that go to entries below this one."""
+        """The number of words that go to entries below this one."""
         row, column = np.divmod(entry, self.pitch)
         return np.minimum(row * self.columns + np.minimum(column, self.columns), self.words)
 
@@ -46,12 +46,12 @@ class Step:
     """A step of 16 channels, with a second set of pads."""
 
     cycles: Array
-    """If it waits for nothing."""
+    """Cycles without waiting."""
     free: Array
-    """Of these, the cycles in which a word can be loaded."""
+    """Those of its cycles in which a word can be loaded."""
 
     def wait(self, load: Load) -> Array:
-        """Cycles that it takes longer until the next step's sub-ifmap is loaded."""
+        """Additional cycles until the next step's sub-ifmap is loaded."""
         return np.maximum(load.words - self.free, 0)
 
     def then(self, load: Load) -> Array:
@@ -69,34 +69,34 @@ class Sweep:
     """x * y."""
     zs: int
     rows: int
-    """Of PEs: positions that enter together."""
+    """Rows of PEs: positions that enter together."""
     pitch: Array
-    """Entries from row to row of the sub-ifmap."""
+    """Pad entries between rows of the sub-ifmap."""
     cycles: Array
-    """Of a pass that uses no port."""
+    """Cycles of a pass that uses no port."""
 
 
 @dataclass(frozen=True)
 class Refilled(Step):
-    """The same with one set."""
+    """A step of 16 channels, with one set of pads."""
 
     sweep: Sweep
     use: PortUse
-    """Of the last pass that reads the pads."""
+    """Port use of the last pass that reads the pads."""
     behind: Array
-    """Cycles of the passes behind it in which a word can be loaded."""
+    """Cycles of the following passes in which a word can be loaded."""
 
     def wait(self, load: Load) -> Array:
-        """Of any moment: the words that could not be loaded before, less the cycles left for them."""
+        """The maximum over all moments: words that could not be loaded before, less the free cycles after."""
         wait = np.zeros_like(load.words)
         for entry, free in self._moments():
             wait = np.maximum(wait, (load.words - load.below(entry) - free).max(axis=0))
         return wait
 
     def _moments(self) -> Iterator[tuple[Array, Array]]:
-        """Ends of kernel positions, and of positions in the last one, and before them of its last but one ozi.
+        """The ends of kernel positions, of the last but one ozi of the last one, and of positions in the last ozi.
 
-        Of each (moments, tiles): the entry from which on none was free before, and the free cycles from then on.
+        Each as (moments, tiles): the entry from which on none was free before, and the free cycles from then on.
         """
         sweep, word = self.sweep, self.sweep.word
         last = self.behind + self.use.free(sweep.cycles, sweep.positions * sweep.zs)
@@ -113,7 +113,7 @@ class Refilled(Step):
             yield first[-1] + oyi * word.Sh * sweep.pitch + oxi * word.Sw, self.behind + self._left(position)
 
     def _left(self, position: Array) -> Array:
-        """Free cycles of the last pass behind the positions that enter with this one."""
+        """Free cycles of the last pass after the positions that enter together with this one."""
         others = np.maximum(self.sweep.positions - position - self.sweep.rows, 0)
         if self.use.cycles:
             return others * (self.use.cycles - self.use.blocked)

@@ -1,4 +1,4 @@
-"""The registers by which a core says what it is, and what a program demands of them.
+"""The registers that identify a core, and what a program requires of them.
 
 Their numbers follow those of the port's control, resume, status and cycles. Each has 32 bits.
 """
@@ -16,18 +16,18 @@ SIZES = (
     "pe_rows", "ifmap_pad_entries", "psum_entries", "weight_pad_entries", "parameter_pad_entries",
     "fmap_words", "skip_words", "weight_words", "itcm_words",
 )  # fmt: skip
-"""Of the machine, a register each."""
+"""The machine's sizes, one register each."""
 CONTROLS = ("control", "resume", "status", "cycles")
 REGISTERS = (*CONTROLS, "version", "words", *SIZES)
 """All registers in the order of their numbers. New ones are added at the end."""
 WORDS = (*isa.EXTENSIONS, "halt", *(row.mnemonic for row in isa.OPERATIONS if not row.documented))
-"""The words that the document does not have: bit n of the register `words` says that the core runs the n-th."""
+"""Words that the document does not define: bit n of the register `words` is set if the core runs the n-th."""
 EQUAL, AT_LEAST, ALL_BITS = "equal", "at_least", "all_bits"
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a program demands of a register: this value, no less, or all its bits."""
+    """A program's requirement on a register: this value, no less, or all its bits."""
 
     register: int
     demand: str
@@ -35,16 +35,16 @@ class Requirement:
 
 
 def identity(machine: Machine) -> dict[int, int]:
-    """What a core of this machine answers, by register."""
+    """The values of the identifying registers of a core with this machine, by register."""
     values = {"version": isa.VERSION, "words": (1 << len(WORDS)) - 1}
     values |= {name: int(getattr(machine, name)) for name in SIZES}
     return {REGISTERS.index(name): value for name, value in values.items()}
 
 
 def requirements(machine: Machine, words: Iterable[Instruction]) -> list[Requirement]:
-    """What these words, compiled for this machine, demand of a core.
+    """The requirements of these words, compiled for this machine, on a core.
 
-    More of anything does no harm, but for the Fmap DTCM: a map at its other end lies elsewhere in a larger one.
+    A core may have more of anything except Fmap DTCM: a map at the high end has another address in a larger one.
     """
     demands = {"version": EQUAL, "words": ALL_BITS, "fmap_words": EQUAL}
     values = {**identity(machine), REGISTERS.index("words"): _needed(words)}
@@ -52,7 +52,7 @@ def requirements(machine: Machine, words: Iterable[Instruction]) -> list[Require
 
 
 def _needed(words: Iterable[Instruction]) -> int:
-    """The bits of `words` that stand for words among these."""
+    """The bits of `words` for the words that occur."""
     names = {name for name in map(_name, words) if name in WORDS}
     return sum(1 << WORDS.index(name) for name in names)
 

@@ -1,11 +1,11 @@
-"""The cycle model: what a chain of layer words costs for every candidate tile, in closed form.
+"""The cycle model: the cost of a chain of layer words for every candidate tile, in closed form.
 
-Source: easynpu reference, section 6, with a second set of ifmap pads unless the machine has one only
-(docs/decisions.md, EasyNPU stepping simulator). A layer loads its bias-scale blocks (5 words per 16 channels)
-and first weights (Zs words), then its first sub-ifmap. From then on it goes from step to step: a step computes
-with the 16 channels in the pads while the sub-ifmap of the next step is loaded (refilling). Ofmap and ifmap words
-share one bus of one word a cycle, and the ofmap wins; so a step takes its compute cycles, and longer where words
-find too few cycles or no free entry. The stepping simulator counts the same cycles one after the other.
+Source: easynpu reference, section 6, with a second set of ifmap pads unless the machine has only one
+(docs/decisions.md, EasyNPU stepping simulator). A layer loads its bias-scale blocks (5 words per 16 channels) and
+first weights (Zs words), then its first sub-ifmap. From then on it proceeds in steps: a step computes with the 16
+channels in the pads while the sub-ifmap of the next step is loaded (refilling). Ofmap and ifmap words share one
+bus of one word a cycle, on which the ofmap has priority. A step therefore takes its compute cycles, or more if the
+words find too few cycles or no free entry. The stepping simulator counts the same cycles one by one.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from npuc.targets.easynpu.machine.refilling import Load, Refilled, Step, Sweep
 
 Extent = TypeVar("Extent", int, Array)
 DRAIN = 3
-"""Cycles from the last MAC to its result in the DTCM: the registers of the PE."""
+"""Cycles from the last MAC until its result is in the DTCM: the registers of the PE."""
 
 
 @dataclass(frozen=True)
 class Followers:
-    """What the fused instructions behind a layer add: stages, their bias-scale words, their use of the ports."""
+    """The additional cost of fused instructions behind a layer: stages, bias-scale words, port use."""
 
     stages: int = 0
     bs_words: int = 0
     words: int = 0
-    """Instruction words of the chain beside its first layer words."""
+    """Instruction words of the chain besides its first layer words."""
     ports: tuple[PortUse, ...] = ()
-    """Of the layer's last pass and of each stage; if empty, only the last one writes."""
+    """Port use of the layer's last pass and of each stage; if empty, only the last one writes."""
 
     @property
     def port_uses(self) -> tuple[PortUse, ...]:
-        """One per pass: the layer's last, then each stage's."""
+        """Port use per pass: the layer's last, then each stage's."""
         return self.ports or (*[PortUse()] * self.stages, RESULT)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Cycles of a chain, cycles in which the PEs compute (bubbles included), words on the shared bus."""
+    """Cycles of a chain, cycles in which the PEs compute (bubbles included), and words on the shared bus."""
 
     cycles: Array
     compute: Array
@@ -55,7 +55,7 @@ class Cost:
 
 
 def kernel_extent(kernel: int, dilation: int) -> int:
-    """Rows or columns that a kernel spans; dilation as the word has it (0 = none)."""
+    """Rows or columns that a kernel spans; dilation as in the word (0 = none)."""
     return (kernel - 1) * (dilation + 1) + 1
 
 
@@ -70,12 +70,12 @@ def tile_input(layer: Layer, y: Array | int, x: Array | int) -> tuple[Array | in
 
 
 def of_a_row(positions: Extent, machine: Machine) -> Extent:
-    """Positions of a tile that the fullest row of PEs has: its psums per ozi, and its cycles of a pass."""
+    """Positions of a tile in the fullest row of PEs: its psums per ozi, and its cycles per pass."""
     return -(-positions // machine.pe_rows)
 
 
 def is_dense(layer: Layer) -> bool:
-    """Whether input channels are accumulated (BasicConv), not handled one by one (ChannelWise)."""
+    """Whether input channels are accumulated (BasicConv) rather than handled one by one (ChannelWise)."""
     operation = layer.operation
     return operation is not None and operation.category == CONV
 
@@ -89,7 +89,7 @@ def parameter_words(layer: Layer) -> int:
 
 
 def weight_words(layer: Layer) -> int:
-    """Weight words that the stream has for this word, and that every tile reads; 0 for words without weights."""
+    """Words of weights in the stream for this word, which every tile reads; 0 for words without weights."""
     if layer.operation is None or not layer.operation.weights:
         return 0
     return groups(layer.Co) * layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
@@ -98,7 +98,7 @@ def weight_words(layer: Layer) -> int:
 def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, followers: Followers) -> Cost:
     """The cost of a layer and its fused followers for every candidate tile (y[i], x[i]).
 
-    parts: the layer's word, or the words that keep psums for each other and the one that takes them.
+    parts: the layer's word, or its words that pass on psums, in order.
     """
     Ho, Wo = parts[0].Ho, parts[0].Wo
     pitches = [np.asarray(tile_input(part, y, x)[1]) for part in parts]
@@ -152,7 +152,7 @@ def _split(extent: int, tile: Array) -> tuple[_Extent, _Extent]:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Tiles of one size: cycles of all steps but the last, and what the last one leaves for the next tile."""
+    """Tiles of one size: cycles of all steps but the last, and the last step, which loads for the next tile."""
 
     inner: Array
     last: Step
@@ -162,14 +162,14 @@ class _Tile:
     bus: Array
 
     def then(self, following: _Tile | None) -> Array:
-        """Cycles of the last step before this tile, or before none."""
+        """Cycles of the last step if this tile follows, or none."""
         return self.last.cycles if following is None else self.last.then(following.load)
 
     @classmethod
     def of(cls, parts: Sequence[Layer], pitches: Sequence[Array], passes: _Passes, followers: Followers) -> _Tile:
-        """A tile's steps of 16 channels: those of one part after the other, or channel-wise all parts in turn.
+        """The steps of 16 channels of a tile: part after part, or, channel-wise, all parts for each group.
 
-        pitches: entries from row to row of each part's sub-ifmap, which an edge tile does not change.
+        pitches: entries between rows of each part's sub-ifmap, which are the same in edge tiles.
         """
         rounds = 1 if is_dense(parts[0]) else groups(parts[0].Co)
         loads = [passes.load(part, pitch) for part, pitch in zip(parts, pitches, strict=True)]
@@ -188,13 +188,13 @@ class _Tile:
 
 
 def _channels(part: Layer) -> tuple[int, int]:
-    """Steps of 16 input channels, and the channels of the last one; of a channel-wise word each step has one."""
+    """Full steps of 16 input channels before the last, and the last step's channels; channel-wise (0, 1)."""
     return (groups(part.Ci) - 1, (part.Ci - 1) % LANES + 1) if is_dense(part) else (0, 1)
 
 
 @dataclass(frozen=True)
 class _Passes:
-    """Passes over the positions of tiles of one size, once for each ozi."""
+    """Passes over the positions of tiles of one size, once per ozi."""
 
     y: Array
     x: Array
@@ -208,7 +208,7 @@ class _Passes:
         return cycles * (1 + np.logical_and(cycles == 1, not self.machine.psum_write_first))
 
     def ofmap(self, followers: Followers) -> Array:
-        """Words that results take on the bus."""
+        """Words of results on the bus."""
         return self.y * self.x * self.zs * sum(use.ofmap for use in followers.port_uses)
 
     def load(self, part: Layer, pitch: Array) -> Load:
@@ -217,7 +217,7 @@ class _Passes:
         return Load(np.asarray(rows), np.asarray(columns), pitch)
 
     def step(self, part: Layer, pitch: Array, channels: int, uses: Sequence[PortUse] = (PortUse(),)) -> Step:
-        """So many channels of a part; uses: the ports of its last pass, and of those behind it."""
+        """A step with these channels of a part; uses: the port use of its last pass and of the passes after it."""
         positions, sweep = self.y * self.x * self.zs, self.sweep
         before = (channels * part.Hk * part.Wk - 1) * sweep
         cycles = before + sum(use.taken(sweep, positions) for use in uses)

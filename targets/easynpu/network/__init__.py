@@ -1,1 +1,1 @@
-"""The network before planning: the passes of EasyNPU, and how it is quantised."""
+"""The network before planning: EasyNPU's passes and its quantisation."""

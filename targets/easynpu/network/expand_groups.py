@@ -1,4 +1,4 @@
-"""Grouped convolutions as dense ones with block structure, for machines that know only dense and depthwise."""
+"""Grouped convolutions as dense ones with block structure, for machines with only dense and depthwise ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from npuc.ops.attributes import GROUP
 
 
 def expand_groups(graph: Graph) -> Graph:
-    """Every Conv with 1 < group that is not plainly depthwise gets group 1 and zeros outside its blocks.
+    """Every grouped Conv that is not depthwise gets group 1 and zeros outside its blocks.
 
-    Exact: the added products are zero. The attribute `blocks` keeps the number of groups, from which a target may
-    see that most of the weights are zero.
+    Exact: the added products are zero. The attribute `blocks` has the number of groups, which tells a target that
+    most of the weights are zero.
     """
     nodes: list[Node] = []
     constants: dict[str, Array] = {}
@@ -35,7 +35,7 @@ def expand_groups(graph: Graph) -> Graph:
 
 
 def block_diagonal(weights: Array, group: int) -> Array:
-    """(Co, Ci/group, *kernel) as (Co, Ci, *kernel) with zeros where a channel is of another group."""
+    """(Co, Ci/group, *kernel) as (Co, Ci, *kernel), zero where input and output are of different groups."""
     outputs, per_group = weights.shape[0] // group, weights.shape[1]
     dense = np.zeros((weights.shape[0], per_group * group, *weights.shape[2:]), weights.dtype)
     for g in range(group):

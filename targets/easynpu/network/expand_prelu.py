@@ -1,4 +1,4 @@
-"""PReLU with a slope per channel by ReLU and convolutions only."""
+"""PReLU with a slope per channel, by ReLU and convolutions only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 def expand_prelu(graph: Graph) -> Graph:
     """PRelu with different slopes a becomes relu(x) - a * relu(-x), summed by a 1x1 convolution.
 
-    Exact, and still rounded once when quantised: a convolution gives x and -x as 2 C channels with a ReLU, and one
-    from 2 C to C channels weighs them with 1 and -a. A Conv that only the PRelu reads gives both signs itself.
-    For machines without a word for slopes; x: (1, C, ...) with two spatial axes or none.
+    Exact, and still rounded once when quantised: a convolution with ReLU computes x and -x as 2 C channels, and
+    one from 2 C to C channels weights them with 1 and -a. A Conv that only the PRelu reads computes both signs
+    itself. For machines without a word for slopes; x: (1, C, ...) with two spatial axes or none.
     """
     return rewrite(graph, _expand)
 
@@ -42,7 +42,7 @@ def _expand(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _signs(rewriter: Rewriter, node: Node, unit: np.ndarray) -> tuple[list[Node], str]:
-    """relu(x) and relu(-x) as 2 C channels: the nodes that give them, and their tensor."""
+    """The nodes that compute relu(x) and relu(-x) as 2 C channels, and their tensor."""
     x, stem = node.inputs[0], node.output
     producer, signs = rewriter.private(x), rewriter.fresh(f"{stem}/signs")
     nodes: list[Node] = []

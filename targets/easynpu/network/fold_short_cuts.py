@@ -1,4 +1,4 @@
-"""Short-cuts over a single convolution as a tap of it: the document's psum + m * ifmap within its word."""
+"""Short-cuts over a single convolution, folded into a tap: the document's psum + m * ifmap within one word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.calibration.histograms import Histogram
 
 STEPS = 24
-"""Scales that are tried for a tensor, four an octave, from the one with which nothing saturates downward."""
+"""The number of scales to try for a tensor: four an octave, downwards from the largest value / 127."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class FoldShortCuts:
     """Add(Conv(x), x) becomes one Conv, whose tap over the pixel itself is larger by 1.
 
     The convolution has as many outputs as inputs, stride 1 and a tap over the pixel, and only the sum reads it.
-    Exact in real numbers, and rounded once where convolution and sum are rounded each for itself. But the weights'
-    step must now suit 1 as well as the other weights: where that makes a larger error than the rounding, by the
-    histogram of the values, the sum stays. Source: easynpu, Short_cut operator.
+    The result is exact in real numbers, and rounded once instead of once per convolution and sum. But the step of
+    the weights must now suit 1 as well as the other weights: where that costs more accuracy than the rounding, by
+    the histograms of the values, the sum stays. Source: easynpu, Short_cut operator.
     """
 
     histograms: Mapping[str, Histogram]
     __name__ = "fold_short_cuts"
 
     def __call__(self, graph: Graph) -> Graph:
-        """The graph with short-cuts in the weights where that costs no accuracy."""
+        """The graph with short-cuts folded into weights where that costs no accuracy."""
         return rewrite(graph, self._fold)
 
     def _fold(self, rewriter: Rewriter, node: Node) -> bool:
@@ -54,7 +54,7 @@ class FoldShortCuts:
         return True
 
     def _pays(self, conv: Node, add: Node, w: Array, folded: Array) -> bool:
-        """Whether the squared errors of one convolution are no more than those of a convolution and a sum."""
+        """Whether the squared error of the folded convolution is at most that of convolution and sum."""
         names = (conv.inputs[0], conv.output, add.output)
         if any(name not in self.histograms or not self.histograms[name].energy for name in names):
             return False
@@ -75,7 +75,7 @@ class FoldShortCuts:
 
 
 def _short_cut(rewriter: Rewriter, node: Node) -> tuple[Node, Array] | None:
-    """The convolution and its weights, if the node adds its input to its result."""
+    """The convolution and its weights, if the node adds the convolution's input to its result."""
     if node.op != "Add" or ACTIVATION(node) not in ("", "Relu", "Clip"):
         return None
     for index in (0, 1):
@@ -91,7 +91,7 @@ def _short_cut(rewriter: Rewriter, node: Node) -> tuple[Node, Array] | None:
 
 
 def _pixel(conv: Node, w: Array) -> tuple[int, ...] | None:
-    """The tap that lies over the output's own pixel, or None."""
+    """The tap over the output's own pixel, or None."""
     window = window_of(conv, w.shape[2:])
     taps = tuple(begin // dilation for begin, dilation in zip(window.begins, window.dilations, strict=True))
     meets = all(begin % dilation == 0 for begin, dilation in zip(window.begins, window.dilations, strict=True))
@@ -100,7 +100,7 @@ def _pixel(conv: Node, w: Array) -> tuple[int, ...] | None:
 
 
 def _with_pixel(conv: Node, w: Array) -> Array:
-    """The weights (Co, Ci/group, *kernel) with 1 more over each channel's own pixel."""
+    """The weights (Co, Ci/group, *kernel) with 1 added to each channel's tap over its own pixel."""
     channels = np.arange(len(w))
     folded = w.copy()
     folded[(channels, channels % w.shape[1], *(_pixel(conv, w) or ()))] += 1
@@ -112,7 +112,7 @@ def _scales(largest: float) -> Array:
 
 
 def _weight_error(w: Array, x_scale: float, y_scale: float) -> float:
-    """What rounding the weights adds to the squared results, for each unit of the squared inputs."""
+    """The squared error that rounding the weights causes, per unit of squared input."""
     found = quantise_weights(w, None, x_scale, y_scale)
     step = np.exp2(-found.shift.astype(np.float64)) * y_scale / x_scale
     error = found.w * step.reshape(-1, *(1 for _ in w.shape[1:])) - w

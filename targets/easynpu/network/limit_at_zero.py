@@ -1,4 +1,4 @@
-"""Rounding to steps that begin at 0 limits like a ReLU, which quantisers therefore leave out: it is put back."""
+"""Restores the ReLU that quantisers omit where rounding to steps from 0 up has the same effect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MOVES = ("Reshape", "Transpose", "MaxPool")
 
 
 def limit_at_zero(graph: Graph) -> Graph:
-    """A ReLU on the Conv or Add whose result FakeQuantize alone reads, perhaps moved, and rounds to 0 or more.
+    """Adds a ReLU to a Conv or Add that only a FakeQuantize with steps from 0 up reads, perhaps through moves.
 
-    It changes nothing where the steps are kept, and is needed where other steps take their place.
+    It changes nothing as long as these steps are kept, and is needed where others replace them.
     """
     return rewrite(graph, _limit)
 

@@ -1,13 +1,13 @@
-"""What the words of EasyNPU have room for, as the float passes take it."""
+"""The limits of EasyNPU's words, for the float passes."""
 
 from npuc.passes.expansion.images import ImageLimits
 from npuc.targets.easynpu.machine.memory import LANES
 
 MOST_EXTENT = 256
-"""Rows and columns of a map, as the word has them."""
+"""The most rows or columns of a map in a layer word."""
 WIDEST = 4096
-"""Rows and columns beyond which one row of a map fills a memory."""
+"""Rows or columns beyond which one row of a map fills a memory."""
 MOST_STRIDE, MOST_CHANNELS = 15, 256
-"""Of a layer, as the word has them."""
+"""The largest stride and the most channels in a layer word."""
 IMAGES = ImageLimits(LANES, MOST_CHANNELS, MOST_EXTENT, pixels=64)
-"""The kernel of a fully connected layer covers 64 pixels at most."""
+"""The kernel of a fully connected layer covers at most 64 pixels."""

@@ -1,4 +1,4 @@
-"""The larger and the smaller of two tensors, by pooling and by ReLU."""
+"""Maximum and minimum of two tensors, by pooling and by ReLU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from npuc.targets.easynpu.network.limits import IMAGES
 
 
 def maxima_to_pools(graph: Graph) -> Graph:
-    """Max and Min of two tensors become operators of one.
+    """Max and Min of two tensors become operators with one input.
 
-    Of two computed tensors: both lie one below the other in an image, (1, C, 2, W), and MaxPool takes the larger
-    row; an operand that is repeated is expanded first. With a constant: max(x, c) = c + relu(x - c). The smaller
-    is -max(-x, -y).
+    Two computed tensors become the two rows of an image, (1, C, 2, W), and MaxPool takes the larger row; a
+    broadcast operand is expanded first. With a constant: max(x, c) = c + relu(x - c). The minimum is -max(-x, -y).
     """
     return rewrite(graph, _least, _pooled, _with_constant, *TIDY)
 

@@ -1,14 +1,16 @@
-"""The float passes of EasyNPU, in order: what the array has no word for becomes what it has.
+"""The float passes of EasyNPU, in order: they replace what the array has no word for.
 
 1. Forms. Volumes become images, a batch of images several networks of one image; reductions, interpolation,
-   maxima, padding and matrix products become pooling and convolutions over images. Products may come from
-   interpolation, so they are last.
-2. Weights. Differences, batch normalisation, groups, shuffled channels and transposed convolutions become dense
-   and depthwise convolutions (permutations of channels before other Gathers become many slices); windows that the
-   array does not average or compare are split. Then activations are fused again, as new convolutions have arisen.
-3. Shapes. What is elementwise and still on a tensor that is no image computes on one. This follows everything
-   that moves functions across a Reshape. Copies and rows follow: any pass before may leave some. Last, what limits
-   the results that are left.
+maxima, padding and matrix products become pooling and convolutions over images. Matrix products come last, as
+interpolation creates some.
+
+2. Weights. Differences, batch normalisation, groups, channel shuffles and transposed convolutions become dense and
+depthwise convolutions (permutations of channels before other Gathers become many slices); windows that the array
+cannot average or compare are split. Then activations are fused again, as there are new convolutions.
+
+3. Shapes. Elementwise operators on tensors that are no images compute on images. This follows everything that
+moves functions across a Reshape. Copies and rows follow, as any earlier pass may leave some. Last come limits and
+rescaling of what remains.
 """
 
 from npuc.passes.expansion.as_images import AsImages
@@ -51,12 +53,12 @@ from npuc.targets.easynpu.network.subtract_by_adding import subtract_by_adding
 
 
 def passes(machine: Machine) -> tuple[Pass, ...]:
-    """Those of every program for a machine."""
+    """The passes of every program for a machine."""
     return (*_FORMS, *_averages(machine), *_SHAPES)
 
 
 def _averages(machine: Machine) -> tuple[Pass, ...]:
-    """Kept psums take windows of any size, if a DTCM holds all of them; others become averages of averages."""
+    """The passes for averages: kept psums allow any window that a DTCM holds; others are averages of averages."""
     limits = Limits(positions=max(machine.fmap_words, machine.skip_words) - 1, extent=MOST_EXTENT)
     return PadLongAverages(limits), SplitAveragePool(limits=limits)
 

@@ -1,4 +1,4 @@
-"""How EasyNPU quantises a network: which nodes become integer, and by which accuracy levels."""
+"""EasyNPU's quantisation of a network: which nodes become integer, and by which accuracy levels."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:
 def network(
     graph: Graph, samples: Samples, machine: Machine, options: Options, hook: Hook | None = None
 ) -> tuple[Network, tuple[Trial, ...]]:
-    """The integer network, and what was tried to make it better.
+    """The integer network, and the trials that were made to improve it.
 
-    A model that brings its scales along keeps them; real samples make its weights fit them better. The
-    documented instructions have no words for the padding of maps with a zero point.
+    A model with scales of its own keeps them; real samples improve how its weights fit them. Documented
+    instructions have no words for the padding of maps with a zero point.
     """
     level, documented = LEVELS[options.level], options.flag(ISA) == DOCUMENTED
     method = options.method or level.method
@@ -67,7 +67,7 @@ def network(
     found = {name: found[name] for name in tensors if name in found}
     given = {name: given[name] for name in tensors if name in given}
     free_scales = not given
-    if documented:  # the document adds and pools at equal scales: of what is given the range and the limits remain
+    if documented:  # the document adds and pools at equal scales: only the ranges of the model's steps are used
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors}, {}
     kept = samples.synthetic and not free_scales
@@ -90,7 +90,7 @@ def network(
         )
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, found)
-        if kept:  # synthetic samples do not justify a change of what the model brings
+        if kept:  # synthetic samples do not justify changing the model's own steps
             return drawn(host), ()
         return best_weights(drawn(host), recipe, samples, level)
 

@@ -1,4 +1,4 @@
-"""Where an operator has no zero points and constrains its scales, Rescale nodes around it change its tensors."""
+"""Rescale nodes around operators that take no zero points and constrain their scales."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from npuc.quantize.scales.model_scales import given_steps
 
 
 def rescale_operands(graph: Graph) -> Graph:
-    """Rescale around products, and around PRelu with slopes per channel, of tensors whose steps a model gives.
+    """Rescale around products, and around PRelu with slopes per channel, of tensors whose steps a model sets.
 
-    Their operands and results then have scales of their own. The target's products take no zero points, and only
-    shifts requantise them. A tensor has given steps where FakeQuantize or a conversion says so, and where a limit,
-    a maximum or a move hands such steps on: whichever of these nodes run on int8 in the end.
+    Operands and results then have scales of their own, as the target's products take no zero points and are
+    requantised only by shifts. A model sets the steps of a tensor by FakeQuantize or a conversion, and a limit, a
+    maximum or a move passes them on, whichever of these nodes run on int8 in the end.
     """
     computed = [name for name in graph.tensors if name not in graph.constants]
     known = frozenset(computed)

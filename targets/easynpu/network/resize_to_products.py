@@ -15,16 +15,16 @@ from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_WEIGHTS = 1 << 22
-"""Elements of a matrix; a Resize that needs a larger one stays."""
+"""The most elements of a matrix; a Resize that needs a larger one is not changed."""
 MOST_JOINT = 64
-"""Elements of several axes together, up to which one matrix takes them all: it is rounded once, but is larger."""
+"""The most elements of several axes together that share one matrix: it is rounded once, but is larger."""
 
 
 def resize_to_products(graph: Graph) -> Graph:
     """Resize becomes a MatMul per axis whose size changes: the matrix (size, extent) of its weights times x.
 
-    x is reshaped to (elements before the axis, extent, elements behind it). Exact in every mode. Successive axes
-    of few elements are one: their matrix is the Kronecker product.
+    x is reshaped to (elements before the axis, extent, elements after it). Exact in every mode. Successive axes
+    with few elements are treated as one, whose matrix is the Kronecker product.
     """
     return rewrite(graph, _resize, *TIDY)
 
@@ -63,7 +63,7 @@ def _resize(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _joint(axes: list[int], shape: tuple[int, ...]) -> list[list[int]]:
-    """The axes in groups that one matrix takes."""
+    """The axes, in groups that share one matrix."""
     found: list[list[int]] = []
     for axis in axes:
         joins = found and found[-1][-1] == axis - 1
@@ -75,5 +75,5 @@ def _joint(axes: list[int], shape: tuple[int, ...]) -> list[list[int]]:
 
 
 def weights(node: Node, extent: int, size: int, scale: float) -> Array:
-    """(size, extent) float32: how much of each input element is in each output element of an axis."""
+    """(size, extent) float32: the weight of each input element in each output element of an axis."""
     return matrix_of(*interpolation(node, extent, size, scale), extent)

@@ -1,4 +1,4 @@
-"""Channel shuffles between grouped convolutions, behind the depthwise convolution that reads them."""
+"""Channel shuffles between grouped convolutions, moved behind the depthwise convolution that reads them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from npuc.passes.rewriting.rules import Rewriter
 
 
 def sink_shuffles(graph: Graph) -> Graph:
-    """A permutation of the channels of a Conv in blocks moves behind the depthwise Conv that alone reads it.
+    """A permutation of a block-structured Conv's channels moves behind the depthwise Conv that alone reads it.
 
-    Only where a dense Conv alone reads that result, whose weights will take the permutation. The Conv in blocks
-    then keeps the order in which successive outputs read few inputs; the depthwise one has its weights reordered.
+    Only where a dense Conv alone reads that result, as its weights will absorb the permutation. In the
+    block-structured Conv successive outputs then still read few inputs; the depthwise Conv has its weights
+    reordered.
     """
     rewriter = Rewriter(graph)
     for key in rewriter.order():
@@ -36,7 +37,7 @@ def _is_depthwise(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _sinks(rewriter: Rewriter, node: Node, found: Selection) -> bool:
-    """Whether a permutation between a Conv in blocks and this one may move behind it, into a dense Conv."""
+    """Whether a permutation between a block-structured Conv and this one can move behind it, into a dense Conv."""
     giver, reader = rewriter.private(found.image), rewriter.only_reader(node.output)
     if giver is None or BLOCKS(giver) < 2 or reader is None:
         return False

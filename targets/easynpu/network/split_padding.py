@@ -1,4 +1,4 @@
-"""Padding before an image beyond what an instruction word can say."""
+"""Padding before an image beyond what an instruction word can state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MOST_PADDING = 15
 
 
 def split_padding(graph: Graph) -> Graph:
-    """A Conv with more than 15 rows or columns of padding before its image reads an image that is padded already.
+    """A Conv with more than 15 rows or columns of padding before its image reads a padded image instead.
 
-    A depthwise Conv by 1 pads it, by 15 at most; several do where that is not enough. Exact: it only copies.
+    A depthwise 1x1 Conv adds up to 15 rows and columns, several Convs add more. Exact: they only copy.
     """
     return rewrite(graph, _split)
 

@@ -13,9 +13,10 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def subtract_by_adding(graph: Graph) -> Graph:
-    """Sub(a, b) becomes Add(a, -b), and the sign goes into the weights that give b, if there are any.
+    """Sub(a, b) becomes Add(a, -b), and the sign goes into the weights that produce b, if there are any.
 
-    Otherwise a BatchNormalization with the factor -1 gives -b. Both are computed, and b is (N, C, H, W) or (N, C).
+    Otherwise a BatchNormalization with the factor -1 computes -b. Both operands are computed at run time, and b is
+    (N, C, H, W) or (N, C).
     """
     return fold_batch_norm(rewrite(graph, _subtract))
 

@@ -1,1 +1,1 @@
-"""The plan of a network: regions, order, strips, grids of tiles, and where every buffer lies."""
+"""The plan of a network: regions, order, strips, grids of tiles, and the place of every buffer."""

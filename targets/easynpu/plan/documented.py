@@ -1,4 +1,4 @@
-"""Ranges of layers that the document's words and addresses can compute: known before any word is made."""
+"""Ranges of layers that the document's words and addresses can compute, decided before any word is built."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def has_addresses(graph: Graph, node: Node) -> bool:
 
 
 def expect_words(graph: Graph, nodes: Sequence[Node], machine: Machine) -> None:
-    """Raises NpucError with every layer that documented words cannot compute, whatever its tiles (E204, E302)."""
+    """Raises NpucError with every layer that documented words cannot compute with any tile (E204, E302)."""
     before = fused_behind(graph, nodes, machine)
     problems = [
         problem
@@ -56,7 +56,7 @@ def _behind(node: Node, before: Mapping[Node, Node]) -> list[Node]:
 
 
 class Chains:
-    """The chains of a range of nodes, and whether the document's addresses hold tiles of them."""
+    """The chains of a range of nodes, and whether the document's addresses suffice for tiles of them."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Chains:
     def fit(
         self, views: Views, windows: Mapping[str, MapWindow], inputs: Sequence[str], outputs: Sequence[str]
     ) -> bool:
-        """Whether a tile can be computed; no map between two of its chains goes through the host."""
+        """Whether a tile can be computed without any map between two of its chains going through the host."""
         try:
             steps = [self._step(chain, views, windows) for chain in self.chains]
         except NpucError:
@@ -99,7 +99,7 @@ class Chains:
         return True
 
     def _step(self, chain: Sequence[Node], views: Views, windows: Mapping[str, MapWindow]) -> ChainUse | None:
-        """A chain as one step; None if it takes several words over parts of the channels."""
+        """A chain as one step; None if it takes several words for chunks of the channels, or parts of maps."""
         head, last = chain[0], chain[-1]
         channels = windows[last.output].shape[0]
         if channels > self._most(head, chain[1:]):
@@ -127,7 +127,7 @@ class Chains:
     def _meets(
         self, chain: Sequence[Node], source: str, operand: str | None, windows: Mapping[str, MapWindow]
     ) -> bool:
-        """Whether what is held of the operands begins where the chain reads, without addresses that say so."""
+        """Whether the held operands begin where the chain reads, as no address can say otherwise."""
         head, result = chain[0], windows[chain[-1].output]
         slides = head.op in ("IntConv", "MaxPool")
         for axis, held, wanted in zip((1, 2), _extents(windows[source]), _extents(result), strict=True):
@@ -141,7 +141,7 @@ class Chains:
         return all(windows[name].channels == result.channels for name in alike)
 
     def _most(self, head: Node, followers: Sequence[Node]) -> int:
-        """Channels of the result that one word computes."""
+        """The most channels of the result that one word computes."""
         if head.op == "IntConv":
             return load_of(self.graph, head, self.machine, followers, documented=True).outputs
         return FIELD_CHANNELS

@@ -1,7 +1,7 @@
-"""Grids of tiles for a range of layers, and what each moves and computes.
+"""Grids of tiles for a range of layers: what each grid moves and computes.
 
-A range of layers is computed as a uniform grid of tiles of its outputs; every tile loads the windows it needs,
-runs the whole range, and stores its part.
+The outputs of a range are divided into a uniform grid of tiles; each tile loads the windows it needs, runs the
+whole range, and stores its part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from npuc.targets.easynpu.plan.regions import outputs_of
 
 @dataclass(frozen=True)
 class Grid:
-    """Tiles along channels, rows and columns."""
+    """The number of tiles along channels, rows and columns."""
 
     channels: int = 1
     rows: int = 1
@@ -45,7 +45,7 @@ class Grid:
 
 
 def cuts(extent: int, tiles: int) -> list[tuple[int, int]]:
-    """Nearly equal ranges; never more than there are elements."""
+    """Nearly equal ranges of an extent, at most one per element."""
     tiles = min(tiles, extent)
     bounds = [extent * tile // tiles for tile in range(tiles + 1)]
     return list(pairwise(bounds))
@@ -53,38 +53,38 @@ def cuts(extent: int, tiles: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Strip:
-    """A range of nodes, its grid, and what that takes."""
+    """A range of nodes, its grid, and the cost of both."""
 
     nodes: tuple[Node, ...]
     grid: Grid
     traffic_words: int
-    """Maps and weights between host and DTCMs."""
+    """DTCM words of maps and weights moved between host and DTCMs."""
     compute_cycles: int
-    """Cycles in which the PEs multiply; halo counts as often as it is computed."""
+    """Cycles in which the PEs multiply; halo counts each time it is computed."""
 
     def cost(self, weight: float) -> float:
-        """In cycles. weight: what a word of traffic counts for."""
+        """The cost in cycles. weight: cycles per word of traffic."""
         return self.compute_cycles + self.traffic_words * weight
 
 
 @dataclass(frozen=True)
 class Share:
-    """A node's share of a run's jobs, whatever its tiles."""
+    """A node's share of a run's jobs, which does not depend on the tiles."""
 
     weight_words: int = 0
-    """Of the weight stream."""
+    """Words of the weight stream."""
     table_words: int = 0
-    """Of these, what every part of the channels streams again: an activation table, taps of an average."""
+    """The part of these that every chunk of channels streams again: an activation table, taps of an average."""
     pixel_cycles: int = 0
-    """Cycles in which one row of PEs multiplies for a pixel of all channels."""
+    """Cycles per pixel (all channels) in which one row of PEs multiplies."""
 
     def row_cycles(self, machine: Machine) -> int:
-        """The same for all rows of PEs, which divide the pixels of a tile."""
+        """Cycles per pixel with all rows of PEs, which divide the pixels of a tile."""
         return -(-self.pixel_cycles // machine.pe_rows)
 
 
 def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
-    """The share of every node, by the tensor that it produces."""
+    """The share of every node, by its output tensor."""
     found: dict[str, Share] = {}
     stream = WeightStream()
     for job in jobs:
@@ -99,9 +99,9 @@ def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
 
 @dataclass(frozen=True)
 class Axis:
-    """The ranges of every tensor along an axis, for every useful number of tiles, one tile after the other.
+    """The ranges of every tensor along an axis, for all useful numbers of tiles, one after the other.
 
-    Channels (axis 0) in groups of 16, else rows or columns.
+    Channels (axis 0) count in groups of 16.
     """
 
     counts: tuple[int, ...]
@@ -109,25 +109,25 @@ class Axis:
     """(tensors, tiles of all counts)"""
     high: Array
     ranges: Mapping[str, tuple[Array, Array]]
-    """The same in elements, by tensor."""
+    """Low and high in elements, by tensor."""
 
     @cached_property
     def starts(self) -> Array:
-        """Where the tiles of each count begin."""
+        """The index at which the tiles of each count begin."""
         return np.cumsum((0, *self.counts[:-1]))
 
     @cached_property
     def largest(self) -> Array:
-        """(counts, tensors): the largest tile's."""
+        """The extent of the largest tile: (counts, tensors)."""
         return np.maximum.reduceat(self.high - self.low, self.starts, axis=1).T
 
     @cached_property
     def total(self) -> Array:
-        """(counts, tensors): of all tiles together."""
+        """The sum of the extents of all tiles: (counts, tensors)."""
         return np.add.reduceat(self.high - self.low, self.starts, axis=1).T
 
     def kinds(self, count: int) -> list[Array]:
-        """(tensors, 2): the ranges of one tile of every kind, where tiles with equal extents are of one kind."""
+        """The ranges (tensors, 2) of one tile of every kind; tiles of a kind have equal extents."""
         start = self.starts[self.counts.index(count)]
         low, high = self.low[:, start : start + count], self.high[:, start : start + count]
         kinds = {tuple(sizes): at for at, sizes in enumerate((high - low).T.tolist())}
@@ -135,7 +135,7 @@ class Axis:
 
 
 def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, MapWindow]]:
-    """The windows of a range's outputs, tile by tile; none if the outputs have different numbers of tiles."""
+    """The windows of a range's outputs, per tile; empty if the outputs have different numbers of tiles."""
     outputs = outputs_of(graph, nodes)
     windows = [list(grid.windows(map_shape(graph.shape(name)))) for name in outputs]
     if len({len(each) for each in windows}) > 1:

@@ -1,10 +1,9 @@
-"""Runs at the document's addresses: where maps lie without words that say so, and what the host does in between.
+"""Runs at the document's implicit addresses: where the maps are placed, and what the host loads and stores.
 
-The first map of a segment lies at the low end of the Fmap DTCM, each result goes to the other end than its input,
+The first map of a segment is at the low end of the Fmap DTCM, each result goes to the opposite end from its input,
 and the skip DTCM keeps one map at its own ofmap addresses. A segment ends where words or weights exceed the
-machine, or a word must read from the low end again. What lies at the low end and in the skip DTCM stays for the
-next segment; a map at the high end is brought to the low one by a maximum over single elements, which changes
-nothing.
+machine, or where a word must read from the low end again. Maps at the low end and in the skip DTCM stay for the
+next segment; a map at the high end is copied to the low end by a 1x1 max pool.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ LOW, HIGH, SKIP = "low", "high", "skip"
 
 @dataclass(frozen=True)
 class ChainUse:
-    """What a chain of words reads and writes: names of buffers, and how many words it takes."""
+    """The buffers that a chain of words reads and writes, by name, and the words that it takes."""
 
     node: Node
     source: str
     operand: str | None
     result: str
     kept: str
-    """The buffer that a stored form keeps: the result, but behind a reshape word the map that it rearranges."""
+    """The buffer that a kept copy holds: the result, or, behind a reshape word, the map that it rearranges."""
     weights: int
     words: int
 
 
 @dataclass(frozen=True)
 class Item:
-    """A step of a segment, or a copy of a map from the end where it lies to the other."""
+    """A step of a segment, or (`step` None) a copy of a map from one end to the other."""
 
     step: int | None
     source: str
     low: bool
-    """It reads the low end, and writes the high one."""
+    """It reads the low end and writes the high end."""
     stored: str | None = None
-    """The buffer that it keeps in the skip DTCM."""
+    """The buffer that it also writes to the skip DTCM."""
 
 
 @dataclass
 class Part:
-    """A segment: what the host loads, what runs, and what the host stores; buffers with where they lie."""
+    """A segment: its items, and the buffers that the host loads and stores, each with its place."""
 
     items: list[Item] = field(default_factory=list[Item])
     loads: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -60,7 +59,7 @@ class Part:
 
 
 class Inexpressible(Exception):
-    """The document's addresses cannot express a run: the step that shows it, and why."""
+    """The document's addresses cannot express a run: the step at which they fail, and why."""
 
     def __init__(self, step: ChainUse, reason: str, *, room: tuple[str, int] | None = None) -> None:
         super().__init__(reason)
@@ -75,9 +74,9 @@ def arranged(
     machine: Machine,
     wide: Collection[str] = (),
 ) -> list[Part]:
-    """The segments of a run of steps, in which no map between two of them goes through the host.
+    """The segments of a run of steps, in which no map between two steps goes through the host.
 
-    sizes: words of every buffer. wide: buffers of more channels than a word copies. Raises Inexpressible.
+    sizes: words of every buffer. wide: buffers with more channels than one word copies. Raises Inexpressible.
     """
     walk = _Walk(steps, sizes, set(inputs), list(outputs), machine, set(wide))
     for at in range(len(steps)):
@@ -86,7 +85,7 @@ def arranged(
 
 
 class _Walk:
-    """What lies where while the steps are taken one after the other."""
+    """The contents of the DTCMs as the steps are arranged one after the other."""
 
     def __init__(
         self,
@@ -101,9 +100,9 @@ class _Walk:
         self.machine, self.wide = machine, wide
         self.at: dict[str, str | None] = {LOW: None, HIGH: None, SKIP: None}
         self.end = LOW
-        """Where the next word of the segment reads."""
+        """The end that the next word of the segment reads."""
         self.skip_is_free = True
-        """Nothing has used the skip DTCM since the segment began."""
+        """The skip DTCM has not been used since the segment began."""
         self.parts = [Part()]
         self.words = self.weights = 0
 
@@ -134,7 +133,7 @@ class _Walk:
             raise Inexpressible(step, f"the kept tensor takes {words} words", room=("skip", words))
 
     def _continues(self, step: ChainUse) -> bool:
-        """Whether the step can be part of the segment: its source is where words read, and there is room."""
+        """Whether the step fits the segment: the next word reads its source, and there is room."""
         more = self.words + step.words <= self.machine.itcm_words
         room = more and self.weights + step.weights <= self.machine.weight_words
         ready = step.operand is None or step.operand == self.at[SKIP]
@@ -146,14 +145,14 @@ class _Walk:
         return buffer in self.inputs and (self.at[SKIP] is None or not self._is_operand(self.at[SKIP], -1))
 
     def _is_operand(self, buffer: str | None, after: int) -> bool:
-        """Whether a step not yet run, or behind this one, reads a buffer from the skip DTCM."""
+        """Whether a later step reads a buffer from the skip DTCM: later than `after`, or (-1) not yet run."""
         start = self.done if after < 0 else after + 1
         return any(buffer == each.operand for each in self.steps[start:])
 
     done = 0
 
     def _reach_low(self, at: int) -> None:
-        """Brings a source that lies at the high end to the low one, where the next segment reads."""
+        """Copies a source from the high end to the low end, where the next segment reads."""
         source = self.steps[at].source
         if self.at[LOW] == source or source in self.inputs:
             return
@@ -166,7 +165,7 @@ class _Walk:
         self._copy(source, None)
 
     def _begin(self) -> None:
-        """A new segment."""
+        """Starts a new segment."""
         if self.parts[-1].items:
             self.parts.append(Part())
         self.end, self.words, self.weights = LOW, 0, 0
@@ -181,7 +180,7 @@ class _Walk:
         self.words += 1
 
     def _keeps(self, source: str, at: int) -> bool:
-        """Whether a map that is loaded is read as an operand later, and a copy of it is stored for that."""
+        """Whether a loaded map is also copied to the skip DTCM, where a later step reads it."""
         return self.at[SKIP] is None and self._is_operand(source, at) and self._may_copy(source)
 
     def _load_source(self, source: str) -> None:
@@ -191,7 +190,7 @@ class _Walk:
             self.at[LOW] = source
 
     def _want_operand(self, at: int) -> None:
-        """Loads the operand with the segment where it is the host's."""
+        """Loads the operand with the segment if it comes from the host."""
         operand = self.steps[at].operand
         if operand is None or operand == self.at[SKIP]:
             return
@@ -202,7 +201,7 @@ class _Walk:
         self.skip_is_free = False
 
     def _write(self, item: Item, result: str) -> None:
-        """Runs an item: its result goes to the other end."""
+        """Appends an item, whose result goes to the other end."""
         self.parts[-1].items.append(item)
         self.end = HIGH if self.end == LOW else LOW
         self.at[self.end] = result
@@ -288,10 +287,10 @@ def _refusal(reason: str, node: Node) -> UnsupportedOperator:
 
 
 def implicit(run: Run, machine: Machine) -> list[Placement]:
-    """The segments of a run, each with its places.
+    """The segments of a run, with their places.
 
-    Raises UnsupportedOperator (E204) where the document's addresses cannot express it, DoesNotFit (E302) where
-    input and output of a job exceed the Fmap DTCM together, or a kept tensor the skip DTCM.
+    Raises UnsupportedOperator (E204) where the document's addresses cannot express the run, DoesNotFit (E302)
+    where input and output of a job together exceed the Fmap DTCM, or a kept tensor the skip DTCM.
     """
     steps = steps_of(run)
     sizes = {name: run.words(name) for name in run.views.buffers}
@@ -317,7 +316,7 @@ def implicit(run: Run, machine: Machine) -> list[Placement]:
 
 
 class _Places:
-    """The places of a run's buffers at either end, and in the skip DTCM."""
+    """The places of a run's buffers: at either end of the Fmap DTCM, or in the skip DTCM."""
 
     def __init__(self, run: Run, machine: Machine) -> None:
         self.run, self.machine = run, machine
@@ -359,7 +358,7 @@ class _Places:
         return PlacedJob(job, places, self._at(job.result.buffer, ends[1]), opb, stored, explicit=False)
 
     def _copying(self, buffer: str) -> Job:
-        """A maximum over single elements: the map as it is, at the other end."""
+        """A 1x1 max pool, which copies a map to the other end."""
         channels, height, width = self.run.views.buffers[buffer]
         view = View(buffer, channels, height, width)
         node = Node("MaxPool", (buffer,), (f"{buffer}/copy",), {}, f"{buffer}/copy")

@@ -1,7 +1,7 @@
-"""The order in which the layers of a run are computed, where branches leave a choice: the one with the least peak.
+"""The order of the layers of a run where branches leave a choice: the one with the lowest peak of memory.
 
-Compared are the network's own order and depth-first orders that finish, at every join, the branch with the larger
-(or the smaller) result first. The own order stays unless another one needs fewer words.
+Candidates are the network's own order and two depth-first orders, which at every join finish the branch with the
+larger (or the smaller) result first. The network's own order is kept unless another one needs fewer words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from npuc.targets.easynpu.plan.regions import outputs_of
 
 
 def best_order(graph: Graph, nodes: Sequence[Node], machine: Machine) -> tuple[Node, ...]:
-    """The nodes in the order whose maps, alive together, take the fewest words."""
+    """The nodes in the candidate order whose live maps take the fewest words at the peak."""
     outputs = outputs_of(graph, nodes)
     sizes = {name: graph.tensors[name].size for node in nodes for name in node.outputs}
     orders = [
@@ -29,7 +29,7 @@ def best_order(graph: Graph, nodes: Sequence[Node], machine: Machine) -> tuple[N
 def depth_first(
     graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], first: Callable[[str], int]
 ) -> tuple[Node, ...]:
-    """A topological order that finishes one operand of a node before it begins the next; least key first."""
+    """A topological order that finishes one operand of a node before it begins the next, smallest key first."""
     inside = set(nodes)
     ordered: dict[Node, Node] = {}
     waiting: list[tuple[Node, bool]] = [(graph.producers[name], False) for name in reversed(outputs)]

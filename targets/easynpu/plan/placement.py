@@ -1,4 +1,4 @@
-"""Where every buffer of a run of jobs lies: in either DTCM, by lifetime; extension words carry the addresses."""
+"""Placement of every buffer of a run of jobs, in either DTCM, by lifetime; extension words hold the addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 
 @dataclass(frozen=True)
 class PlacedJob:
-    """A job with the places of its stages' sources, its result, its operand and the copy that is stored."""
+    """A job with the places of its stages' sources, its result, its operand and the copy of its result."""
 
     job: Job
     sources: tuple[Place, ...]
@@ -24,12 +24,12 @@ class PlacedJob:
     opb: Place | None
     stored: Place | None
     explicit: bool
-    """The places stand in extension words."""
+    """Extension words state the places."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Peak and lower bound of one memory, in words."""
+    """Peak and lower bound of the use of one memory, in words."""
 
     peak: int
     lower_bound: int
@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that crosses the border of a run, its view, and where it lies then."""
+    """A window of a tensor that enters or leaves a run, and its place."""
 
     tensor: str
     window: MapWindow
@@ -46,7 +46,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Placement:
-    """The placed jobs of one run, the tensors that are loaded and stored, and what that takes."""
+    """The placed jobs of one run, the tensors that are loaded and stored, and the memory use."""
 
     jobs: tuple[PlacedJob, ...]
     inputs: tuple[Crossing, ...]
@@ -56,16 +56,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class Run:
-    """Jobs that run without the host in between, and the tensors that come from it and go to it."""
+    """Jobs that run without the host in between, and the tensors that the host loads and stores."""
 
     jobs: tuple[Job, ...]
     inputs: Mapping[str, View]
     outputs: Mapping[str, View]
     views: Views
     windows: Mapping[str, MapWindow]
-    """What is computed or loaded of every tensor."""
+    """The window of every tensor that is computed or loaded."""
     stored: Mapping[str, MapWindow]
-    """What is stored of every output."""
+    """The window of every output that is stored."""
 
     def words(self, buffer: str) -> int:
         """DTCM words of a buffer."""
@@ -73,7 +73,7 @@ class Run:
 
 
 def expect_room(machine: Machine, memory: str, words: int, job: Job, reason: str) -> None:
-    """Raises DoesNotFit (E302) if these words exceed the memory, naming the job's node."""
+    """Raises DoesNotFit (E302), with the job's node, if these words exceed the memory."""
     capacity = machine.capacity_words(memory)
     if words > capacity:
         node = job.stages[0].node
@@ -89,10 +89,10 @@ def expect_room(machine: Machine, memory: str, words: int, job: Job, reason: str
 
 
 def explicit(run: Run, machine: Machine) -> Placement:
-    """Every buffer at an address of its own, in the skip DTCM where an addition reads it and there is room.
+    """The placement with an address for every buffer: operands of additions in the skip DTCM if there is room.
 
-    A copy of a result goes there too, and the result itself does not: a DTCM takes one word a cycle.
-    Raises DoesNotFit (E302) where the buffers alive together exceed both memories, or a result and its copy one.
+    The copy of a result goes there too and the result itself does not, as a DTCM takes one word a cycle. Raises
+    DoesNotFit (E302) where the buffers alive together exceed both memories, or a result and its copy share one.
     """
     buffers = _lifetimes(run)
     copied = [(job, job.kept.buffer) for job in run.jobs if job.kept is not None]
@@ -130,7 +130,7 @@ def _not_apart(job: Job, words: int) -> DoesNotFit:
 
 
 def assign(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> tuple[list[Buffer], list[Buffer]]:
-    """The buffers for the skip and for the Fmap DTCM: operands in the skip DTCM, and what else must go there."""
+    """The buffers of the skip and the Fmap DTCM: operands in skip, and others if the Fmap DTCM overflows."""
     skip = _that_fit([b for b in buffers if b.name in operands], machine.skip_words)
     fmap = [b for b in buffers if b not in skip]
     if not fits(fmap, machine.fmap_words):
@@ -140,7 +140,7 @@ def assign(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> t
 
 
 def placeable(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> bool:
-    """Whether `explicit` would find a place for these buffers."""
+    """Whether `explicit` would place these buffers."""
     _, fmap = assign(buffers, operands, machine)
     return fits(fmap, machine.fmap_words)
 
@@ -148,7 +148,7 @@ def placeable(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -
 def _explicit_places(
     run: Run, in_fmap: Mapping[str, int], in_skip: Mapping[str, int], usage: Mapping[str, Usage]
 ) -> Placement:
-    """Every view at its place within its buffer's."""
+    """The placement with every view at its address within its buffer."""
 
     def place(view: View) -> Place:
         memory, base = ("fmap", in_fmap[view.buffer]) if view.buffer in in_fmap else ("skip", in_skip[view.buffer])
@@ -172,7 +172,7 @@ def _explicit_places(
 
 
 def _lifetimes(run: Run) -> list[Buffer]:
-    """A buffer's life: from the job that first writes it to the last that reads it, in job numbers."""
+    """The buffers with their lifetimes in job numbers: from the first job that writes to the last that reads."""
     first = {view.buffer: 0 for view in run.inputs.values()}
     last = dict(first)
     for step, job in enumerate(run.jobs):
@@ -184,7 +184,7 @@ def _lifetimes(run: Run) -> list[Buffer]:
 
 
 def _that_fit(buffers: Sequence[Buffer], capacity: int) -> list[Buffer]:
-    """The buffers, in order, that can be placed together within the capacity."""
+    """The buffers that can be placed together within the capacity, chosen greedily in order."""
     chosen: list[Buffer] = []
     for buffer in buffers:
         together = [*chosen, buffer]

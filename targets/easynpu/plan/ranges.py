@@ -1,4 +1,4 @@
-"""Ranges of layers with all their grids: what each would cost, and whether its tiles fit the machine.
+"""Ranges of layers with all their grids: the cost of each, and whether its tiles fit the machine.
 
 Rows and columns are independent, so all grids of a range are evaluated at once.
 """
@@ -32,14 +32,14 @@ from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.segments import cut
 
 MOST_EXTENT = 256
-"""Rows or columns of a map that the instruction word can say."""
+"""The most rows or columns of a map that an instruction word can state."""
 
 
 InTurn = Callable[[Node, tuple[Node, ...]], tuple[Layer, ...]]
 
 
 def parts_of(graph: Graph, machine: Machine) -> InTurn:
-    """`parts_in_turn` by node and what is fused behind it, which remembers what it found."""
+    """`parts_in_turn` by node and the nodes fused behind it, cached."""
 
     @cache
     def found(node: Node, chain: tuple[Node, ...]) -> tuple[Layer, ...]:
@@ -49,10 +49,10 @@ def parts_of(graph: Graph, machine: Machine) -> InTurn:
 
 
 class Range:
-    """Consecutive nodes with every grid that may fit them; which ones do is found when it is asked.
+    """Consecutive nodes with every grid that may fit them; whether one does is determined on demand.
 
-    tail: a range with the same end that begins later, whose tiles need the same of what both compute. in_turn:
-    `parts_of`, which several ranges share.
+    tail: a range with the same end and a later start, whose tile ranges are reused for the nodes in both.
+    in_turn: `parts_of`, shared by several ranges.
     """
 
     def __init__(
@@ -75,28 +75,28 @@ class Range:
         self.before = fused_behind(graph, nodes, machine)
         self.chains = Chains(graph, nodes, machine, self.before, shares) if documented else None
         alike = tail is not None and self._shapes(self.outputs) == self._shapes(tail.outputs)
-        if alike and tail is not None and not tail.strips:  # whose tiles need no more
+        if alike and tail is not None and not tail.strips:  # the tail's tiles need no more
             self.axes = ()
         else:
             self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
         self.roomy: set[Grid] = set()
-        """Grids whose tiles fit in sections, if at all."""
+        """Grids whose tiles fit only in sections, if at all."""
         self.too_large: list[Grid] = []
-        """Of these what was tried in vain."""
+        """Those that were tried and did not fit."""
         self.strips = list(self._strips(shares))
         self.fitting: dict[Grid, bool] = {}
 
     def least(self, weight: float) -> float:
-        """What the cheapest strip would cost, whether it fits or not. weight: cycles for a word of traffic."""
+        """The cost of the cheapest strip, whether it fits or not. weight: cycles per word of traffic."""
         return min((strip.cost(weight) for strip in self.strips), default=inf)
 
     def best(self, weight: float, limit: float = inf) -> Strip | None:
-        """The cheapest strip that fits, if one below the limit does."""
+        """The cheapest strip that fits at a cost below the limit, if any."""
         cheap = [(cost, at) for at, strip in enumerate(self.strips) if (cost := strip.cost(weight)) < limit]
         return next((self.strips[at] for _, at in sorted(cheap) if self.fits(self.strips[at].grid)), None)
 
     def fits(self, grid: Grid) -> bool:
-        """Whether every tile can be placed: the buffers of its views, by lifetime; tiles of one kind are alike."""
+        """Whether every tile can be placed, by the lifetimes of its buffers; one tile of every kind is tried."""
         if grid not in self.fitting:
             counts = grid.channels, grid.rows, grid.columns
             kinds = [axis.kinds(count) for axis, count in zip(self.axes, counts, strict=True)]
@@ -108,7 +108,7 @@ class Range:
         return self.fitting[grid]
 
     def _fits_in_sections(self, grid: Grid, tiles: Iterable[Mapping[str, MapWindow]]) -> bool:
-        """Whether every tile can be placed in sections, by placing it; none larger than one tried in vain."""
+        """Whether every tile can be placed in sections, by placing it; False if a smaller tile has failed."""
         if any(grid.rows <= each.rows and grid.columns <= each.columns for each in self.too_large):
             return False
         try:
@@ -137,7 +137,7 @@ class Range:
         return placeable(*self._lifetimes(views), self.machine)
 
     def _lifetimes(self, views: Views) -> tuple[list[Buffer], set[str]]:
-        """The buffers that the jobs will hold, by first and last step, and those that are read as operands."""
+        """The buffers of the jobs, with first and last step, and the names of those read as operands."""
         inner = {node.output for node in self.before.values()}
         buffer = {name: view.buffer for name, view in views.tensors.items()}
         first = dict.fromkeys((buffer[name] for name in self.inputs), 0)
@@ -162,7 +162,7 @@ class Range:
         return found, operands
 
     def _axes(self, tail: Range | None) -> tuple[Axis, ...]:
-        """The ranges along channels, rows and columns; none where the range cannot be computed by itself."""
+        """The ranges along channels, rows and columns; empty where the range cannot be computed by itself."""
         shapes = self._shapes(self.outputs)
         unequal = len(shapes) > 1 and min(map(min, shapes)) < 2
         if not self.outputs or unequal or _divides_interleaving(self.graph, self.nodes):
@@ -188,12 +188,12 @@ class Range:
         return Axis(counts, low // unit, -(-high // unit), ranges)
 
     def _counts(self, axis: int, least: int) -> tuple[int, ...]:
-        """Useful numbers of tiles of an axis of so many units."""
+        """Useful numbers of tiles for an axis with this many units."""
         most = min(least, MOST_TILES if axis else least) if _divides(self.graph, self.nodes, axis) else 1
         return tuple(n for n in range(1, most + 1) if n == 1 or -(-least // n) < -(-least // (n - 1)))
 
     def _undivided(self, rows: Array, columns: Array) -> Array:
-        """Where the windows of layers whose weights are loaded in turn are of one tile each.
+        """The grids in which layers that are loaded part by part have windows of one tile each.
 
         rows, columns: (counts, tensors), the largest extents for every number of tiles.
         """
@@ -209,12 +209,12 @@ class Range:
         return fitting
 
     def _fused(self) -> Iterator[tuple[Node, Node]]:
-        """The nodes that continue on the result of another, and that other."""
+        """Pairs of a fused node and the node that it continues on."""
         known = {node: node for node in self.nodes}
         return ((known[reader], producer) for reader, producer in self.before.items())
 
     def _strips(self, shares: Mapping[str, Share]) -> Iterator[Strip]:
-        """Every grid whose largest tile has no more words than the machine, with what it moves and computes."""
+        """Strips with every grid whose largest tile takes no more words than the machine has."""
         if not self.axes:
             return
         channels, rows, columns = self.axes
@@ -247,9 +247,9 @@ class Range:
                 yield Strip(self.nodes, grid, int(traffic[r, c]), int(sums[r, c] @ cycles))
 
     def _in_sections(self, words: Array, alive: Array) -> Array:
-        """Where a placement in sections is not out of the question; words: (..., tensors).
+        """The grids for which a placement in sections is not ruled out; words: (..., tensors).
 
-        Results that nothing reads go, operands of functions of one element are replaced.
+        Results that nothing reads leave the memory; pointwise functions write over their operands.
         """
         held = alive.copy()
         for at, name in enumerate(self.tensors):
@@ -263,9 +263,10 @@ class Range:
 
 
 def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:
-    """Where a placement is not out of the question; words: (..., tensors), alive: (steps, tensors).
+    """The grids for which a placement is not ruled out; words: (..., tensors), alive: (steps, tensors).
 
-    Two memories hold what is alive; each has room for one map beyond a half of the larger one, two beyond a third.
+    Two memories hold the live maps. Each has room for one map larger than half of the larger memory, and for two
+    larger than a third.
     """
     most = max(capacities)
     possible = (words.max(axis=-1) <= most) & ((words @ alive.T).max(axis=-1) <= sum(capacities))
@@ -275,7 +276,7 @@ def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:
 
 
 def _divides_interleaving(graph: Graph, nodes: Sequence[Node]) -> bool:
-    """Whether a DepthToSpace and the concatenation that it interleaves are not both in the range."""
+    """Whether the range contains only one of a DepthToSpace and the concatenation that it interleaves."""
     inside = set(nodes)
     pairs = ((node, interleaved(graph, node)) for node in graph.nodes if node.op == "DepthToSpace")
     return any(concat is not None and (node in inside) != (concat in inside) for node, concat in pairs)
@@ -293,7 +294,7 @@ def whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], mach
 
 
 def _tiled(extents: Mapping[str, int], counts: Sequence[int], unit: int) -> dict[str, tuple[Array, Array]]:
-    """The tiles of outputs with these extents, for every number of tiles one after the other."""
+    """The tiles of outputs with these extents, for every number of tiles, one after the other."""
     found: dict[str, tuple[Array, Array]] = {}
     for name, extent in extents.items():
         bounds = unit * np.array([cut for n in counts for cut in cuts(-(-extent // unit), n)])
@@ -302,7 +303,7 @@ def _tiled(extents: Mapping[str, int], counts: Sequence[int], unit: int) -> dict
 
 
 def _divides(graph: Graph, nodes: Sequence[Node], axis: int) -> bool:
-    """Whether tiles along an axis make sense: of channels, behind a first layer that may sum over them."""
+    """Whether a range can be tiled along an axis; along channels, only its first layer may sum over them."""
     if axis:
         return is_tileable(graph, nodes, axis)
     whole_maps = all(is_tileable(graph, nodes, each) for each in range(3))
@@ -316,7 +317,7 @@ def _alive(
     before: Mapping[Node, Node],
     graph: Graph,
 ) -> Array:
-    """(steps, tensors): 1 where a tensor is held while a node runs; parts of a map lie in it, and take nothing."""
+    """(steps, tensors): 1 where a tensor is alive while a node runs; parts of another map take no words."""
     index = {name: at for at, name in enumerate(tensors)}
     holder = {name: name for name in tensors}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Which nodes of the integer graph run on the PE array together, and which on the host in between."""
+"""Which nodes of the integer graph run on the PE array together, and which run on the host in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npuc.targets.easynpu.plan.placement import Run
 
 @dataclass(frozen=True)
 class Region:
-    """Host nodes, then the array nodes that run without the host until the next region."""
+    """Host nodes, followed by array nodes that run without the host until the next region."""
 
     host: tuple[Node, ...]
     array: tuple[Node, ...]
@@ -28,8 +28,7 @@ class Region:
 def regions_of(graph: Graph, machine: Machine, *, documented: bool = False) -> tuple[Region, ...]:
     """The graph as alternating host and array phases, as few as its dependencies allow.
 
-    A phase of nothing but address arithmetic, whose readers wait for more, is the host's: the array would compute
-    nothing.
+    A phase of address arithmetic only goes to the host, as the array would compute nothing.
     """
     array = array_nodes(graph, machine, documented=documented)
     waiting = list(graph.nodes)
@@ -44,18 +43,18 @@ def regions_of(graph: Graph, machine: Machine, *, documented: bool = False) -> t
 
 
 MOST_TILES = 16
-"""Along rows, and along columns."""
+"""The most tiles along rows, and along columns."""
 
 
 MOVED_BY_ADDRESSES = ("Concat", "Slice", "Split", "DepthToSpace")
-"""Parts of maps, and maps of parts: the document's addresses reach whole maps, so the host moves these."""
+"""Parts of maps, and maps built of parts, which the host moves: the document's addresses reach whole maps."""
 
 
 def array_nodes(graph: Graph, machine: Machine, *, documented: bool = False) -> set[Node]:
-    """The nodes that the array runs; address arithmetic only where an array node reads it.
+    """The nodes that the array runs; address arithmetic only where an array node reads its result.
 
-    Parts of a map, and maps of parts, only where a DTCM holds the map: it cannot be cut into tiles along the same
-    axes.
+    Parts of maps along rows or columns, and maps built from them, are excluded if no DTCM holds the map, as it
+    cannot be tiled along the same axes.
     """
     found: set[Node] = set()
     for node in reversed(graph.nodes):
@@ -68,7 +67,7 @@ def array_nodes(graph: Graph, machine: Machine, *, documented: bool = False) -> 
 
 
 def _exceeds(graph: Graph, node: Node, machine: Machine) -> bool:
-    """Whether address arithmetic along rows or columns is on a map that no DTCM holds, tiled along the others."""
+    """Whether a node joins or cuts rows or columns of a map too large for a DTCM, even if tiled otherwise."""
     moved = moved_axes(graph, node) & {1, 2} if node.op in ("Slice", "Split", "Concat") else set[int]()
     most = max(machine.fmap_words, machine.skip_words)
 
@@ -83,7 +82,7 @@ def _exceeds(graph: Graph, node: Node, machine: Machine) -> bool:
 def _ready(
     waiting: Sequence[Node], known: set[str], wanted: Callable[[Node], bool]
 ) -> tuple[list[Node], list[Node]]:
-    """Takes the wanted nodes whose inputs are known, one after the other; gives those and the rest."""
+    """The wanted nodes whose inputs are known, in order, and the remaining nodes; updates `known`."""
     taken: list[Node] = []
     rest: list[Node] = []
     for node in waiting:
@@ -103,7 +102,7 @@ def run_of(
     *,
     documented: bool,
 ) -> Run:
-    """The jobs that compute these windows of a run's outputs, with the tensors that cross its border."""
+    """The run that computes these windows of its outputs: its jobs and the tensors that it loads and stores."""
     windows = windows_for(graph, nodes, outputs)
     views = views_of(graph, nodes, windows)
     jobs = tuple(select(Scope(graph, nodes, views, windows, machine, documented)))
@@ -118,20 +117,20 @@ def run_of(
 
 
 def _stored_part(view: View, computed: MapWindow, stored: MapWindow) -> View:
-    """The part of a tensor's view that is stored: its halo may be computed as well."""
+    """The part of a tensor's view that is stored, without any halo that is computed with it."""
     row, column = stored.rows[0] - computed.rows[0], stored.columns[0] - computed.columns[0]
     return view.window((0, row, column), (view.channels, *stored.shape[1:]))
 
 
 def inputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The tensors that the nodes read from outside, in order."""
+    """The tensors that the nodes read but do not write, in order."""
     written = {name for node in nodes for name in node.outputs}
     read = dict.fromkeys(name for node in nodes for name in node.inputs if name not in graph.constants)
     return tuple(name for name in read if name not in written)
 
 
 def outputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The tensors of the nodes that are read outside, in order."""
+    """The tensors of the nodes that are read outside them, in order."""
     inside = set(nodes)
 
     def leaves(name: str) -> bool:

@@ -1,8 +1,9 @@
-"""Runs that are short of room: maps in sections of their channels, which come and go with the segments.
+"""Runs that exceed the DTCMs: maps in sections of their channels, which segments load and store separately.
 
-A section is what no job reads or writes across: 256 channels of the map that a convolution reads, the channels
-that a job of it gives. Each lies where there is room for it, in either DTCM. It is loaded with the segment that
-first reads it and stored with the one that writes it last; a function of one element takes the place of its map.
+No job reads or writes across a section border: a section is the 256 channels of the map that a convolution reads,
+or the channels that one of its jobs writes. Each is placed where there is room, in either DTCM. It is loaded with
+the segment that first reads it and stored with the one that last writes it; a pointwise function writes over its
+operand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, 
 
 @dataclass(frozen=True)
 class Section:
-    """Channel groups of a buffer, from first to end."""
+    """Channel groups of a buffer, from `first` up to `end`."""
 
     buffer: str
     first: int
@@ -33,26 +34,26 @@ class Section:
 
 @dataclass
 class Life:
-    """When a section is used, in jobs and in segments."""
+    """The lifetime of a section, in jobs and in segments."""
 
     first: int
     last: int
     written: int
-    """The segment that loads it or writes it last."""
+    """The segment that loads it or last writes it."""
     loaded: bool = False
     stored: bool = False
 
 
 @dataclass
 class _Sections:
-    """The sections of a run's buffers and their lives."""
+    """The sections of a run's buffers and their lifetimes."""
 
     run: Run
     segments: Sequence[Sequence[Job]]
     found: dict[str, list[Section]] = field(default_factory=dict[str, list[Section]])
     lives: dict[Section, Life] = field(default_factory=dict[Section, Life])
     takes_over: dict[Section, Section] = field(default_factory=dict[Section, Section])
-    """Sections that lie where the operand of a function of one element lay."""
+    """The result's section to the operand's section whose place it takes (pointwise functions)."""
 
     def __post_init__(self) -> None:
         self.jobs = [job for jobs in self.segments for job in jobs]
@@ -67,14 +68,14 @@ class _Sections:
             self._take_over(at, job)
 
     def of(self, view: View) -> Section:
-        """The section that holds a view of a job."""
+        """The section that contains a view of a job."""
         first, end = _span(view)
         return next(each for each in self.found[view.buffer] if each.first <= first and end <= each.end)
 
     def crossing(self, view: View, window: MapWindow) -> Iterator[tuple[Section, View, MapWindow]]:
-        """The parts of a tensor that crosses the border: section by section, its view there and its window.
+        """The parts of a tensor that enters or leaves the run: section, view and window of each.
 
-        Raises DoesNotFit (E302) for channels that no job touches: the host would only carry them through.
+        Raises DoesNotFit (E302) for channels that no job touches: the host would only pass them through.
         """
         first, end = _span(view)
         known = [each for each in self.found.get(view.buffer, []) if each.first < end and first < each.end]
@@ -114,7 +115,7 @@ class _Sections:
             self.takes_over[result] = source
 
     def _fills(self, view: View, section: Section) -> bool:
-        """Whether a view is all of its section, as it lies."""
+        """Whether a view is its whole section, without steps."""
         channels, height, width = self.run.views.buffers[view.buffer]
         whole = View(view.buffer, view.channels, height, width, section.first)
         return view == whole and _span(view) == (section.first, section.end) and channels > 0
@@ -129,13 +130,13 @@ class _Sections:
         return depth * height * width
 
     def holder(self, section: Section) -> Section:
-        """The section in whose place it lies, perhaps its own."""
+        """The section whose place it takes, or itself."""
         while section in self.takes_over:
             section = self.takes_over[section]
         return section
 
     def buffers(self) -> list[Buffer]:
-        """What has to be placed, each alive from the segment that loads it to the one that stores it."""
+        """The buffers to place, each alive from the segment that loads it to the one that stores it."""
         starts = [self.segment_of.index(at) for at in range(len(self.segments))]
         ends = [start + len(jobs) - 1 for start, jobs in zip(starts, self.segments, strict=True)]
         found: dict[Section, Buffer] = {}
@@ -149,7 +150,7 @@ class _Sections:
 
 
 def in_sections(run: Run, segments: Sequence[Sequence[Job]], machine: Machine) -> list[Placement]:
-    """The segments of a run, each with its places, loads and stores.
+    """The segments of a run, with their places, loads and stores.
 
     Raises DoesNotFit (E302) where the sections alive together exceed both memories.
     """
@@ -172,7 +173,7 @@ def in_sections(run: Run, segments: Sequence[Sequence[Job]], machine: Machine) -
 def _assigned(
     buffers: Sequence[Buffer], operands: set[str], machine: Machine
 ) -> tuple[list[Buffer], list[Buffer]]:
-    """The buffers for the Fmap and for the skip DTCM. Raises DoesNotFit (E302) where three tries fail."""
+    """The buffers of the Fmap and the skip DTCM. Raises DoesNotFit (E302) after three attempts."""
     longest = sorted(buffers, key=lambda each: (each.first - each.last, -each.size, each.name))
     for tried, wanted in ((buffers, operands), (buffers, set[str]()), (longest, {each.name for each in longest})):
         skip, fmap = assign(tried, wanted, machine)
@@ -187,7 +188,7 @@ def _assigned(
 
 @dataclass(frozen=True)
 class _Places:
-    """The places of sections, and of what crosses the border."""
+    """The places of sections, and of the tensors that enter and leave."""
 
     sections: _Sections
     addresses: Mapping[str, Mapping[str, int]]
@@ -229,12 +230,12 @@ def _name(section: Section) -> str:
 
 
 def _span(view: View) -> tuple[int, int]:
-    """The channel groups of its buffer that a view is of."""
+    """The channel groups of its buffer that a view covers."""
     return view.group, view.group + (groups(view.channels) if view.group_step else 1)
 
 
 def _joined(buffer: str, spans: Sequence[tuple[int, int]]) -> Iterator[Section]:
-    """The spans as few that do not overlap."""
+    """The spans merged into sections that do not overlap."""
     first, end = -1, -1
     for start, stop in sorted(set(spans)):
         if start < end:
@@ -247,7 +248,7 @@ def _joined(buffer: str, spans: Sequence[tuple[int, int]]) -> Iterator[Section]:
 
 
 def _is_elementwise(job: Job) -> bool:
-    """Whether every element of the result depends on the same element of one map, and of an operand."""
+    """Whether every element of the result depends only on the same element of one map and of the operands."""
     words = [stage.word for stage in job.stages]
     if len(job.sources) != 1 or not all(isinstance(word, Layer) for word in words):
         return False

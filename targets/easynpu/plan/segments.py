@@ -1,4 +1,4 @@
-"""Runs of jobs cut into segments: what ITCM and weight DTCM hold at once."""
+"""Runs of jobs cut into segments that fit the ITCM and the weight DTCM."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from npuc.targets.easynpu.machine.parameters import Machine
 
 
 def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[Job]]:
-    """The jobs in runs whose words fit the ITCM and whose weight blocks fit the weight DTCM.
+    """The jobs in segments whose words fit the ITCM and whose weight blocks fit the weight DTCM.
 
-    extended: with extension words. Raises DoesNotFit (E302) for a single job that exceeds them.
+    extended: count extension words. Raises DoesNotFit (E302) for a single job that exceeds either memory.
     """
     runs: list[list[Job]] = [[]]
     stream, words = WeightStream(), 0
@@ -35,7 +35,7 @@ def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[J
 
 
 def instruction_words(job: Job, *, extended: bool) -> int:
-    """Words of a job: its stages and, with addresses, the extension words before them."""
+    """Instruction words of a job: its stages, control words and, if extended, address words."""
     controls = sum(is_controlled(job, stage) for stage in job.stages)
     operands = len(job.reads) + len(job.writes)
     return len(job.stages) + controls + (operands if extended else 0)
@@ -47,7 +47,7 @@ def is_controlled(job: Job, stage: Stage) -> bool:
 
 
 def weight_words(job: Job) -> int:
-    """Words that the job streams from the weight DTCM."""
+    """Words that must be loaded into the weight DTCM for a job."""
     return sum(len(stage.loaded) for stage in job.stages)
 
 

@@ -1,9 +1,10 @@
-"""Maps that exceed the DTCMs: ranges of layers computed tile by tile, with halo, so that the host moves least.
+"""Maps that exceed the DTCMs: ranges of layers computed tile by tile, with halo, at the least cost.
 
 The nodes of a region are cut into consecutive ranges, each with a grid of tiles (grids). Dynamic programming over
-the cuts minimises the cycles of computation (halo is computed more than once) plus those of the transfers, exactly
-within its class of plans: contiguous ranges of at most 32 units, uniform grids of up to 16 x 16 tiles along the
-axes that no layer moves elements along, groups of 16 channels for single layers, tiles that the allocation places.
+the cuts minimises the cycles of computation (halo is computed more than once) plus those of the transfers. It is
+exact within its class of plans: contiguous ranges of at most 32 units, uniform grids of up to 16 x 16 tiles along
+the axes that no layer moves elements along, groups of 16 channels for single layers, tiles that the allocator can
+place.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from npuc.targets.easynpu.plan.ranges import Range, parts_of
 from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
 
 MOST_UNITS = 32
-"""Of a range: a unit is a layer with what a cut would never separate from it."""
+"""The most units of a range. A unit is a layer with everything that a cut never separates from it."""
 OBJECTIVES = OBJECTIVE.values
 RARELY = 1e-6
-"""What the other quantity counts for where only traffic or only cycles is minimised: it breaks ties."""
+"""The weight of the other quantity where only traffic or only cycles is minimised: it breaks ties."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Strips, one after the other."""
+    """Strips in order of execution."""
 
     strips: tuple[Strip, ...]
     least_cycles: int
@@ -46,12 +47,12 @@ class Plan:
 
     @property
     def halo_cycles(self) -> int:
-        """Cycles in which the PEs compute again what another tile has computed."""
+        """Cycles in which the PEs recompute what another tile has computed."""
         return sum(strip.compute_cycles for strip in self.strips) - self.least_cycles
 
 
 def untiled(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> Plan:
-    """The plan of a region that fits as a whole: no other moves or computes less."""
+    """The plan of a region that fits as a whole; no other plan moves or computes less."""
     borders = (*inputs_of(graph, nodes), *outputs_of(graph, nodes))
     traffic = sum(whole(graph, name).words for name in borders)
     traffic += sum(each.weight_words for each in shares.values())
@@ -73,10 +74,10 @@ def plans(
     *,
     documented: bool = False,
 ) -> dict[str, Plan]:
-    """For every objective the plan with the best cuts and grids of a region.
+    """The best cuts and grids of a region, by objective.
 
-    "time": cycles of computation and transfer; "traffic" or "cycles" alone: the other breaks ties. shares: what
-    every node streams and computes. Raises DoesNotFit (E302) where a single node fits in no tile.
+    "time": cycles of computation and transfer; "traffic" or "cycles": that alone, the other breaks ties. shares:
+    what every node streams and computes. Raises DoesNotFit (E302) where a single node fits in no tile.
     """
     weights = {
         "time": machine.word_bytes / machine.host_bytes_per_cycle,
@@ -102,10 +103,10 @@ def plans(
 
 
 def units(graph: Graph, nodes: Sequence[Node], machine: Machine) -> list[int]:
-    """Where a region may be cut: before which nodes, and at its end.
+    """The positions at which a region may be cut: before a node, or at the end.
 
-    Not between a layer and what is fused behind it, a part of a map and its readers, or what is joined and what
-    joins it.
+    Never separated are a layer and the nodes fused behind it, a part of a map and its readers, and a concatenation
+    or interleaving and its operands.
     """
     at = {node: position for position, node in enumerate(nodes)}
     spans = [(at[producer], at[reader]) for reader, producer in fused_behind(graph, nodes, machine).items()]
@@ -118,16 +119,16 @@ def units(graph: Graph, nodes: Sequence[Node], machine: Machine) -> list[int]:
 
 
 def _joins(graph: Graph, node: Node, reader: Node) -> bool:
-    """Whether a node's result exists only to be joined with others: rows and columns, or interleaved phases."""
+    """Whether a node's result exists only to be joined: along rows or columns, or as an interleaved phase."""
     return (reader.op == "Concat" and AXIS(reader) > 1) or interleaved(graph, reader) is node
 
 
 def _best(
     points: Sequence[int], ranges: Mapping[tuple[int, int], Range], weight: float
 ) -> tuple[Strip, ...] | None:
-    """The strips of the cheapest cuts: after every point, the cheapest plan up to there; None if nothing fits.
+    """The strips of the cheapest cuts, by the cheapest plan up to each point; None if nothing fits.
 
-    A range is asked only while it would be cheaper than what is found if its cheapest strip fits.
+    A range is evaluated only while its cheapest strip, if it fits, would improve on the best plan found.
     """
     best: dict[int, tuple[float, tuple[Strip, ...]]] = {points[0]: (0.0, ())}
     for position, end in enumerate(points[1:], 1):

@@ -1,8 +1,8 @@
-"""What an EasyNPU program is beside its words and images: the steps a host takes to run it.
+"""The steps that a host takes to run an EasyNPU program, which the artefact stores beside words and images.
 
-A program is a list of steps, in order. A host step computes one operator on host tensors; a segment loads words
-and tensors into the memories, runs a range of the instruction memory, and stores tensors. The types here are
-written to the manifest as they are and read back, checked, by the simulator, which sees nothing else.
+A program is an ordered list of steps. A host step computes one operator on host tensors; a segment loads words and
+tensors into the memories, runs a range of the instruction memory, and stores tensors. The manifest stores the
+types here as they are; the simulator, which has no other input, checks them as it reads them back.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from npuc.targets.easynpu.machine.memory import Map, Place, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 
 LARGEST = 1 << 28
-"""Elements of a tensor: the field widths of a layer word allow 2^24."""
+"""The most elements of a tensor; the field widths of a layer word allow 2^24."""
 
 IMAGES = {"itcm": "itcm.bin", "weight": "weight.bin"}
-"""The file with the words of each memory."""
+"""The image file of each memory."""
 
 
 @dataclass(frozen=True)
 class ImageLoad:
-    """Words of a file to a memory: `words` words from word `start` of the file to word `address`."""
+    """A load of `words` words from word `start` of a file to word `address` of a memory."""
 
     memory: str
     address: int
@@ -41,11 +41,11 @@ class ImageLoad:
 
     @property
     def possible(self) -> bool:
-        """Whether these are words of the memory's image."""
+        """Whether the file is the memory's image and no number is negative."""
         return self.file == IMAGES.get(self.memory) and min(self.start, self.words, self.address) >= 0
 
     def data(self, files: Mapping[str, bytes], machine: Machine) -> bytes:
-        """The words. Raises ArtefactError (E503) where they do not fit."""
+        """The bytes of the words. Raises ArtefactError (E503) where file or memory is too small for them."""
         first, last = WORD_BYTES * self.start, WORD_BYTES * (self.start + self.words)
         found = files.get(self.file, b"")[first:last]
         if len(found) != last - first or self.address + self.words > machine.capacity_words(self.memory):
@@ -55,11 +55,11 @@ class ImageLoad:
 
 @dataclass(frozen=True)
 class TensorMove:
-    """A feature map, or a window of one, between a host tensor int8 and its place in a DTCM."""
+    """A transfer of a feature map, or a window of one, between an int8 host tensor and its place in a DTCM."""
 
     tensor: str
     shape: tuple[int, ...]
-    """Of the whole host tensor: (1, C), (1, C, H, W), or with further extents of 1."""
+    """Shape of the whole host tensor: (1, C), (1, C, H, W), or with further extents of 1."""
     place: Place
     channels: int
     height: int
@@ -82,19 +82,19 @@ class TensorMove:
 
     @property
     def map(self) -> Map:
-        """The words that it comes from or goes to."""
+        """The DTCM words that it comes from or goes to."""
         return Map(self.place, self.height, self.width, groups(self.channels))
 
     @property
     def possible(self) -> bool:
-        """Whether the map is a window of the tensor, and in a memory for maps."""
+        """Whether the map is a window of the tensor, in a memory for maps."""
         tensor = len(self.shape) > 1 and min(self.shape) > 0 and prod(self.shape) == prod(self.map_shape)
         parts = zip(self.window[1:], self.map_shape, strict=True) if tensor else ()
         inside = all(0 <= part.start < part.stop <= extent for part, extent in parts)
         return tensor and inside and prod(self.shape) <= LARGEST and self.place.memory in MEMORIES
 
     def whole(self, tensors: Mapping[str, Array]) -> Array:
-        """The host tensor that has the map as a window: a view (samples, C, H, W).
+        """The whole host tensor, of which the map is a window: a view (samples, C, H, W).
 
         Raises ArtefactError (E502) where there is no such tensor.
         """
@@ -108,7 +108,7 @@ class TensorMove:
 
 @dataclass(frozen=True)
 class Segment:
-    """Load, run `count` instruction words from ITCM address 0, store. Every run starts at the low end."""
+    """Load, run `count` instruction words from ITCM address 0, store. Each run starts at the low end."""
 
     images: tuple[ImageLoad, ...]
     loads: tuple[TensorMove, ...]
@@ -120,7 +120,7 @@ Step = HostStep | Segment
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
-    """A step as the manifest has it."""
+    """A step as a manifest entry."""
     kind = "host" if isinstance(step, HostStep) else "segment"
     return {"kind": kind, **asdict(step)}
 
@@ -142,14 +142,14 @@ def step_from_json(entry: Any, where: str) -> Step:
 
 @dataclass(frozen=True)
 class Kind:
-    """What distinguishes the steps."""
+    """The field that distinguishes the kinds of steps."""
 
     kind: str
 
 
 @dataclass(frozen=True)
 class Produced:
-    """What an instruction word is for: its ONNX nodes, and the part of an int8 tensor that it produces."""
+    """The origin of an instruction word: its ONNX nodes, and the part of an int8 tensor that it produces."""
 
     nodes: tuple[str, ...]
     tensor: str | None
@@ -159,7 +159,7 @@ class Produced:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a manifest says to the simulator."""
+    """What the simulator reads from a manifest."""
 
     steps: tuple[Step, ...]
     instructions: tuple[Produced, ...]
@@ -167,7 +167,7 @@ class Contents:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
-        """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        """The contents of a manifest. Raises ArtefactError (E502) where npuc cannot have written it."""
         steps = read(tuple[Any, ...], manifest.get("steps"), "steps")
         try:
             machine = Machine.of(
@@ -182,7 +182,7 @@ class Contents:
         )
 
     def produced(self, number: int) -> Produced:
-        """What a word is for. Raises ArtefactError (E502) where the manifest does not say."""
+        """The origin of an instruction word. Raises ArtefactError (E502) where the manifest has none."""
         if number >= len(self.instructions):
             reason = f"manifest.json is damaged: instructions[{number}] is missing"
             raise ArtefactError("E502", reason, remedy="compile the model again")
@@ -190,7 +190,7 @@ class Contents:
 
 
 def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
-    """The instruction table. Raises ArtefactError (E502) for a tensor without a possible shape, or with two."""
+    """The instruction table. Raises ArtefactError (E502) for a tensor with an impossible shape, or with two."""
     shapes: dict[str, tuple[int, ...]] = {}
     for number, entry in enumerate(entries):
         if entry.tensor is None:

@@ -1,7 +1,7 @@
 """From placed jobs to instruction words, the weight image and segments.
 
-Per job: extension words where addresses are explicit, then the layer words of its chain with their flags. The
-weight stream of a run is the blocks of its words in order.
+A job becomes extension words, where addresses are explicit, and the layer words of its chain with their flags. The
+weight stream of a run is the concatenation of its words' blocks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EmittedJob:
 
 
 def without_data(emitted: EmittedJob) -> EmittedJob:
-    """The job as reports read it: its blocks are as long as before, and hold nothing."""
+    """The job as reports need it: its blocks keep their lengths, but not their contents."""
     job = emitted.placed.job
     stages = tuple(replace(stage, block=_emptied(stage.block)) for stage in job.stages)
     placed = replace(emitted.placed, job=replace(job, stages=stages))
@@ -59,9 +59,10 @@ def _emptied(block: Array) -> Array:
 
 
 def pieces(placed: PlacedJob, machine: Machine) -> list[PlacedJob]:
-    """The job, or where it exceeds the machine what is loaded of it in turn, psums kept in between.
+    """The job, or, if it exceeds the machine, its parts, which keep psums in between.
 
-    Raises DoesNotFit (E302) where its psums are not those of one tile, or a single part exceeds the machine.
+    Each part is loaded before it runs. Raises DoesNotFit (E302) where the psums are not those of one tile, or a
+    single part exceeds the machine.
     """
     job = placed.job
     if _fits(job, machine) or not job.stages[0].keeps:
@@ -108,7 +109,7 @@ def _fits(job: Job, machine: Machine) -> bool:
 
 
 def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
-    """The words of a job. Raises DoesNotFit (E303) without a legal tile, EncodingError (E301) for a field."""
+    """The words of a job. Raises DoesNotFit: E303 without a legal tile, E301 if a value exceeds its field."""
     job = placed.job
     if isinstance(job.stages[0].word, Reshape):
         return _emit_reshape(placed, job.stages[0], job.stages[0].word)
@@ -144,7 +145,7 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
 
 
 def _emit_reshape(placed: PlacedJob, stage: Stage, word: Reshape) -> EmittedJob:
-    """A reshape reads every word of its map once and writes what rearrangement.written_words counts."""
+    """The words of a reshape: it reads every word of its map once and writes rearrangement.written_words."""
     words = [*_extensions(placed, stage, placed.sources[0], last=True, stores=False), word]
     bus = feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
     cycles = len(words) + SETUP + bus
@@ -160,7 +161,7 @@ def expect_fields(jobs: Sequence[Job]) -> None:
 
 
 def _ports(placed: PlacedJob, stages: Sequence[Stage]) -> tuple[PortUse, ...]:
-    """The DTCMs that each stage's pass over its results reads an operand from and writes to."""
+    """The DTCMs from which each stage reads its operand, and to which it writes its results."""
     written = () if placed.job.leaves else (placed.dst, placed.stored)
     results = [place.memory for place in written if place is not None]
     end = placed.job.stages[-1].word
@@ -189,7 +190,7 @@ def _extra_words(placed: PlacedJob) -> int:
 def _extensions(
     placed: PlacedJob, stage: Stage, source: Place | None, *, last: bool, stores: bool
 ) -> list[Instruction]:
-    """The extension words before a stage: its source, the operand of a combination, the result, kept psums."""
+    """The extension words before a stage: places of its source, operand and results, and control."""
     found: list[Instruction] = []
     if placed.explicit:
         roles = (
@@ -208,7 +209,7 @@ def _extensions(
 
 
 def operand(role: str, place: Place) -> Operand:
-    """The extension word that puts an operand at this place."""
+    """The extension word that sets an operand's place."""
     return Operand(
         opcode=EXTENSIONS[role].opcode,
         memory=MEMORIES.index(place.memory),

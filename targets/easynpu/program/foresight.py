@@ -1,4 +1,4 @@
-"""A quick look whether a network fits the machine: one tile of every layer alone."""
+"""A quick check that a network fits the machine: one tile of every layer on its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from npuc.targets.easynpu.program.lowering import placed
 
 
 def doubtful(graph: Graph, machine: Machine, *, documented: bool) -> bool:
-    """Whether a layer of an integer graph may have no tile. False: each has one, placed and written as words."""
+    """Whether a layer of an integer graph may have no tile; False if each has one that was placed and emitted."""
     graph = with_repeated(graph) if documented else graph
     try:
         return not all(
@@ -33,7 +33,7 @@ def doubtful(graph: Graph, machine: Machine, *, documented: bool) -> bool:
 
 
 def _fits(graph: Graph, array: Sequence[Node], machine: Machine, documented: bool) -> bool:
-    """Whether every unit of a region has a first tile. Raises DoesNotFit where a tile shows that it does not."""
+    """Whether every unit of a region has a first tile. Raises DoesNotFit where a tile cannot be emitted."""
     if not array:
         return True
     nodes = best_order(graph, array, machine)
@@ -56,7 +56,7 @@ def _fits(graph: Graph, array: Sequence[Node], machine: Machine, documented: boo
         if not tiles:
             return False
         run = run_of(graph, unit, machine, tiles[0], documented=documented)
-        for each in placed(run, machine, documented) if run.jobs else ():  # movement may need no word
+        for each in placed(run, machine, documented) if run.jobs else ():  # data movement may need no word
             for job in each.jobs[:1]:
                 emit_job(job, machine)
     return True

@@ -44,23 +44,23 @@ from npuc.targets.easynpu.program.resident import Resident
 
 @dataclass(frozen=True)
 class Lowered:
-    """The program's parts: steps, words, the weight image, and the jobs behind them for the report."""
+    """The parts of a program: steps, words and the weight image, and, for the report, the jobs behind them."""
 
     graph: Graph
-    """With what the host repeats and what reshape words do."""
+    """The integer graph, with the nodes that the host repeats and the reshape words."""
     steps: tuple[Step, ...]
     words: tuple[isa.Instruction, ...]
     weights: bytes
     jobs: tuple[EmittedJob, ...]
     usage: Mapping[str, Usage]
     plans: tuple[Mapping[str, Plan], ...] = ()
-    """Per run of array nodes, the best plan for every objective; empty with documented addressing."""
+    """Per run of array nodes, the best plan for each objective; empty mappings with documented addressing."""
 
 
 def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective: str = "time") -> Lowered:
     """The program of an integer graph.
 
-    documented: only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
+    documented: use only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
     too small.
     """
@@ -98,7 +98,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
 
 
 def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool:
-    """Whether there is room for a node's map and its result, which are not computed in tiles."""
+    """Whether a node's map and its result, which are not tiled, fit together."""
     maps = [Buffer(name, whole(graph, name).words, 0, 0) for name in (node.inputs[0], node.output)]
     if documented:
         return sum(each.size for each in maps) <= machine.fmap_words
@@ -114,7 +114,7 @@ class _WeightImage:
         self.resident: tuple[bytes, tuple[tuple[str, int], ...]] = b"", ()
 
     def load(self, stream: bytes, jobs: Sequence[EmittedJob]) -> tuple[ImageLoad, ...]:
-        """What a segment with this weight stream must load; other layers with equal weights load theirs."""
+        """The loads of a segment with this weight stream; none if the DTCM still holds it for the same layers."""
         layers = tuple((job.placed.job.stages[-1].node.output, job.placed.job.start[0]) for job in jobs)
         in_turn = any(job.placed.job.takes or job.placed.job.leaves for job in jobs)
         if not stream:
@@ -131,10 +131,10 @@ class _WeightImage:
 def computed(
     graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
 ) -> tuple[Mapping[str, Plan], Iterable[Placement]]:
-    """The placed runs that compute these nodes, one per segment: all at once, or in tiles where maps do not fit.
+    """The best plan for each objective, and the placed runs, one per segment, of the plan for this objective.
 
-    Before them the best plan for every objective; the runs follow one of these. None with documented addressing.
-    Raises DoesNotFit where not even one tile of one layer fits, or where tiles would be needed and documented
+    All nodes run at once, or in tiles where the maps do not fit. With documented addressing no plans are returned.
+    Raises DoesNotFit where not even one tile of one layer fits, or where tiles are needed and documented
     addressing cannot express them.
     """
     nodes = best_order(graph, nodes, machine)
@@ -165,8 +165,8 @@ def _tiles(graph: Graph, plan: Plan, machine: Machine, documented: bool) -> Iter
 def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
     """The run, cut into segments where words or weights exceed the machine, each with its places.
 
-    Implicit addressing where it takes no more of the host and no more words, or where only it is allowed; else
-    explicit.
+    Addresses are implicit where this needs no more host transfers and no more words, or where only they are
+    allowed; otherwise they are explicit.
     """
     if not run.jobs:  # movement may need no word
         return _explicit_segments(run, machine)
@@ -184,7 +184,7 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
 
 
 def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
-    """The run placed as a whole, then cut; where maps do not fit, cut and then placed in sections."""
+    """The run placed as a whole, then cut; if its maps do not fit, cut first and placed in sections."""
     try:
         return _placed_whole(run, machine)
     except DoesNotFit as error:
@@ -213,7 +213,7 @@ def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
 def _segment(
     graph: Graph, placement: Placement, jobs: Sequence[EmittedJob], words: int, weights: Sequence[ImageLoad]
 ) -> Segment:
-    """The host's part of a run: which words and maps it loads and stores."""
+    """The segment of a placed run: the words and maps that the host loads and stores."""
     count = sum(len(job.words) for job in jobs)
     images = [ImageLoad("itcm", 0, "itcm.bin", words, count), *weights]
 
@@ -227,7 +227,7 @@ def _segment(
 
 
 def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Region) -> HostStep:
-    """A node of the integer graph as a step of the host."""
+    """A host step for a node of the integer graph."""
     if node.op == PIXEL:
         return HostStep.constant(node.output, pixel(node))
     arrays = [position for position, each in enumerate(regions) if each.array]

@@ -1,4 +1,4 @@
-"""What the compiler says of an EasyNPU program: the manifest's tables and the compile report."""
+"""The compile report of an EasyNPU program, and the manifest's tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from npuc.targets.easynpu.program.traffic import host_traffic, time
 
 
 def layers(jobs: Sequence[EmittedJob], quantised: Quantised, machine: Machine) -> list[dict[str, Any]]:
-    """A row per layer, in order: jobs of tiles and channel groups of the same nodes are one layer."""
+    """A row per layer, in order; jobs of tiles and channel chunks of the same nodes form one layer."""
     found: dict[tuple[str, ...], list[tuple[int, EmittedJob]]] = {}
     index = 0
     for job in jobs:
@@ -35,7 +35,7 @@ def layers(jobs: Sequence[EmittedJob], quantised: Quantised, machine: Machine) -
 
 
 def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machine: Machine) -> dict[str, Any]:
-    """The contract's fields of a layer and the certificate of its first tile."""
+    """The report fields of a layer, and the certificate of its first tile."""
     first, job = parts[0]
     stages = job.placed.job.stages
     nodes = {stage.node: stage.node for stage in stages}
@@ -71,7 +71,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
 
 
 def _padding_cycles(stage: Stage) -> int:
-    """Compute cycles of a word that puts a zero point around a map; 0 of other words."""
+    """Compute cycles of a word that adds a zero point's padding; 0 for other words."""
     node, word = stage.node, stage.word
     if not PADDING(node) or stage.source is None or stage.source.buffer != node.inputs[-1]:
         return 0
@@ -81,7 +81,7 @@ def _padding_cycles(stage: Stage) -> int:
 
 
 def macs(graph: Graph, node: Node) -> int:
-    """Multiply-accumulates of a convolution or fully connected layer of the network; 0 for anything else.
+    """Multiply-accumulates of a convolution or fully connected layer of the network; 0 for any other node.
 
     Zeros that make a grouped convolution dense do not count, nor do convolutions that only move channels.
     """
@@ -92,7 +92,7 @@ def macs(graph: Graph, node: Node) -> int:
 
 
 def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str, Any]]:
-    """For every instruction word: its ONNX nodes and, for a layer word, the part of an int8 tensor it produces."""
+    """For every instruction word, its ONNX nodes and, of a layer word, the part of an int8 tensor it produces."""
     table: list[dict[str, Any]] = []
     for job in jobs:
         stages = iter(job.placed.job.stages)
@@ -113,7 +113,7 @@ def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str
 
 
 def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[str, Any]:
-    """The compile report of the command line's contract, without status."""
+    """The compile report that the command line prints, without status."""
     rows = layers(lowered.jobs, quantised, machine)
     cycles = sum(layer["cycles"] for layer in rows)
     ideal = sum(layer["ideal_cycles"] for layer in rows)
@@ -173,7 +173,7 @@ def _is_documented(word: isa.Instruction) -> bool:
 
 
 def _placements(lowered: Lowered, scales: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Where the maps that cross the machine's border lie: region, address, layout, type, shape, scale."""
+    """The places of the maps that the host loads and stores: region, address, layout, type, shape, scale."""
     segments = [step for step in lowered.steps if isinstance(step, Segment)]
     return [
         {

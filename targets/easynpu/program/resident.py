@@ -1,4 +1,4 @@
-"""Maps that still lie in the DTCMs: what a segment would load again is not loaded."""
+"""Maps that are still in the DTCMs, which a segment need not load again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 
 
 class Resident:
-    """What is known of the map memories between segments."""
+    """The maps known to be in the map memories between segments."""
 
     def __init__(self) -> None:
         self.known: list[TensorMove] = []
 
     def load(self, moves: Sequence[TensorMove]) -> tuple[TensorMove, ...]:
-        """The moves that are needed: what a move brings is known from then on, what it covers no longer."""
+        """The moves that are still needed. Their maps become resident, and those they overwrite no longer are."""
         needed = tuple(move for move in moves if move not in self.known)
         for move in needed:
             self._cover(move.map)
@@ -24,7 +24,7 @@ class Resident:
         return needed
 
     def run(self, placement: Placement, segment: Segment) -> None:
-        """What the jobs of a segment write, and what of it the host has stored."""
+        """Records the maps that a segment's jobs overwrite, and those that the host has stored."""
         for placed in placement.jobs:
             job = placed.job
             for view, place in ((job.result, placed.dst), (job.kept or job.result, placed.stored)):

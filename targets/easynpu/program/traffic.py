@@ -1,4 +1,4 @@
-"""What crosses the border between host and DTCMs, beside what no plan saves and what the best one would move."""
+"""Traffic between host and DTCMs, with a lower bound for any plan and the traffic of the best one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from npuc.targets.easynpu.program.lowering import Lowered
 
 
 def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, Any]:
-    """Bytes between host and DTCMs, and what no plan can save: weights and biases of the network once, its inputs
-    and outputs once, in words.
+    """Bytes between host and DTCMs, and the lower bound for any plan: weights, inputs and outputs, each once.
 
-    raw_bytes: the same bound with maps and weights as they are, not in words of 16 channels. optimum_bytes: what
-    the best plan of its class moves (strips). plans: for every objective what its best plan moves, and the cycles
-    in which it computes halo again. computed_macs: MACs that the words do, halo and zeros of grouped convolutions
-    included.
+    lower_bound_bytes counts DTCM words. raw_bytes: the same bound without the padding of words to 16 channels.
+    optimum_bytes: what the best plan of its class moves (strips). plans: for every objective, what its best plan
+    moves, and the cycles in which it recomputes halo. computed_macs: MACs that the words perform, including halo
+    and the zeros of grouped convolutions.
     """
     segments = [step for step in lowered.steps if isinstance(step, Segment)]
     moves = [move for segment in segments for move in (*segment.loads, *segment.stores)]
@@ -69,7 +68,7 @@ def time(cycles: int, traffic: Mapping[str, Any], machine: Machine) -> dict[str,
 
 
 def _row(objective: str, plans: Sequence[Mapping[str, Plan]], machine: Machine) -> dict[str, Any]:
-    """What the best plan for an objective takes, over all runs of array nodes."""
+    """The cost of the best plan for an objective, over all runs of array nodes."""
     chosen = [each[objective] for each in plans]
     return {
         "objective": objective,
@@ -79,14 +78,14 @@ def _row(objective: str, plans: Sequence[Mapping[str, Plan]], machine: Machine) 
 
 
 def _optimum(plans: Sequence[Mapping[str, Plan]], moved: int, machine: Machine) -> int | None:
-    """The least traffic of the class, in bytes; what still lies in a memory by chance moves even less."""
+    """The least traffic of the class, in bytes, or this program's if maps that are still resident save more."""
     if not all(plans):
         return None
     return min(sum(each["traffic"].traffic_words for each in plans), moved) * machine.word_bytes
 
 
 def multiplied(word: Layer | Reshape) -> int:
-    """MACs that a convolution's word does; 0 for any other."""
+    """MACs that a convolution's word performs; 0 for any other word."""
     operation = word.operation if isinstance(word, Layer) else None
     if not isinstance(word, Layer) or operation is None or not operation.mnemonic.startswith(("conv", "dwconv")):
         return 0
@@ -94,9 +93,9 @@ def multiplied(word: Layer | Reshape) -> int:
 
 
 def borders(graph: Graph, loaded: set[str], stored: set[str]) -> set[str]:
-    """The maps that enter the array first, and those that leave it last: whatever the plan, they cross once."""
+    """The maps that enter the array first and those that leave it last, which every plan moves once."""
     behind = set(stored)
-    """What depends on a result of the array."""
+    """Tensors that depend on a result of the array."""
     for node in graph.nodes:
         if behind.intersection(node.inputs):
             behind.update(node.outputs)
@@ -113,9 +112,9 @@ def borders(graph: Graph, loaded: set[str], stored: set[str]) -> set[str]:
 
 
 def weight_bound(graph: Graph, nodes: Collection[Node]) -> int:
-    """Words of the weights, biases and slopes that a network brings, each distinct constant once.
+    """Words of the network's weights, biases and slopes, each distinct constant once.
 
-    What lowering adds of its own (taps of averages, tables, scales of sums, words that move channels) is no part.
+    What lowering adds (taps of averages, tables, scales of sums, words that move channels) does not count.
     """
     found: dict[tuple[bytes, ...], int] = {}
     for node in nodes:
@@ -134,7 +133,7 @@ def _words(move: TensorMove) -> int:
 
 
 def _distinct(jobs: Sequence[EmittedJob]) -> list[Stage]:
-    """The words of every layer, channel group by channel group, each once, however many tiles there are."""
+    """The stages of every layer and channel chunk, each once, regardless of the number of tiles."""
     found: dict[tuple[str, int], Job] = {}
     for job in jobs:
         tensor, channel = job.placed.job.stages[-1].node.output, job.placed.job.start[0]
@@ -143,6 +142,6 @@ def _distinct(jobs: Sequence[EmittedJob]) -> list[Stage]:
 
 
 def _raw_bytes(stage: Stage) -> int:
-    """A word's block without the lanes that no channel uses; a table has one segment a lane."""
+    """Bytes of a word's block without unused lanes; a table has one segment per lane."""
     lanes = LANES if stage.node.op == "IntTable" else stage.word.Co / groups(stage.word.Co)
     return round(len(stage.loaded) * lanes)

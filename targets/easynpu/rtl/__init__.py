@@ -1,1 +1,1 @@
-"""EasyNPU in hardware: a synthesizable core that runs the compiled programs (Amaranth; extra `npuc[rtl]`)."""
+"""EasyNPU in hardware: a synthesizable core that runs compiled programs (Amaranth; extra `npuc[rtl]`)."""

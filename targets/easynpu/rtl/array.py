@@ -16,16 +16,16 @@ from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sequencer import issue
 
 READ_PADS, READ_PSUMS, COMPUTE, LEAVE, RESULT = 2, 3, 4, 5, 6
-"""Cycles behind the sequencer in which this happens."""
+"""Pipeline stages, in cycles after the sequencer."""
 
 
 class PeArray(wiring.Component):
     """The PEs of all rows.
 
-    Of an issue in cycle t: `pad` addresses the ifmap pads in t + 2, whose `entry` comes in t + 3 with the weight
-    word that `take` takes; `address`, `address_before` and `table` are given in t + 3 for parameters in t + 4;
-    operands come in t + 2 at the latest (`operand_valid`). `results` of `count` positions stand in t + 6, in which
-    `leaving` is the issue again.
+    For an issue in cycle t: `pad` addresses the ifmap pads in t + 2; `entry` arrives in t + 3, with the weight
+    word that `take` takes. `address`, `address_before` and `table` are output in t + 3 for parameters in t + 4.
+    Operands arrive in t + 2 at the latest (`operand_valid`). `results` of `count` positions are valid in t + 6,
+    when `leaving` is the issue again.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -80,7 +80,7 @@ class PeArray(wiring.Component):
         return m
 
     def _row(self, m: Module, row: int, pipe: list[Any], weights: Signal) -> None:
-        """A row's inputs and its PEs."""
+        """The inputs of a row and its PEs."""
         selected, computed = pipe[READ_PSUMS], pipe[COMPUTE]
         ifmap, operand = Signal(WORD, name=f"ifmap{row}"), Signal(WORD, name=f"operand{row}")
         gathered = Signal(WORD, name=f"gathered{row}")

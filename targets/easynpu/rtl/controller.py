@@ -1,8 +1,8 @@
 """The master controller: fetches words, loads their parameters, and runs chain after chain.
 
-A chain takes a cycle per word, the cycles of loading its parameters, dense ones the first weights, the first
-sub-ifmap, its steps, and the registers of the PEs at its end: what stepping.Stepper counts.
-Source: easynpu, Master controller; docs/decisions.md, EasyNPU stepping simulator.
+A chain takes a cycle per word, the cycles of loading its parameters, the first weights (dense) and the first
+sub-ifmap, those of its steps, and at its end those of the PEs' registers, as stepping.Stepper counts. Source:
+easynpu, Master controller; docs/decisions.md, EasyNPU stepping simulator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CYCLES = 32
 
 
 def parameter_write(machine: Machine) -> data.StructLayout:
-    """Where the word that the weight DTCM gives in this cycle belongs."""
+    """The destination of the word that the weight DTCM outputs in this cycle."""
     return data.StructLayout(
         {
             "planes": BS_WORDS,
@@ -43,10 +43,10 @@ def parameter_write(machine: Machine) -> data.StructLayout:
 class Controller(wiring.Component):
     """Runs `count` words from ITCM address 0 after `go`, or until a halt; `busy` until all results are written.
 
-    `pause`: it stops behind every chain, and goes on with `resume`. `failed`: an undefined word ended the run.
-    `word` is the ITCM's at `fetch` of the cycle before. `quiet`: nothing is under way to a DTCM.
-    `reshape` is the last reshape word; while one reads a map (a word in a cycle with `rearranging`), `moving` asks
-    for the next piece of the word, of which `moved` is the last, and `map_ends` that of the last word.
+    `pause`: stop after every chain, and continue on `resume`. `failed`: an undefined word ended the run. `word` is
+    the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM. `reshape` is the
+    last reshape word. While it reads a map (a word in each cycle with `rearranging`), `moving` requests the next
+    piece of the word; `moved` marks the last piece, and `map_ends` the last word.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -114,7 +114,7 @@ class Controller(wiring.Component):
         return m
 
     def _declare(self, m: Module) -> None:
-        """What is kept from word to word."""
+        """Declares the state between words."""
         machine = self.machine
         m.submodules.decoder = self.decoder = Decoder(machine)
         self.next_word, self.at = Signal(self.addresses + 1), Signal(self.addresses + 1)
@@ -230,7 +230,7 @@ class Controller(wiring.Component):
             self._begin(m, chain.dense)
 
     def _decode_reshape(self, m: Module) -> None:
-        """Behind other words it ends their chain; alone it goes over its map word by word."""
+        """Decodes a reshape: behind other words it ends their chain; alone it reads its map word by word."""
         decoder, chain, layer = self.decoder, self.chain, Fields(self.word, isa.Layer)
         alone = self.stages == 0
         m.d.comb += [self.write_load.eq(alone), self.stage.eq(self.stages), self.load.eq(decoder.load)]
@@ -259,7 +259,7 @@ class Controller(wiring.Component):
             self._begin(m, chain.dense)
 
     def _decode_block(self, m: Module, layer: Fields) -> None:
-        """What the weight stream holds for the word; its size is computed while parameters are loaded."""
+        """Registers the word's block in the weight stream, whose size is computed while parameters are loaded."""
         decoder = self.decoder
         groups = (layer.last("Co") >> GROUP) + 1
         self.block, self.parameter_count = Signal(Block), Signal(len(decoder.parameters))
@@ -292,7 +292,7 @@ class Controller(wiring.Component):
             m.d.sync += self.entries.eq(self.entries + Mux(decoder.block == Block.TABLE, 1, groups))
 
     def _load_parameters(self, m: Module) -> None:
-        """A word of parameters a cycle; then the next word of the chain, or its start."""
+        """Loads a word of parameters per cycle, then continues with the chain's next word or starts the chain."""
         with m.State("PARAMETERS"):
             streamed = self.block != Block.NONE
             m.d.comb += [
@@ -326,11 +326,11 @@ class Controller(wiring.Component):
                     self._begin(m, self.chain.dense)
 
     def _place_parameters(self, m: Module) -> None:
-        """The word that was read in the cycle before: a plane of an entry, or of a table."""
+        """Places the word read in the previous cycle: a plane of an entry, or of a table."""
         put: Any = Signal(parameter_write(self.machine))
         table = self.block == Block.TABLE
         scale = 1 << (BS_WORDS - 1)
-        # a word that continues on kept psums shares the entries: the bias is the first one's
+        # a word that continues on kept psums shares the entries: the bias is the first word's
         planes = Mux(self.continued, (1 << self.plane) & scale, 1 << self.plane)
         m.d.sync += put.eq(0)
         with m.If(self.read_weight):
@@ -350,7 +350,7 @@ class Controller(wiring.Component):
             m.next = "FIRST_WEIGHTS"
 
     def _run(self, m: Module) -> None:
-        """The first sub-ifmap; then steps, each until it is computed and the next one's sub-ifmap is loaded."""
+        """Loads the first sub-ifmap, then runs steps, each until its end and that of the next sub-ifmap's load."""
         with m.State("FIRST_WEIGHTS"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
             with m.If(self.number == self.chain.last_channel >> GROUP):
@@ -371,7 +371,7 @@ class Controller(wiring.Component):
                     m.next = "DRAIN"
 
     def _rearrange(self, m: Module) -> None:
-        """A word of the map is read, then its pieces are written, a cycle each."""
+        """Reads a word of the map, then writes its pieces, one per cycle."""
         with m.State("DIVIDE"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
             with m.If(self.number == SETUP - 1):
@@ -394,7 +394,7 @@ class Controller(wiring.Component):
                     self._chain_ends(m)
 
     def _chain_ends(self, m: Module) -> None:
-        """The next chain, from the other end of the Fmap DTCM."""
+        """Ends a chain; the next one starts at the other end of the Fmap DTCM."""
         m.d.comb += self.chain_ends.eq(1)
         self._new_chain(m)
         with m.If(self.moves):

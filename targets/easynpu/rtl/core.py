@@ -44,10 +44,10 @@ from npuc.targets.easynpu.rtl.writer import Writer
 class Core(wiring.Component):
     """One EasyNPU.
 
-    The host's port: in a cycle with `write` or `read` an address in words, region above; what is read comes a
-    cycle later. The memories answer only while the core is not busy. `interrupt_request`: a run has ended or
-    paused.
-    observed: with a port `seen` of the results of every word, written or not, for a test bench.
+    The host's port: a cycle with `write` or `read` has an address in words, with the region in its upper bits;
+    read data follow a cycle later. The memories respond only while the core is not busy. `interrupt_request`: a
+    run has ended or paused. observed: adds ports `seen...` with the results of every word, written or not, for a
+    test bench.
     """
 
     def __init__(self, machine: Machine, *, observed: bool = False) -> None:
@@ -98,7 +98,7 @@ class Core(wiring.Component):
         return m
 
     def _maps(self, m: Module) -> None:
-        """Fmap and skip DTCM: what is read comes first, then results."""
+        """Fmap and skip DTCM: reads have priority over results."""
         machine, self.maps, self.queues = self.machine, [], []
         for name in isa.MEMORIES:
             words = machine.capacity_words(name)
@@ -143,7 +143,7 @@ class Core(wiring.Component):
         ]
 
     def _tables(self, m: Module) -> None:
-        """What the controller writes of every word of a chain."""
+        """Connects the tables that the controller fills for every word of a chain."""
         controller, loader, sequencer, stream = self.controller, self.loader, self.sequencer, self.stream
         m.d.comb += [
             loader.chain.eq(controller.chain),
@@ -161,7 +161,7 @@ class Core(wiring.Component):
         ]
 
     def _steps(self, m: Module) -> None:
-        """Step after step."""
+        """Connects the control of the steps."""
         controller, loader, sequencer = self.controller, self.loader, self.sequencer
         self.put = Signal()
         quiet = self.array.empty & ~self.put & self.writer.empty & self.queues[0].empty & self.queues[1].empty
@@ -181,14 +181,14 @@ class Core(wiring.Component):
         ]
 
     def _load_enable(self) -> Value:
-        """Whether the next sub-ifmap word is loaded: a single set of pads must not need what its entry holds."""
+        """Whether the next sub-ifmap word is loaded; a single set of pads must no longer need its entry."""
         loader, sequencer, enable = self.loader, self.sequencer, self.controller.load_enable
         if self.machine.ifmap_pad_sets > 1:
             return enable
         return enable & (~sequencer.guards | (loader.entry < sequencer.lowest))
 
     def _load(self, m: Module) -> None:
-        """The words that were read, to the ifmap pads and to the PEs."""
+        """Routes words read from the DTCMs to the ifmap pads and to the PEs."""
         loader, machine = self.loader, self.machine
         m.submodules.ifmap_pads = self.ifmap_pads = pads = IfmapPads(machine)
         loads, padding, lowest, entry = loader.loads, loader.padding, loader.lowest, loader.entry
@@ -246,7 +246,7 @@ class Core(wiring.Component):
             m.d.comb += [tables.input[number].eq(array.fed[number]), array.line[number].eq(line)]
 
     def _pieces(self, m: Module) -> None:
-        """Where results go; of a map that a reshape word reads, the pieces of one word after the other."""
+        """The destinations of results; for a map that a reshape word reads, the pieces of word after word."""
         controller, sequencer, loader = self.controller, self.sequencer, self.loader
         m.submodules.rearranger = rearranger = Rearranger(self.machine)
         moving, lane = controller.moving, Signal.like(rearranger.lane)
@@ -271,7 +271,7 @@ class Core(wiring.Component):
         m.d.comb += [self.writer.put.eq(self.put), self.writer.piece.eq(piece)]
 
     def _results(self, m: Module) -> None:
-        """Results, or words that a reshape word has read, to the writer; results also to whoever watches."""
+        """Routes results, or words that a reshape has read, to the writer; results also to the test bench."""
         array, writer, pads = self.array, self.writer, self.ifmap_pads
         word, read = Signal(WORD), Signal()
         asked, given = Signal(), Signal()
@@ -347,15 +347,15 @@ class Core(wiring.Component):
 
 @lru_cache(maxsize=2)
 def verilog(machine: Machine, *, observed: bool = False) -> str:
-    """The core as SystemVerilog, its top module `easynpu`.
+    """The core as SystemVerilog, with the top module `easynpu`.
 
-    Amaranth's Verilog has processes of constants without a sensitive signal, which a simulator may never run:
-    they are always_comb here.
+    Amaranth's Verilog has processes for constants without a sensitive signal, which a simulator may never run;
+    here they are always_comb.
     """
     from amaranth.back.verilog import convert
 
     collecting = gc.isenabled()
-    gc.disable()  # Amaranth makes millions of objects and keeps nearly all: looking through them takes a third
+    gc.disable()  # Amaranth creates millions of lasting objects: scanning them takes a third of the time
     try:
         text = convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False)
     finally:

@@ -1,4 +1,4 @@
-"""The decoder: what a layer word means to the loader, the sequencer and the loading of its parameters.
+"""The decoder: translates a layer word for the loader, the sequencer and the loading of its parameters.
 
 Combinational; the opcode table and the fields are those of isa. Source: easynpu, Master controller.
 """
@@ -24,7 +24,7 @@ from npuc.targets.easynpu.rtl.words import Fields
 
 
 class Kind(enum.Enum, shape=3):
-    """What an instruction word is."""
+    """The kind of an instruction word."""
 
     UNDEFINED = 0
     LAYER = 1
@@ -35,7 +35,7 @@ class Kind(enum.Enum, shape=3):
 
 
 class Block(enum.Enum, shape=2):
-    """What stands before a word's weights in the weight stream."""
+    """What precedes a word's weights in the weight stream."""
 
     NONE = 0
     BIAS_SCALE = 1
@@ -44,20 +44,20 @@ class Block(enum.Enum, shape=2):
 
 
 def roles(machine: Machine) -> data.StructLayout:
-    """The operands whose places extension words have given."""
+    """Places of operands, as set by extension words."""
     return data.StructLayout({role: layouts.place(machine) for role in isa.EXTENSIONS if role != "ctl"})
 
 
 def given() -> data.StructLayout:
-    """Which of them were given."""
+    """Which places extension words have set."""
     return data.StructLayout({role: 1 for role in isa.EXTENSIONS if role != "ctl"})
 
 
 class Decoder(wiring.Component):
-    """`word` with the places before it, at the current end (`low`) of the Fmap DTCM; `first`: it begins a chain.
+    """Decodes `word` with the places set before it, for the current end (`low`) of the Fmap DTCM.
 
-    Valid for a layer word (`kind`): `load`, `run`, what it takes for the chain, `parameters` (cycles of loading
-    them) of its `block`, and `target`, where its result goes unless another word follows.
+    `first`: the word begins a chain. Valid for a layer word (`kind`): `load`, `run`, `dense`, the `parameters`
+    (cycles of loading them) of its `block`, and `target`, the place of its result unless another word follows.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -117,7 +117,7 @@ class Decoder(wiring.Component):
                 m.d.comb += self.kind.eq(Kind.LAYER)
 
     def _places(self, m: Module) -> None:
-        """Of an operand word, and of the layer's maps: as words before it say, or implicit."""
+        """The place in an operand word, and those of the layer's maps: set by earlier words, or implicit."""
         bits = address_bits(self.machine)
         operand = Fields(self.word, isa.Operand)
         m.d.comb += [
@@ -140,7 +140,7 @@ class Decoder(wiring.Component):
         return chosen
 
     def _end(self, m: Module, name: str, low: Value, last_channel: Value, width: Value) -> Any:
-        """The low end of the Fmap DTCM, or downward from its last word (chains.implicit_end)."""
+        """A place at the low end of the Fmap DTCM, or downwards from its last word (chains.implicit_end)."""
         place = Signal(layouts.place(self.machine), name=f"{name}_end")
         pixel, row = self._pitches(last_channel, width)
         m.d.comb += [
@@ -153,7 +153,7 @@ class Decoder(wiring.Component):
         return place
 
     def _skip(self, m: Module, name: str, last_channel: Value, width: Value) -> Any:
-        """The start of the skip DTCM."""
+        """A place at the start of the skip DTCM."""
         place = Signal(layouts.place(self.machine), name=f"{name}_skip")
         pixel, row = self._pitches(last_channel, width)
         m.d.comb += [
@@ -205,7 +205,7 @@ class Decoder(wiring.Component):
         ]
 
     def _switches(self, m: Module) -> None:
-        """What the PEs do in the word's passes."""
+        """The PEs' switches in the word's passes."""
         run = self.run
         with m.If(self.one_of("add", "mul")):
             m.d.comb += run.factor.eq(Factor.OPERAND)
@@ -231,7 +231,7 @@ class Decoder(wiring.Component):
         ]
 
     def _parameters(self, m: Module) -> None:
-        """The block and the cycles of loading it; a chain's first word takes as many where there is none."""
+        """The block and the cycles of loading it; a chain's first word takes as many without a block."""
         groups = (self.layer.last("Co") >> GROUP) + 1
         quantises = (row.mnemonic for row in isa.OPERATIONS if row.quantises)
         with m.If(self.one_of(*quantises)):
@@ -245,5 +245,5 @@ class Decoder(wiring.Component):
 
 
 def _flagged(opcodes: Iterable[int]) -> list[int]:
-    """The opcodes with any of the flags."""
+    """The opcodes with every combination of flags."""
     return [opcode | flags for opcode in opcodes for flags in (0, isa.FUSED, isa.STORED, isa.FLAGS)]

@@ -55,7 +55,7 @@ axi_testbench: easynpu.sv easynpu_axi.sv axi_board.h testbench.cpp
 
 
 def files(machine: Machine, program: Program | None = None, samples: Samples | None = None) -> dict[str, bytes]:
-    """The files by name; with a program and a sample also the steps of running it.
+    """The files by name; with a program and a sample, also the steps to run it.
 
     Raises ArtefactError (E507) without Amaranth.
     """
@@ -74,7 +74,7 @@ def files(machine: Machine, program: Program | None = None, samples: Samples | N
 
 
 def steps(program: Program, samples: Samples) -> list[str]:
-    """The lines of testbench.cpp for the first sample: what the core is; words, maps and results of segments."""
+    """The lines of testbench.cpp for the first sample: the core's identity; words, maps, results."""
     runner = Runner(program)
     runner.simulator = recorder = Recorder(runner.contents.machine, program.files)
     runner({name: values[:1] for name, values in samples.inputs.items()})
@@ -82,7 +82,7 @@ def steps(program: Program, samples: Samples) -> list[str]:
 
 
 class Recorder(Simulator):
-    """The fast simulator, which notes what a host writes, starts and finds."""
+    """The fast simulator, recording what a host writes, starts and expects."""
 
     def __init__(self, machine: Machine, files: Any) -> None:
         super().__init__(machine, files)
@@ -94,7 +94,7 @@ class Recorder(Simulator):
     def run(
         self, segment: Segment, state: State, tensors: dict[str, Array], observe: WordObserver | None = None
     ) -> None:
-        """Loads, runs and stores, with a line for every word."""
+        """Loads, runs and stores a segment, with a line for every word."""
         first = load_images(segment, self.files, self.machine, state)
         del first
         words = np.frombuffer(isa.words_to_bytes(state.itcm[: segment.count]), np.int8).reshape(-1, LANES)

@@ -1,4 +1,4 @@
-"""What the blocks of a core hand to each other: struct layouts, their widths from the machine and the words."""
+"""The interfaces between the blocks of a core: struct layouts, with widths from the machine and the words."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from npuc.targets.easynpu.rtl.sizes import address_bits, index_bits, tables
 
 WORD = LANES * BYTE
 GROUP = index_bits(LANES)
-"""Bits that number the 16-channel groups of a map, and the channels of a group."""
+"""Bits of the number of a 16-channel group in a map, and of a channel in a group."""
 
 
 def stored(name: str) -> int:
-    """Bits of a field of the layer word: an extent's are those of its last index."""
+    """Bits of a field of the layer word; for an extent, of its last index."""
     return places(Layer)[name].width
 
 
@@ -34,13 +34,13 @@ TILE = stored("y")
 
 
 def place(machine: Machine) -> data.StructLayout:
-    """Where a map lies, as an Operand word says it; modulo the address width."""
+    """The place of a map, as in an Operand word, modulo the address width."""
     bits = address_bits(machine)
     return data.StructLayout({"memory": 1, "base": bits, "row": bits, "pixel": bits, "group": bits})
 
 
 def load_stage(machine: Machine) -> data.StructLayout:
-    """What the loader must know of a word that reads an ifmap."""
+    """What the loader needs of a word that reads an ifmap."""
     return data.StructLayout(
         {
             "place": place(machine),
@@ -60,7 +60,7 @@ def load_stage(machine: Machine) -> data.StructLayout:
 
 
 def run_stage(machine: Machine) -> data.StructLayout:
-    """What the sequencer must know of a word."""
+    """What the sequencer needs of a word."""
     return data.StructLayout(
         {
             "Sh": stored("Sh"),
@@ -108,15 +108,15 @@ def chain(machine: Machine) -> data.StructLayout:
             "last_part": stage,
             "last_stage": stage,
             "target": place(machine),
-            "scattered": 1,  # a reshape word says where results go
-            "takes": 1,  # it begins with the psums that the chain before kept
-            "leaves": 1,  # its psums stay for the next chain
+            "scattered": 1,  # a reshape word determines where results go
+            "takes": 1,  # it continues on the psums that the previous chain kept
+            "leaves": 1,  # its psums stay in the pads for the next chain
         }
     )
 
 
 def step(machine: Machine) -> data.StructLayout:
-    """What is computed with one set of ifmap pads (schedule.Step)."""
+    """The computation with one filling of the ifmap pads (schedule.PadStep)."""
     return data.StructLayout(
         {
             "oy": INDEX,
@@ -135,12 +135,12 @@ def step(machine: Machine) -> data.StructLayout:
 
 
 def request(machine: Machine) -> data.StructLayout:
-    """A word that is read from a DTCM."""
+    """A read of a DTCM word."""
     return data.StructLayout({"valid": 1, "memory": 1, "address": address_bits(machine)})
 
 
 def piece(machine: Machine) -> data.StructLayout:
-    """Where a result, or lanes of it, are written; and the copy of it, if it is kept."""
+    """The destination of a result, or of lanes of it, and of its copy, if there is one."""
     bits = address_bits(machine)
     return data.StructLayout(
         {

@@ -1,7 +1,7 @@
-"""The loader: sub-ifmap after sub-ifmap into the ifmap pads, one step ahead of the PEs.
+"""The loader: loads sub-ifmap after sub-ifmap into the ifmap pads, one step ahead of the PEs.
 
-A second set of pads takes what the PEs do not read yet; a single one is refilled behind what they read, where the
-sequencer lets it.
+With two sets of pads it fills the one that the PEs do not read; a single set is refilled behind their reads, as
+the sequencer permits.
 
 Source: easynpu, Scheduler; docs/decisions.md, EasyNPU stepping simulator (ifmap prefetch, edge tiles, padding).
 """
@@ -20,13 +20,13 @@ from npuc.targets.easynpu.rtl.words import wrapped
 
 
 class Loader(wiring.Component):
-    """Goes through the steps of a chain and through the words of each one's sub-ifmap.
+    """Goes through the steps of a chain and the words of each step's sub-ifmap.
 
     `start` begins with the first step; a word is loaded in every cycle with `enable` until the sub-ifmap is
-    complete; `finished` says that it is, or is with this cycle's word; `advance` goes on to the next step. `step`
-    is the step whose sub-ifmap is loaded, if it `exists`; behind `last_step` there is none. For the word of this
-    cycle, `request` is the read, and `entry` the pad entry that it goes to; `padding` replaces a read outside the
-    map, with -128 if `lowest`.
+    complete. `finished`: it is complete, or will be with this cycle's word; `advance` moves on to the next step.
+    `step` is the step whose sub-ifmap is loaded, if it `exists`; none follows `last_step`. For this cycle's word,
+    `request` is the read, and `entry` the pad entry that it goes to; `padding` replaces a read outside the map,
+    with -128 if `lowest`.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -77,7 +77,7 @@ class Loader(wiring.Component):
         return m
 
     def _describe(self, m: Module) -> None:
-        """The step, from the counters."""
+        """Derives the step from the counters."""
         chain, step, now = self.chain, self.step, self.now
         last_group = now.last_channel >> GROUP
         rest_y, rest_x = chain.last_row - self.oy + 1, chain.last_column - self.ox + 1
@@ -107,7 +107,7 @@ class Loader(wiring.Component):
         ]
 
     def _go_on(self, m: Module) -> None:
-        """The next step: groups within words, or channel-wise words within groups, within tiles."""
+        """Moves to the next step: groups within words, or channel-wise words within groups, within tiles."""
         chain = self.chain
         m.d.comb += self.following.eq(self.part)
         m.d.sync += self.part.eq(self.following)
@@ -136,7 +136,7 @@ class Loader(wiring.Component):
                 m.d.sync += self.running.eq(next_tile(m, chain, self.oy, self.ox))
 
     def _sweep(self, m: Module) -> None:
-        """Row after row of the sub-ifmap that the tile needs."""
+        """Goes through the sub-ifmap that the tile needs, row by row."""
         step, now = self.step, self.now
         row, column = Signal(TILE), Signal(TILE)
         first_entry = Signal(len(self.entry))
@@ -161,7 +161,7 @@ class Loader(wiring.Component):
         m.d.comb += self.entry.eq(base + first_entry + column)
 
     def _address(self, m: Module, row: Value, column: Value) -> None:
-        """Where the word lies, if it lies inside the map."""
+        """The address of the word, if it is inside the map."""
         now, place = self.now, self.now.place
         iy, ix = Signal(signed(INDEX + 6)), Signal(signed(INDEX + 6))
         outside = Signal()
@@ -178,7 +178,7 @@ class Loader(wiring.Component):
 
 
 def next_tile(m: Module, chain: Value, oy: Signal, ox: Signal) -> Signal:
-    """Goes on to the tile behind this one, row by row; whether there is one."""
+    """Moves to the next tile, row by row; returns whether there is one."""
     exists = Signal()
     column, row = Signal(INDEX + 2), Signal(INDEX + 2)
     m.d.comb += [column.eq(ox + chain.x), row.eq(oy + chain.y), exists.eq(1)]

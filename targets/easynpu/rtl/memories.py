@@ -13,7 +13,7 @@ from npuc.targets.easynpu.rtl.sizes import index_bits
 
 
 class SinglePort(wiring.Component):
-    """16-lane words; an access a cycle: a write of the lanes that are set, or a read (data a cycle later)."""
+    """A memory of 16-lane words. One access a cycle: a write of enabled lanes, or a read (data a cycle later)."""
 
     def __init__(self, words: int) -> None:
         self.words = words
@@ -44,9 +44,9 @@ class SinglePort(wiring.Component):
 
 
 class ResultQueue(wiring.Component):
-    """Results that wait for a DTCM, which the words that are read have first.
+    """Results that wait for a DTCM, where reads have priority.
 
-    `full` is set, and stays so, if ever a result came and found no room.
+    `full` is set permanently if a result ever finds no room.
     """
 
     def __init__(self, words: int, depth: int) -> None:

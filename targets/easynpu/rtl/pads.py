@@ -18,9 +18,9 @@ from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth, tables
 
 
 class IfmapPads(wiring.Component):
-    """One or two sets of 16 pads, a word of the bus being an entry of all 16; a read port for each row of PEs.
+    """One or two sets of 16 pads, with a read port per row of PEs; a bus word is an entry of all 16 pads.
 
-    `address` of an entry is side * entries + entry; the data come a cycle later.
+    The `address` of an entry is side * entries + entry; its data follow a cycle later.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -55,7 +55,7 @@ class IfmapPads(wiring.Component):
 class ParameterPads(wiring.Component):
     """Bias and scale of all PEs, written plane by plane: byte planes of the bias (or slopes), then the scale.
 
-    Two read ports, data a cycle later: of the word that runs, and of the one whose psums it is fed.
+    Two read ports, with data a cycle later: for the running word, and for the word whose psums are fed back.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -91,9 +91,9 @@ class ParameterPads(wiring.Component):
 
 
 class Tables(wiring.Component):
-    """Activation tables: a lane is a segment, and every PE selects the one that its input lies in.
+    """Activation tables: a lane is a segment, and every PE selects the segment of its input.
 
-    A table is read a cycle after its number is given; the lines follow the inputs at once.
+    A table is read a cycle after its number is set; the lines follow the inputs combinationally.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -112,7 +112,7 @@ class Tables(wiring.Component):
         )
 
     def elaborate(self, _platform: object) -> Module:
-        """The circuit: the number of starts that an input has reached, found by halving."""
+        """The circuit: the number of starts that an input has reached, by binary search."""
         m = Module()
         shape = data.ArrayLayout(WORD, TABLE_WORDS - 1)
         m.submodules.tables = stored = memory.Memory(shape=shape, depth=self.depth, init=[])
@@ -136,7 +136,7 @@ class Tables(wiring.Component):
 
 
 def halved(choices: Sequence[Any], bits: Sequence[Value]) -> Value:
-    """One of 2^n values by n bits, the most significant first: a tree of two-way choices."""
+    """One of 2^n values, selected by n bits, most significant first: a tree of multiplexers."""
     values = [Value.cast(each) for each in choices]
     for bit in reversed(bits):
         values = [Mux(bit, high, low) for low, high in zip(values[::2], values[1::2], strict=True)]

@@ -1,8 +1,9 @@
-"""A processing element: multiplier, adder or comparator, psums, and the quantisers of its two ways out.
+"""A processing element: multiplier, adder or comparator, psums, and quantisers at its two outputs.
 
-A position passes in three cycles: its psum is addressed; then everything up to the psum's new value is computed
-between registers; then the result is requantised. So two operations on one psum are two cycles apart, or one with
-a write-first psum port (machine.psum_write_first). Source: easynpu, PE; decisions: docs/decisions.md, EasyNPU.
+A position takes three cycles: its psum is addressed; then everything up to the psum's new value is computed
+between registers; then the result is requantised. Two operations on one psum are therefore two cycles apart, or
+one with a write-first psum port (machine.psum_write_first). Source: easynpu, PE; decisions: docs/decisions.md,
+EasyNPU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from npuc.targets.easynpu.simulate.streams import MAXPOOL_START
 
 
 class Factor(enum.Enum, shape=2):
-    """What the multiplier's second input takes."""
+    """Selects the multiplier's second input."""
 
     WEIGHT = 0
     OPERAND = 1
@@ -29,28 +30,28 @@ class Factor(enum.Enum, shape=2):
 
 
 class Addend(enum.Enum, shape=3):
-    """What the adder's second input takes."""
+    """Selects the adder's second input."""
 
     PSUM = 0
     BIAS = 1
     OPERAND = 2
     LINE = 3
     LOWEST = 4
-    """Where max pooling starts."""
+    """The start value of max pooling."""
     ZERO = 5
 
 
 class Scale(enum.Enum, shape=2):
-    """What shifts a psum on its way out."""
+    """Selects the shift of an outgoing psum."""
 
     PAD = 0
     NONE = 1
     SLOPE = 2
-    """The one of the slope whose sign the input had."""
+    """The scale of the slope for the input's sign."""
 
 
 LEAVING = data.StructLayout({"scale": Scale, "relu": 1})
-"""How a word's psums become int8."""
+"""How psums of a word become int8."""
 CONTROL = data.StructLayout(
     {
         "back": 1,  # the multiplier takes the requantised psum (Pe_ps_back_en), not the ifmap
@@ -62,22 +63,22 @@ CONTROL = data.StructLayout(
         "leaving": LEAVING,
     }
 )
-"""What a PE does with a position."""
+"""The control of a PE for a position."""
 LINE = data.StructLayout({"b": signed(PSUM), "a": signed(BYTE)})
 """A segment of an activation table: a * x + b."""
 SLOPE = data.StructLayout({"factor": signed(BYTE), "scale": signed(BYTE)})
 SLOPES = data.StructLayout({"positive": SLOPE, "negative": SLOPE})
-"""Those of inputs from 0 on, and of negative ones."""
+"""The slopes for inputs from 0 on, and for negative ones."""
 PARAMETERS = data.StructLayout(
     {"bias": data.UnionLayout({"value": signed(PSUM), "slopes": SLOPES}), "scale": signed(BYTE)}
 )
 """An entry of the bias and scale pads of one PE: four planes of bias (or slopes), one of scale."""
 STORED = data.StructLayout({"value": signed(PSUM), "negative": 1})
-"""A psum; of a product by a slope also the sign of the input, which selects the scale."""
+"""A psum; for a product with a slope also the sign of the input, which selects the scale."""
 
 
 def chosen_scale(leaving: Any, parameters: Any, negative: Value) -> Value:
-    """The scale by which a psum leaves."""
+    """The scale of an outgoing psum."""
     slopes = parameters.bias.slopes
     slope = Mux(negative, slopes.negative.scale, slopes.positive.scale)
     kept = Mux(leaving.scale == Scale.SLOPE, slope, parameters.scale)
@@ -89,7 +90,7 @@ class Pe(wiring.Component):
 
     Cycle t: `read_address` addresses the psum. Cycle t + 1: `valid`, `control`, the inputs and `write_address`;
     `fed` is the multiplier's first input, `psum` the new psum. Cycle t + 2: `ofmap` is the int8 result, 0 unless
-    `on` was set (PEs beyond the last output channel take no part).
+    `on` was set (PEs beyond the last output channel are off).
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -126,10 +127,10 @@ class Pe(wiring.Component):
         return m
 
     def _psums(self, m: Module) -> Any:
-        """The psum file; gives the addressed psum."""
+        """The psum file; returns the addressed psum."""
         m.submodules.psums = file = memory.Memory(shape=STORED, depth=self.machine.psum_entries, init=[])
         write = file.write_port()
-        # rows share the way of operands, and gather them; then even a single psum waits for no bubble
+        # rows share the operand path and gather operands, which leaves no bubble even with a single psum
         first = self.machine.psum_write_first or self.machine.pe_rows > 1
         read = file.read_port(transparent_for=(write,) if first else ())
         self.written = write.data
@@ -141,7 +142,7 @@ class Pe(wiring.Component):
         return read.data
 
     def _feed(self, m: Module, stored: Any) -> None:
-        """The multiplier's first input: the ifmap, or the int8 of the word before."""
+        """The multiplier's first input: the ifmap, or the previous word's int8 result."""
         m.submodules.back = back = Quantiser()
         before = self.control.before
         m.d.comb += [
@@ -164,7 +165,7 @@ class Pe(wiring.Component):
         return Mux(self.control.compare, Mux(product > addend, product, addend), product + addend)
 
     def _leave(self, m: Module, negative: Signal) -> None:
-        """The result, requantised behind a register."""
+        """The result, requantised after a register."""
         m.submodules.out = out = Quantiser()
         leaving = Signal(LEAVING)
         on = Signal()

@@ -8,15 +8,17 @@ from npuc.targets.easynpu.machine.registers import CONTROLS, REGISTERS
 from npuc.targets.easynpu.rtl.sizes import index_bits
 
 REGIONS = (*isa.MEMORIES, "weight", "itcm", "registers")
-"""What the upper three bits of a host address select."""
+"""The regions that the upper three bits of a host address select."""
 REGION_BITS = 3
 CONTROL, RESUME, STATUS, CYCLES = range(len(CONTROLS))
-"""Registers; those that say what the core is follow (machine/registers.py). Control: number of words to run in
-bits 30:0 and pause in bit 31; a write starts the run. Resume: a write goes on behind a pause. Status: a write
-takes the interrupt back. Cycles: of the run, read only."""
+"""Control registers; those that identify the core follow (machine/registers.py).
+
+Control: the number of words to run in bits 30:0, pause in bit 31; a write starts the run. Resume: a write
+continues after a pause. Status: a write clears the interrupt. Cycles: those of the run, read only.
+"""
 PAUSE = 31
 BUSY, PAUSED, FAILED, LOST, STARVED = range(5)
-"""Bits of the status: failed = an undefined word; lost, starved = an error in the core, never set."""
+"""Bits of the status. failed: an undefined word; lost, starved: an error of the core itself, never set."""
 
 
 def address_bits(machine: Machine) -> int:

@@ -9,11 +9,11 @@ from amaranth.lib.wiring import In, Out
 BYTE = 8
 PSUM = 32
 SHIFT = 5
-"""Bits of a shift by 0..31."""
+"""Bits of a shift amount, 0..31."""
 
 
 def saturated(m: Module, value: Signal, result: Signal) -> None:
-    """Drives an int8 with a wider value, or with the nearest that int8 has."""
+    """Drives an int8 with a wider value, saturated."""
     fits = (value[BYTE - 1 :] == 0) | (value[BYTE - 1 :] == (1 << (len(value) - BYTE + 1)) - 1)
     sign = value[-1]
     m.d.comb += result.eq(Mux(fits, value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign)))
@@ -23,7 +23,7 @@ class Quantiser(wiring.Component):
     """Combinational: result = sat8(round_half_up(psum * 2^scale)); scale -31..31, negative = right shift.
 
     A right shift n is (psum >> n) + bit n - 1 of psum, as in the author's QNT block. A left shift acts on the
-    saturated byte: what 32 bits hold after it has the same int8 either way.
+    saturated byte: if its result fits 32 bits, int8 is the same either way.
     """
 
     def __init__(self) -> None:

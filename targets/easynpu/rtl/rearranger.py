@@ -1,6 +1,7 @@
-"""The rearranger: a reshape word's pieces, where each of them goes, and with which lanes.
+"""The rearranger: the pieces of a reshape word's map, with the destination and lanes of each.
 
-Source: easynpu, Reshape; what the fields do: rearrangement.destination, whose circuit for one element this is.
+Source: easynpu, Reshape; the meaning of the fields: rearrangement.destination, of which this is the circuit for
+one element.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from npuc.targets.easynpu.rtl.words import Fields, wrapped
 
 
 class Rearranger(wiring.Component):
-    """The piece of a word of the map that begins with lane `lane`; the word lies at `row`, `column`, `group`.
+    """The piece that begins at `lane` in the map's word at `row`, `column`, `group`.
 
-    `piece` says where it goes in the map at `target`, `next_lane` is the lane behind it; `piece.last`: there is
-    none. `writes` are the cycles that a result takes behind other words (rearrangement.most_written).
+    `piece` is its destination in the map at `target`, `next_lane` the lane after it; `piece.last`: it is the
+    word's last. `writes` are the cycles that a result takes behind other words (rearrangement.most_written).
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -58,7 +59,7 @@ class Rearranger(wiring.Component):
         return m
 
     def _split(self, dimension: int) -> tuple[Value, Value, Value, Value]:
-        """(parts, onto, minor, insert), as rearrangement.splits gives them."""
+        """(parts, onto, minor, insert), as in rearrangement.splits."""
         name = DIMENSIONS[dimension]
         parts, onto, minor, insert = (
             getattr(self.fields, f"{key}_{name}") for key in ("split", "onto", "minor", "insert")
@@ -66,7 +67,7 @@ class Rearranger(wiring.Component):
         return parts, onto, minor, insert
 
     def _lengths(self, m: Module) -> None:
-        """Channels that stay neighbours (rearrangement.run_length)."""
+        """The number of channels that stay adjacent (rearrangement.run_length)."""
         parts, _, minor, _ = self._split(C)
         stays = Array(order[C] == C for order in PERMUTATIONS)[self.fields.perm]
         inserted, stacked = Value.cast(0), Value.cast(0)
@@ -130,7 +131,7 @@ class Rearranger(wiring.Component):
         return kept
 
     def _piece(self, m: Module, row: Value, column: Value, channel: Value) -> None:
-        """Up to the end of the run, of the word that is read, or of the word that is written."""
+        """The piece, up to the end of the run, of the word that is read, or of the word that is written."""
         piece, to = self.piece, Signal(GROUP)
         lanes, left = Signal(range(LANES + 1)), Signal(range(LANES + 1))
         run_left, length = Signal(len(self.run)), Signal(range(LANES + 1))
@@ -155,7 +156,7 @@ class Rearranger(wiring.Component):
             m.d.comb += [piece.cleared[lane].eq(lane >= unused) for lane in range(LANES)]
 
     def _writes(self, m: Module) -> None:
-        """rearrangement.most_written, case by case."""
+        """The cases of rearrangement.most_written."""
         run, channels = self.run, self.fields.Ci
         lanes = Signal(range(LANES + 1))
         m.d.comb += [lanes.eq(least(channels, LANES)), self.writes.eq(lanes)]

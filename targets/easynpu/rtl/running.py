@@ -12,7 +12,7 @@ from npuc.targets.easynpu.simulate.running import Runner, one_by_one
 
 
 class RtlRunner:
-    """The steps of the manifest, its segments on the hardware description."""
+    """Runs the steps of the manifest, with segments on the hardware description."""
 
     def __init__(self, program: Program) -> None:
         self.runner = Runner(program)
@@ -32,5 +32,5 @@ class RtlRunner:
 
     @property
     def cycles(self) -> int | None:
-        """What the core took for the last sample; None before the first."""
+        """Cycles of the core for the last sample; None before the first."""
         return self._cycles

@@ -1,7 +1,7 @@
-"""The sequencer (PE controller): what the PEs do in every cycle of a step.
+"""The sequencer (PE controller): controls the PEs in every cycle of a step.
 
-The loops are the document's, corrected as in docs/decisions.md; schedule.Step and schedule.Sweep describe the same
-in numbers. Every cycle here is a cycle there.
+The loops are the document's, corrected as in docs/decisions.md; schedule.PadStep and schedule.Sweep describe the
+same numerically, cycle for cycle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from npuc.targets.easynpu.rtl.words import wrapped
 
 
 def issue(machine: Machine) -> data.StructLayout:
-    """What goes down the pipeline with the positions that enter the PEs together."""
+    """What goes through the pipeline with the positions that enter the PEs together."""
     rows, entry = machine.pe_rows, index_bits(machine.parameter_pad_entries)
     return data.StructLayout(
         {
@@ -51,10 +51,10 @@ def issue(machine: Machine) -> data.StructLayout:
 class Sequencer(wiring.Component):
     """Runs a step: `start` takes over `step`; `busy` until its last cycle is over, which `ends` announces.
 
-    `issue` enters the pipeline, `operand` is a read of a second operand for row `operand_row`, `piece` is where
-    the next result goes. `blocked`: no sub-ifmap word may be read in this cycle.
-    With one set of ifmap pads, `guards`: the loader may only fill entries below `lowest`.
-    Where results are scattered, `row`, `column`, `group` and `lane` ask for the piece that begins there.
+    `issue` enters the pipeline, `operand` is a read of a second operand for row `operand_row`, `piece` is the
+    destination of the next result. `blocked`: no sub-ifmap word may be read in this cycle. With one set of ifmap
+    pads, `guards`: the loader may only fill entries below `lowest`. If results are scattered, `row`, `column`,
+    `group` and `lane` request the piece that begins there.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -118,7 +118,7 @@ class Sequencer(wiring.Component):
         return m
 
     def _counters(self, m: Module) -> None:
-        """The loops' counters, and where in them the cycle lies."""
+        """The loops' counters, and the cycle's position in them."""
         now, rows = self.now, self.machine.pe_rows
         self.own = Signal()
         self.kzi, self.hki, self.wki = Signal(GROUP), Signal(len(now.last_hk)), Signal(len(now.last_wk))
@@ -137,7 +137,7 @@ class Sequencer(wiring.Component):
         ]
 
     def _batch(self, m: Module) -> None:
-        """Positions that enter together: how many, and the cycles that they take (schedule.Access.cycles)."""
+        """The number of positions that enter together, and their cycles (schedule.Access.cycles)."""
         rows, now = self.machine.pe_rows, self.now
         left = Signal(len(self.first_position))
         self.count, self.last_batch = Signal(range(rows + 1)), Signal()
@@ -169,7 +169,7 @@ class Sequencer(wiring.Component):
         m.d.comb += self.writing.eq((self.cycle >= self.begin) & (self.cycle < self.begin + results))
 
     def _passes(self, m: Module) -> None:
-        """From batch to batch, ozi to ozi, pass to pass, word to word."""
+        """Moves from batch to batch, ozi to ozi, pass to pass, word to word."""
         self.end_ozi, self.end_pass = Signal(), Signal()
         m.d.comb += [
             self.end_ozi.eq(self.end_batch & self.last_batch),
@@ -192,7 +192,7 @@ class Sequencer(wiring.Component):
             m.d.comb += self.following.eq(self.step.part)
 
     def _next_pass(self, m: Module) -> None:
-        """Taps within channels; then the fused words, one pass each."""
+        """Moves to the next pass: taps within channels, then the fused words, one pass each."""
         with m.If(self.own & ~self.last_tap):
             m.d.sync += self.wki.eq(self.wki + 1)
             with m.If(self.wki == self.now.last_wk):
@@ -225,7 +225,7 @@ class Sequencer(wiring.Component):
                 m.d.sync += [oyi.eq(first_down), oxi.eq(first_along)]
 
     def _issue(self, m: Module) -> None:
-        """What enters the PEs."""
+        """The signals that enter the PEs."""
         out, now, running = self.issue, self.now, self.running
         group = Signal(GROUP)
         begins = Mux(self.reads, Mux(self.apart, self.count, self.count - 1), 0)
@@ -255,7 +255,7 @@ class Sequencer(wiring.Component):
         self.of_group = group
 
     def _guard(self, m: Module) -> None:
-        """The lowest entry that may be read from now on; docs/decisions.md, one set of ifmap pads."""
+        """The lowest entry that may still be read; docs/decisions.md, one set of ifmap pads."""
         follows, first = self.last_tap & (self.ozi == self.last_ozi), self._pad_entry(Const(0), Const(0))
         read = Mux(follows, self.issue.pad[0], first)
         m.d.comb += [
@@ -264,14 +264,14 @@ class Sequencer(wiring.Component):
         ]
 
     def _pad_entry(self, oyi: Value, oxi: Value) -> Value:
-        """IF_PAD[sh*oyi + hki*(dh+1)][sw*oxi + wki*(dw+1)], in the set of the step."""
+        """The entry IF_PAD[sh*oyi + hki*(dh+1)][sw*oxi + wki*(dw+1)] in the step's set of pads."""
         now, bits = self.now, len(self.issue.pad[0])
         y = (now.Sh * oyi + self.hki * now.dilation_h)[:bits]
         x = (now.Sw * oxi + self.wki * now.dilation_w)[:bits]
         return (y * now.xi + x + Mux(self.running.side, self.machine.ifmap_pad_entries, 0))[:bits]
 
     def _control(self, m: Module, control: Any) -> None:
-        """The PEs' switches: constant in a word, but for the adder's second input."""
+        """The PEs' switches, constant within a word except for the adder's second input."""
         now = self.now
         first = ~self.own | (self.running.first & (Cat(self.kzi, self.hki, self.wki) == 0))
         m.d.comb += [
@@ -285,7 +285,7 @@ class Sequencer(wiring.Component):
         ]
 
     def _operand(self, m: Module) -> None:
-        """The read of a second operand, one position a cycle."""
+        """The read of a second operand, one position per cycle."""
         place = self.now.operand
         reading = Signal()
         y, x = self._walked(m, "operand", reading, Const(1))
@@ -299,7 +299,7 @@ class Sequencer(wiring.Component):
         ]
 
     def _piece(self, m: Module) -> None:
-        """Where the result of a position goes: as a whole in one cycle, or scattered in several."""
+        """The destination of a position's result: whole in one cycle, or scattered over several."""
         target, copy, piece = self.chain.target, self.now.copy, self.piece
         writing, whole = Signal(), Signal()
         turn, done = Signal(range(LANES)), Signal()
@@ -333,7 +333,7 @@ class Sequencer(wiring.Component):
         return wrapped(self.machine, place, self.running.oy + y, self.running.ox + x, self.of_group)
 
     def _walked(self, m: Module, name: str, goes_on: Value, whole: Value) -> tuple[Value, Value]:
-        """The row and column in the tile of the position whose word passes; several rows' pass in turn."""
+        """The row and column in the tile of the position whose word is transferred; rows of PEs take turns."""
         if self.machine.pe_rows == 1:
             return self.oyi[0], self.oxi[0]
         ahead_y, ahead_x = Signal(held("y"), name=f"{name}_oyi"), Signal(held("x"), name=f"{name}_oxi")

@@ -25,12 +25,12 @@ SEEN = np.dtype(
         ("lanes", "i1", LANES),
     ]
 )  # fmt: skip
-"""A word's result for one pixel and 16 channels, as harness.cpp keeps it."""
+"""A word's result for one pixel and 16 channels, as recorded by harness.cpp."""
 CYCLES_MOST = 100_000_000
 
 
 class Board:
-    """A core of this machine, reached as firmware reaches it: through its port."""
+    """A core of this machine, accessed through its port as firmware does."""
 
     def __init__(self, machine: Machine) -> None:
         from npuc.targets.easynpu.rtl import build, port
@@ -49,12 +49,12 @@ class Board:
         return (self.port.REGIONS.index(region) << self.address_bits) | index
 
     def write(self, region: str, index: int, words: Array) -> None:
-        """Words (n, 16) int8 to a memory, or registers, from an index on."""
+        """Writes words (n, 16) int8 to a memory, or to registers, from an index on."""
         data = np.ascontiguousarray(words, np.int8)
         self.library.easynpu_write(self.handle, self._address(region, index), data.ctypes.data, len(data))
 
     def read(self, region: str, index: int, count: int) -> Array:
-        """Words (count, 16) int8 of a memory, or of the registers, from an index on."""
+        """Reads words (count, 16) int8 of a memory, or of the registers, from an index on."""
         data = np.empty((count, LANES), np.int8)
         self.library.easynpu_read(self.handle, self._address(region, index), data.ctypes.data, count)
         return data
@@ -64,16 +64,16 @@ class Board:
         self.write("registers", index, np.frombuffer(value.to_bytes(LANES, "little"), np.int8)[None])
 
     def register(self, index: int) -> int:
-        """What a register holds."""
+        """The value of a register."""
         return int.from_bytes(self.read("registers", index, 1).tobytes(), "little")
 
     def run(self, *, watched: bool = False) -> None:
-        """Clock cycles until the interrupt."""
+        """Clocks the core until its interrupt. Raises ArtefactError (E503) if it never comes."""
         if not self.library.easynpu_run(self.handle, CYCLES_MOST, watched):
             raise ArtefactError("E503", "the core never interrupts")
 
     def seen(self) -> Array:
-        """The results of words since they were last forgotten (SEEN)."""
+        """The results of words since they were last cleared (SEEN)."""
         found = ctypes.c_void_p()
         count = self.library.easynpu_seen(self.handle, ctypes.byref(found))
         return _copied(found, count, SEEN)
@@ -85,7 +85,7 @@ class Board:
         return [int(each) for each in _copied(found, count, np.dtype("<u4"))]
 
     def forget(self) -> None:
-        """Results and chain ends so far."""
+        """Clears the recorded results and chain ends."""
         self.library.easynpu_forget(self.handle)
 
 
@@ -102,7 +102,7 @@ class State:
     itcm: tuple[Instruction, ...] = ()
 
     def load_weights(self, address: int, words: Array) -> None:
-        """Fills the weight DTCM from an address on with words (n, 16)."""
+        """Fills the weight DTCM with words (n, 16) from an address on."""
         self.board.write("weight", address, words)
 
     def read(self, where: Map) -> Array:
@@ -121,9 +121,9 @@ class State:
 
 
 class Simulation:
-    """Runs segments of one program on one sample at a time, as the simulators do.
+    """Runs segments of one program on one sample at a time, like the simulators.
 
-    noise: a seed with which both map memories and the weight DTCM are filled first.
+    noise: a seed for random initial contents of both map memories and the weight DTCM.
     """
 
     def __init__(self, machine: Machine, files: Mapping[str, bytes], noise: int | None = 0) -> None:
@@ -131,7 +131,7 @@ class Simulation:
         self.files = files
         self.noise = noise
         self.cycles: list[int] = []
-        """Of every chain that has run."""
+        """Cycles of every chain that has run."""
 
     def state(self, samples: int) -> State:
         """A board at power-up."""
@@ -147,7 +147,7 @@ class Simulation:
     def run(
         self, segment: Segment, state: State, tensors: dict[str, Array], observe: Observer | None = None
     ) -> None:
-        """Loads, runs and stores; tensors (1, 1, C, H, W) int8 by name are read and added to."""
+        """Loads, runs and stores a segment; tensors (1, 1, C, H, W) int8 by name are read and added."""
         first = load_images(segment, self.files, self.machine, state)
         words = state.itcm[: segment.count]
         state.board.write("itcm", 0, np.frombuffer(isa.words_to_bytes(words), np.int8).reshape(-1, LANES))
@@ -158,7 +158,7 @@ class Simulation:
             keep(move, state.read(move.map)[None], tensors)
 
     def _checked(self, words: tuple[Instruction, ...], first: int) -> Sequence[tuple[list[Stage], bool]]:
-        """The chains, with the end of the Fmap DTCM that each one's map lies at. Raises as the simulators do."""
+        """The chains, each with whether its map is at the Fmap DTCM's low end. Raises as the simulators do."""
         found: list[tuple[list[Stage], bool]] = []
         low = True
         for chain in chains(words, first):
@@ -170,7 +170,7 @@ class Simulation:
     def _execute(
         self, state: State, program: Sequence[tuple[list[Stage], bool]], count: int, observe: Observer | None
     ) -> None:
-        """One run; behind every chain there is a pause where its results are watched."""
+        """Runs the chains; if results are observed, with a pause after every chain."""
         board, port = state.board, state.board.port
         board.forget()
         board.set_register(port.CONTROL, count | ((observe is not None) << port.PAUSE))
@@ -190,7 +190,7 @@ class Simulation:
             board.run()
 
     def _observe(self, state: State, chain: Sequence[Stage], low: bool, seen: Array, observe: Observer) -> None:
-        """The int8 results of a chain's words, from what left the PEs; of a reshape from where it wrote."""
+        """Reports the int8 results of a chain's words, from the PEs' outputs; those of a reshape from its map."""
         for position, stage in enumerate(chain):
             if stage.keeps:
                 continue

@@ -2,10 +2,10 @@
 //
 // A step is a line; addresses (in words, region above) and words are hexadecimal, lane 15 first.
 //   write ADDRESS WORD     a word, or a register
-//   run CYCLES             clock cycles until the interrupt, at most so many (decimal)
-//   expect ADDRESS WORD    what must stand there
-// Neighbouring words go in one piece. With AXI defined the core is behind its AXI wrapper.
-// Exit code 0: everything was as expected; 1: not; 2: the file cannot be used.
+//   run CYCLES             clock until the interrupt, at most this many cycles (decimal)
+//   expect ADDRESS WORD    the word must be there
+// Neighbouring words are transferred together. With AXI defined the core is behind its AXI wrapper.
+// Exit code 0: everything was as expected; 1: a difference; 2: the file cannot be used.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -65,7 +65,7 @@ struct Result {
   long compared = 0, differing = 0;
 };
 
-// Takes the steps from `at` on that are of one kind, at neighbouring addresses; gives the first behind them.
+// Executes the steps of one kind at neighbouring addresses, from `at` on; returns the first step after them.
 size_t take(Board& board, const std::vector<Step>& steps, size_t at, Result& result) {
   const Step& first = steps[at];
   std::vector<Word> words;

@@ -18,15 +18,15 @@ from npuc.targets.easynpu.rtl.loader import next_tile
 from npuc.targets.easynpu.rtl.sizes import index_bits
 
 UNDER_WAY = 4
-"""Words between the request and the pads: so many are held beside those of the pads."""
+"""Words between request and pads, for which there is room in addition to the pads."""
 
 
 class WeightStream(wiring.Component):
-    """Fetches blocks in turn, channel-wise for each group, for every tile; keeps the pads full.
+    """Fetches the blocks of a chain for every tile, channel-wise for each group, and keeps the pads full.
 
-    `clear` forgets the blocks of the last chain, `write` adds one, `start` begins. `read` and `address` go to the
-    weight DTCM, whose `word` comes a cycle later. `weights` is the next word to be used; `take` moves on.
-    `starved` is set, and stays so, if ever a word was taken before it came.
+    `clear` removes the blocks of the last chain, `write` adds one, `start` begins. `read` and `address` go to the
+    weight DTCM, whose `word` follows a cycle later. `weights` is the next word to use; `take` moves on. `starved`
+    is set permanently if a word is ever taken before it has arrived.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -56,7 +56,7 @@ class WeightStream(wiring.Component):
         blocks = memory.Memory(shape=layouts.weight_block(self.machine), depth=self.machine.itcm_words, init=[])
         m.submodules.blocks = blocks
         write = blocks.write_port()
-        read = blocks.read_port(transparent_for=(write,))  # the last block may come as the first is fetched
+        read = blocks.read_port(transparent_for=(write,))  # the last may be written as the first is fetched
         count, at, following = Signal(bits + 1), Signal(bits), Signal(bits)
         m.d.comb += [
             write.en.eq(self.write),
@@ -74,7 +74,7 @@ class WeightStream(wiring.Component):
         return m
 
     def _pads(self, m: Module) -> None:
-        """The FIFO, with room for the words under way."""
+        """The FIFO, with room for the words in transit."""
         m.submodules.pads = pads = fifo.SyncFIFOBuffered(width=WORD, depth=self.depth)
         self.free = Signal()
         arriving = Signal()
@@ -92,7 +92,7 @@ class WeightStream(wiring.Component):
             m.d.sync += starved.eq(1)
 
     def _fetch(self, m: Module, block: Any, count: Signal, at: Signal, following: Signal) -> None:
-        """A word a cycle while there is room."""
+        """Fetches a word per cycle while there is room."""
         chain, running = self.chain, Signal()
         within, group = Signal(len(block.count)), Signal(GROUP)
         oy, ox = Signal(INDEX), Signal(INDEX)

@@ -1,4 +1,4 @@
-"""The fields of an instruction word as signals: their places come from the one declaration in isa."""
+"""The fields of an instruction word as signals, with positions from the one declaration in isa."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npuc.targets.easynpu.rtl.sizes import address_bits
 
 
 class Fields:
-    """Fields of a word by name, with the values that the declaration gives them (minus-one fields + 1)."""
+    """Fields of a word by name, with their logical values (minus-one fields + 1)."""
 
     def __init__(self, word: Value, declaration: type[Any]) -> None:
         self._word = word
@@ -24,13 +24,13 @@ class Fields:
         return (stored + 1)[: place.width + 1] if place.minus_one else stored
 
     def last(self, name: str) -> Value:
-        """A field as it is stored: an extent's last index."""
+        """A field as it is stored; for an extent, the last index."""
         place = self._places[name]
         return self._word[place.low : place.high + 1]
 
 
 def wrapped(machine: Machine, place: Any, row: Value, column: Value, group: Value) -> Value:
-    """The address of a map's word, modulo the address width: no address inside a memory is lost."""
+    """The address of a map's word, modulo the address width, which preserves every address inside a memory."""
     bits = address_bits(machine)
     rows = (place.row * row)[:bits]
     columns = (place.pixel * column)[:bits]

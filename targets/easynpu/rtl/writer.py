@@ -1,4 +1,4 @@
-"""The writer: results, one position a cycle, to the queues in front of the DTCMs."""
+"""The writer: passes results, one position per cycle, to the queues in front of the DTCMs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MEMORIES = 2
 
 
 class Writer(wiring.Component):
-    """Joins results with the pieces that say where they go.
+    """Joins results with their destinations.
 
     `put` queues a piece. `arrive` takes the results of `count` positions. For each of the two memories `write`,
-    `address`, `lanes` and `word` are a result for its queue. `empty`: nothing is under way. `lost` is set, and
-    stays so, if ever a piece, or a second batch of results, found no room.
+    `address`, `lanes` and `word` are a result for its queue. `empty`: nothing is in transit. `lost` is set
+    permanently if a piece, or a second batch of results, ever finds no room.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -76,7 +76,7 @@ class Writer(wiring.Component):
         return m
 
     def _advance(self, m: Module, whole: Value, done: Value) -> None:
-        """From position to position; a batch that comes while one is under way waits behind it."""
+        """Moves from position to position; a batch that arrives during another one waits."""
         (left, behind), (words, words_behind) = self.lefts, self.batches
         with m.If(whole):
             m.d.sync += left.eq(left - 1)
@@ -93,7 +93,7 @@ class Writer(wiring.Component):
                 m.d.sync += [word.eq(result) for word, result in zip(words_behind, self.results, strict=True)]
 
     def _deliver(self, m: Module, going: Signal, piece: Signal, word: Signal) -> None:
-        """A piece of the result, rotated to the lanes that it goes to; the copy as it is."""
+        """Outputs a piece of the result, rotated to its destination lanes; the copy is not rotated."""
         moved = Signal(WORD)
         lanes = [
             Cat(word.word_select((lane + piece.rotation)[: len(piece.rotation)], BYTE)) for lane in range(LANES)

@@ -1,1 +1,1 @@
-"""Simulators that read words and images alone: whole layers at once, or cycle by cycle."""
+"""Simulators that read only words and images: whole layers at once, or cycle by cycle."""

@@ -1,10 +1,10 @@
-"""What the PE array computes on whole layers: exact integers, by onnxruntime's float32 where that is exact.
+"""The PE array's arithmetic on whole layers: exact integers, with onnxruntime's float32 where that is exact.
 
-An accumulator below 2^24 is exact in float32, and so is its product with 2^-n; convolutions are therefore run by
-onnxruntime with weights scaled by 2^-n and bias scaled and raised by 1/2, which leaves only floor and saturation
-to do. Raised by 128 where there is no ReLU, results are never negative after saturation, and the floor is a cast
-to uint8. Where the bound of a channel does not allow that, the input channels are split and the parts are summed
-in double. Source: easynpu, PE; rounding and saturation as in the author's RTL.
+An accumulator below 2^24 is exact in float32, and so is its product with 2^-n. Convolutions therefore run in
+onnxruntime with weights scaled by 2^-n and a bias that is scaled and raised by 1/2, which leaves only floor and
+saturation to do. Without ReLU results are also raised by 128, so that they are never negative after saturation and
+the floor is a cast to uint8. Where the bound of a channel does not allow that, the input channels are split and
+the parts are summed as int64. Source: easynpu, PE; rounding and saturation as in the author's RTL.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def quantise(acc: Array, scale: Array) -> Array:
 def combine(name: str, x: Array, other: Array, block: Array) -> Array:
     """The requantised sum or product of two maps (samples, H, W, C) int8; block: the bias-scale words.
 
-    Raises ArtefactError (E503) for a bias: its way into the PE is taken by the second operand.
+    Raises ArtefactError (E503) for a bias, as the second operand takes the bias input of the PE.
     """
     bias, scale = unpack_bias_scale(block, x.shape[-1])
     if bias.any():
@@ -76,7 +76,7 @@ def combine(name: str, x: Array, other: Array, block: Array) -> Array:
 def activation(block: Array, x: Array) -> Array:
     """int8 of any shape after an activation table; block: its 7 words.
 
-    The table's formula is evaluated for all 256 inputs, which the elements then select.
+    The formula is evaluated for all 256 inputs, and the elements select from the results.
     """
     table = unpack_table(block)
     inputs = np.arange(-128, 128)
@@ -99,12 +99,12 @@ def sloped(block: Array, x: Array) -> Array:
 
 
 def _by_bits(acc: Array, scale: Array) -> Array:
-    """int8 of accumulators (..., 256) for x = -128..127, in the order of x's bits: 0..127, -128..-1."""
+    """int8 of accumulators (..., 256) for x = -128..127, ordered by x's bit pattern: 0..127, -128..-1."""
     return np.roll(quantise(acc, scale), 128, axis=-1)
 
 
 def _expected_within(acc: Array) -> Array:
-    """The accumulators. Raises ArtefactError (E503) where one leaves 32 bits."""
+    """The accumulators themselves. Raises ArtefactError (E503) where one exceeds 32 bits."""
     if np.abs(acc).max(initial=0) >= ACCUMULATOR:
         raise ArtefactError("E503", f"a table's accumulator reaches {np.abs(acc).max()}", limit="below 2^31")
     return acc
@@ -141,7 +141,7 @@ class Convolution:
 
     def __init__(self, layer: Layer, block: Array) -> None:
         self.layer = layer
-        block = block.copy()  # of a memory that may hold other weights when sessions are opened
+        block = block.copy()  # the memory may have other weights by the time sessions are opened
         split = BS_WORDS * groups(layer.Co)
         self.bias, self.scale = unpack_bias_scale(block[:split], layer.Co)
         unpack = (layer.Hk, layer.Wk)
@@ -156,11 +156,11 @@ class Convolution:
         if self.bound >= ACCUMULATOR:
             raise ArtefactError("E503", f"an accumulator can reach {self.bound}", limit="below 2^31")
         self.sessions: dict[str, Any] = {}
-        """By what makes them."""
+        """By the name of the method that creates them."""
         self.ran = False
 
     def __call__(self, x: Array) -> Array:
-        """int8 (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
+        """The int8 ofmap (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
         if self.exact:
             raised: Array = self._prepared(len(x), self._requantising).run(None, {"x": self._contiguous(x)})[0]
             return (raised if self.relu else np.bitwise_xor(raised, 128, out=raised)).view(np.int8)
@@ -174,9 +174,9 @@ class Convolution:
         return self.bound + rounding < EXACT_FLOAT32 and shifts_right and 0 not in reached(self.layer)
 
     def accumulate(self, x: Array, psums: Array | None) -> Array:
-        """Psums (samples, Ho, Wo, Co) int64: bias or what was kept, and the sum of products.
+        """Psums (samples, Ho, Wo, Co) int64: the bias or the kept psums, plus the sum of products.
 
-        Raises ArtefactError (E503) where both a bias and kept psums are given: the adder takes one of them.
+        Raises ArtefactError (E503) for a bias together with kept psums: the adder has one input for both.
         """
         layer, x = self.layer, self._contiguous(x)
         if psums is not None and self.bias.any():
@@ -199,7 +199,7 @@ class Convolution:
         return np.ascontiguousarray(x[:, :height, :width])
 
     def _prepared(self, samples: int, make: Callable[[bool], Any]) -> Any:
-        """What runs the word: opened fast for the first sample if it is alone, as it may be the only one."""
+        """The session or sessions that run the word; a first sample that comes alone gets ones that open fast."""
         alone, self.ran = samples == 1 and not self.ran, True
         if alone:
             return make(True)

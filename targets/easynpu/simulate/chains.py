@@ -1,4 +1,4 @@
-"""Instruction words as fused chains, and what no machine can execute: the same for every simulator.
+"""Instruction words as fused chains, and the checks of what a machine can execute, for all simulators.
 
 Source: easynpu, Master controller (opcode table: the fused and stored flags; layer fusion loop).
 """
@@ -16,9 +16,9 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense, of_a_row, tile_input
 
 KEEPING = ("conv", "dwconv", "avgpool")
-"""Words that keep psums for the next word, or continue on kept ones."""
+"""Words that can keep psums for the next word, or continue on kept ones."""
 FUSABLE = ("bn", "relu", "act", "prelu", "add", "mul", "reshape")
-"""Words that continue on the int8 result before them, pixel by pixel."""
+"""Words that can continue on the previous int8 result, pixel by pixel."""
 SMALLER = "a smaller tile (y, x), with the y' x' that it needs"
 DUMP = "npuc dump shows every word"
 POINTWISE = ("relu", "act", "prelu", "add", "mul", "reshape")
@@ -33,7 +33,7 @@ class Stage:
     operands: Mapping[str, Operand]
     control: Control | None
     reshape: Reshape | None = None
-    """The word, where it is a reshape; `layer` is then the pass over its map."""
+    """The reshape word, if it is one; `layer` is then the pass over its map."""
 
     @property
     def word(self) -> Layer | Reshape:
@@ -48,35 +48,35 @@ class Stage:
 
     @property
     def keeps(self) -> bool:
-        """Its psums are handed, unquantised, to the next word."""
+        """Its psums are passed on, unquantised, to the next word."""
         return self.control is not None and bool(self.control.keep_psum)
 
     @property
     def takes(self) -> bool:
-        """It begins with the psums that the chain before kept."""
+        """It continues on the psums that the previous chain kept."""
         return self.control is not None and bool(self.control.take_psum)
 
     @property
     def leaves(self) -> bool:
-        """It ends its chain without a result: its psums stay for the next chain."""
+        """It ends its chain without a result: its psums are kept for the next chain."""
         return self.keeps and not self.layer.fused
 
     def ifmap(self, machine: Machine, low: bool) -> Map:
-        """The map that it reads unless it continues on a result; low: where the current map lies."""
+        """The map that it reads unless it continues on a result; low: the current map is at the low end."""
         layer = self.layer
         place = self._place("src") or implicit_end(low, machine, layer.Ci, layer.Wi)
         return Map(place, layer.Hi, layer.Wi, groups(layer.Ci))
 
     def operand(self) -> Map:
-        """The map that an addition or a product reads beside its ifmap."""
+        """The map that an addition or a product reads in addition to its ifmap."""
         return self._ofmap(self._place("opb") or low_end("skip", 0, self.layer.Co, self.layer.Wo))
 
     def stored(self) -> Map:
-        """Where a stored result is kept."""
+        """The map to which a stored result is written."""
         return self._ofmap(self._place("sto") or low_end("skip", 0, self.layer.Co, self.layer.Wo))
 
     def ofmap(self, machine: Machine, low: bool) -> Map:
-        """Where the result goes; low: to which end without an extension word."""
+        """The map to which the result is written; low: the end it goes to without an extension word."""
         word = self.word
         place = self._place("dst") or implicit_end(low, machine, word.Co, word.Wo)
         return Map(place, word.Ho, word.Wo, groups(word.Co))
@@ -127,7 +127,7 @@ def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Stag
 
 
 def _pass_over(word: Reshape, before: Sequence[Stage]) -> Layer:
-    """The pass in which a reshape reads its map, or a result tile by tile: that of a word over pixels."""
+    """The pass in which a reshape reads its map, or a result tile by tile, as a pointwise word."""
     y, x = (before[0].layer.y, before[0].layer.x) if before else (1, 1)
     return Layer(
         opcode=word.opcode, y=y, x=x, yi=y, xi=x,
@@ -138,14 +138,14 @@ def _pass_over(word: Reshape, before: Sequence[Stage]) -> Layer:
 def refused(
     number: int, reason: str, word: isa.Instruction | None, limit: str | None = None, remedy: str = DUMP
 ) -> ArtefactError:
-    """An instruction that cannot be executed, with its listing line."""
+    """The error for an instruction that cannot be executed, with its listing line."""
     text = f": {listing.disassemble(word)}" if word is not None else ""
     return ArtefactError("E503", f"instruction {number}: {reason}{text}", limit=limit, remedy=remedy)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule for one word: whether the word breaks it, and what to say then."""
+    """A rule for one word: whether the word breaks it, and the error's text."""
 
     broken: bool
     reason: str
@@ -154,9 +154,9 @@ class Rule:
 
 
 def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
-    """Refuses (E503) a chain with a word that contradicts itself, the machine or the word before it.
+    """Raises ArtefactError (E503) for a word that contradicts itself, the machine or the word before it.
 
-    low: the current map lies at the low end of the Fmap DTCM.
+    low: the current map is at the low end of the Fmap DTCM.
     """
     for before, stage in zip([None, *chain], chain, strict=False):
         problems = {
@@ -177,7 +177,7 @@ def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
 
 
 def parameter_entries(chain: Sequence[Stage]) -> int:
-    """Entries of the bias and scale pads: words that keep psums share theirs, a table has one per segment."""
+    """Entries of the bias and scale pads: words that keep psums share theirs, a table takes one per segment."""
     entries = 0
     for before, stage in zip((None, *chain), chain, strict=False):
         if stage.reshape is None and (before is None or not (before.keeps or stage.name == "relu")):
@@ -186,11 +186,11 @@ def parameter_entries(chain: Sequence[Stage]) -> int:
 
 
 def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
-    """Maps lie inside their memories, and nothing that the chain writes lies on another of its maps.
+    """Checks that maps are inside their memories, and that no map overwrites another map of the chain.
 
-    The machine writes tile by tile while later tiles are still to be read. Only a second operand may be replaced
-    where it lies, and the one ifmap of a chain whose elements depend on the same element alone: its pixel is read
-    once, before the result's is written. A result and its copy are written together.
+    The machine writes tile by tile while later tiles are still to be read. A result may replace a second operand
+    at the same place, and the one ifmap of a chain whose elements each depend on one input element: a pixel is
+    read before its result is written. A result and its copy are written together.
     """
     written = [] if chain[-1].leaves else [(chain[-1], chain[-1].ofmap(machine, not low))]
     written += [(stage, stage.stored()) for stage in chain if stage.layer.stored]
@@ -220,7 +220,7 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
 
 
 def _is_elementwise(chain: Sequence[Stage]) -> bool:
-    """Whether every element of the result depends on one element of one ifmap, and of an operand."""
+    """Whether every element of the result depends on one element of one ifmap, and of the operands."""
     if any(stage.reshape is not None or stage.keeps or stage.takes for stage in chain):
         return False
     return not any(is_dense(stage.layer) or _reaches_beyond(stage.layer) for stage in chain)
@@ -231,9 +231,10 @@ def _reaches_beyond(layer: Layer) -> bool:
 
 
 def expect_kept(kept: Layer | None, chain: Sequence[Stage]) -> Layer | None:
-    """The word whose psums are in the pads behind the chain, if it keeps any.
+    """The word whose psums are in the pads after the chain, if any are kept.
 
-    kept: the same before it. Refuses (E503) a chain that takes psums that are not there, or of another tile.
+    kept: the same before the chain. Raises ArtefactError (E503) for a chain that takes psums that are not there or
+    are of another tile.
     """
     head = chain[0]
     if head.takes:
@@ -249,12 +250,12 @@ def _psums_of(layer: Layer) -> tuple[int | bool, ...]:
 
 
 def _single_tile(layer: Layer) -> bool:
-    """Whether all psums of a word are in the pads at once; channel-wise ones are there 16 channels at a time."""
+    """Whether all psums of a word are in the pads at once; channel-wise words have those of 16 channels."""
     return layer.y >= layer.Ho and layer.x >= layer.Wo and (is_dense(layer) or groups(layer.Co) == 1)
 
 
 def _geometry(stage: Stage, machine: Machine) -> tuple[Rule, ...]:
-    """What a word says of itself and needs of the machine."""
+    """Rules for a word on its own and for its demands on the machine."""
     layer = stage.layer
     dense = is_dense(layer)
     rows, columns = tile_input(layer, layer.y, layer.x)
@@ -308,7 +309,7 @@ def _reshape_problem(stage: Stage) -> tuple[Rule, ...]:
 
 
 def _order(stage: Stage, before: Stage | None) -> dict[str, bool]:
-    """What the order of words allows: reason -> whether it is wrong."""
+    """What the order of words allows: reason -> whether it is violated."""
     continues = before is not None and before.keeps
     return {
         "a word that cannot continue on a fused result": before is not None
@@ -324,7 +325,7 @@ def _order(stage: Stage, before: Stage | None) -> dict[str, bool]:
 
 
 def _idle_operands(stage: Stage, before: Stage | None, *, last: bool) -> dict[str, bool]:
-    """Extension words that change nothing: reason -> whether it is wrong."""
+    """Extension words without effect: reason -> whether there is one."""
     used = {
         "src": before is None or before.keeps,
         "dst": last and not stage.keeps,
@@ -335,7 +336,7 @@ def _idle_operands(stage: Stage, before: Stage | None, *, last: bool) -> dict[st
 
 
 def _continuation(stage: Stage, before: Stage, head: Stage) -> dict[str, bool]:
-    """What a word behind the first of its chain needs: reason -> whether it is wrong."""
+    """What a word after the first of its chain needs: reason -> whether it is violated."""
     layer, first = stage.layer, head.layer
     return {
         "a fused word of another output size": (layer.Ho, layer.Wo, layer.Co) != (first.Ho, first.Wo, first.Co),
@@ -347,13 +348,13 @@ def _continuation(stage: Stage, before: Stage, head: Stage) -> dict[str, bool]:
 
 
 def _has_window(layer: Layer) -> bool:
-    """Whether an output is made of anything but the input of the same pixel."""
+    """Whether an output depends on anything but the input at the same pixel."""
     window = (layer.Hk, layer.Wk, layer.Sh, layer.Sw, layer.Ph, layer.Pw)
     return window != (1, 1, 1, 1, 0, 0) or (layer.Hi, layer.Wi) != (layer.Ho, layer.Wo)
 
 
 def implicit_end(low: bool, machine: Machine, channels: int, width: int) -> Place:
-    """One end of the Fmap DTCM: the low one, or the high one from the last word downward."""
+    """One end of the Fmap DTCM: the low one, or the high one, which grows downwards from the last word."""
     if low:
         return low_end("fmap", 0, channels, width)
     return high_end("fmap", machine.fmap_words, channels, width)

@@ -1,7 +1,7 @@
-"""onnxruntime's convolutions in the place of the PE array's: from int8 words to requantised words or to sums.
+"""onnxruntime convolutions in place of the PE array's: from int8 words to requantised words or to sums.
 
-Maps come and go as the DTCMs hold them, channels last. A convolution over single pixels is a matrix product there;
-any other goes through planes, which is how onnxruntime computes it.
+Maps have the layout of the DTCMs, channels last. A pointwise convolution is then a matrix product; any other is
+transposed to planes and back, as onnxruntime's Conv requires.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.timing import is_dense, kernel_extent
 
 Step = tuple[str, tuple[str, ...], Mapping[str, Any]]
-"""An ONNX operator on the result before it: its name, constants and attributes."""
+"""An ONNX operator applied to the previous result: its name, constants and attributes."""
 NOTHING: Mapping[str, tuple[int, ...]] = {}
 
 
 def padding(layer: Layer) -> tuple[int, int, int, int]:
-    """Rows and columns of padding: top, left as the word has them, bottom and right as Ho and Wo imply."""
+    """Rows and columns of padding: top and left as in the word, bottom and right as implied by Ho and Wo."""
     bottom = (layer.Ho - 1) * layer.Sh + kernel_extent(layer.Hk, layer.Dh) - layer.Ph - layer.Hi
     right = (layer.Wo - 1) * layer.Sw + kernel_extent(layer.Wk, layer.Dw) - layer.Pw - layer.Wi
     return layer.Ph, layer.Pw, bottom, right
 
 
 def reached(layer: Layer) -> tuple[int, int]:
-    """Rows and columns of the map that windows reach; 0 where all of them lie in the padding."""
+    """Rows and columns of the map that windows reach; 0 where all windows are in the padding."""
     _, _, bottom, right = padding(layer)
     return max(layer.Hi + min(bottom, 0), 0), max(layer.Wi + min(right, 0), 0)
 
 
 def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None, *, few_runs: bool = False) -> Any:
-    """A session with x (N, Hi, Wi, Ci) int8, the rows and columns that windows reach, and y (N, Ho, Wo, Co).
+    """A session from x (N, reached rows, reached columns, Ci) int8 to y (N, Ho, Wo, Co).
 
-    w: (Co, Ci or 1, Hk, Wk) float32; bias: (Co,) float32. y is uint8, saturated at 0 and highest and rounded down,
-    or float32 sums where highest is None. few_runs: layers that differ in nothing but values share what is opened.
+    w: (Co, Ci or 1, Hk, Wk) float32; bias: (Co,) float32. y is uint8, saturated to 0..highest and rounded down, or
+    float32 sums where highest is None. few_runs: share the session between layers that differ only in values.
     """
     product = _is_product(layer)
     weights = {"w": w[:, :, 0, 0] if product else w} | ({} if bias is None else {"b": bias})
@@ -54,7 +54,7 @@ def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None,
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a session computes, but for the values: extents of x and y, the attributes of the ONNX Conv."""
+    """What a session computes, without the values: extents of x and y, the attributes of the ONNX Conv."""
 
     x: tuple[int, int, int]
     y: tuple[int, int, int]
@@ -71,13 +71,13 @@ class _Fed:
     weights: Mapping[str, Array]
 
     def run(self, outputs: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
-        """As onnxruntime's."""
+        """Runs as onnxruntime's session does."""
         return self.session.run(outputs, {**feeds, **self.weights})
 
 
 @lru_cache(maxsize=256)
 def _shared(shape: _Shape, weights: tuple[tuple[str, tuple[int, ...]], ...]) -> Any:
-    """A session that takes its weights, of these extents, with every run."""
+    """A session whose weights, of these extents, are inputs of every run."""
     return session(_model(shape, {}, dict(weights)), few_runs=True)
 
 
@@ -114,7 +114,7 @@ def _model(shape: _Shape, weights: Mapping[str, Array], taken: Mapping[str, tupl
 
 
 def _is_product(layer: Layer) -> bool:
-    """Whether an output is made of all channels of one pixel, and every pixel is used."""
+    """Whether the word is a matrix product: an output per pixel, of all channels of that pixel."""
     return is_dense(layer) and (layer.Hk, layer.Wk, layer.Sh, layer.Sw) == (1, 1, 1, 1) and not any(padding(layer))
 
 

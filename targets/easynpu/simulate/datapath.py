@@ -1,7 +1,7 @@
-"""What the 16 PEs compute in a step: products into psums, and int8 out of them.
+"""The arithmetic of the 16 PEs in a step: products into psums, and int8 out of them.
 
-Shapes: psums (zs, positions, 16) int64; ifmap (taps, positions, 16) int8 as the pads give it, a tap being
-(hki, wki). Source: easynpu, PE; rounding as the author's QNT block: (x >> n) + bit n-1 of x.
+Shapes: psums (zs, positions, 16) int64; ifmap (taps, positions, 16) int8 as read from the pads, a tap being (hki,
+wki). Source: easynpu, PE; rounding as the author's QNT block: (x >> n) + bit n-1 of x.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from npuc.targets.easynpu.simulate.pads import trap
 PSUM_MOST = 1 << 31
 PRODUCT_MOST = 1 << 14
 EXACT_TAPS = 1024
-"""So many products sum to 2^24 at most, which float32 holds exactly."""
+"""This many products sum to 2^24 at most, which float32 represents exactly."""
 
 
 def broadcast(psums: Array, ifmap: Array, weights: Array) -> Array:
     """Psums after the passes over kzi, hki, wki, in which pad kzi goes to every PE.
 
-    weights: (k, taps, zs, 16). Raises ArtefactError (E503) where any pass takes a psum out of 32 bits.
+    weights: (k, taps, zs, 16). Raises ArtefactError (E503) where a pass takes a psum beyond 32 bits.
     """
     k, taps, zs, _ = weights.shape
     kind = np.float32 if k * taps <= EXACT_TAPS else np.float64
@@ -43,19 +43,19 @@ def multicast(psums: Array, ifmap: Array, weights: Array) -> Array:
 
 
 def largest(psums: Array, ifmap: Array) -> Array:
-    """The same in max pooling: the adder compares."""
+    """Psums after the passes of max pooling, in which the adder compares."""
     return np.maximum(psums, ifmap.max(axis=0))
 
 
 def expect_32_bits(psums: Array) -> None:
-    """-2^31 counts as outside, as in the compiler's proof."""
+    """Raises ArtefactError (E503) for psums beyond 32 bits; -2^31 counts as beyond, as in the compiler's proof."""
     most = int(np.abs(psums).max())
     if most >= PSUM_MOST:
         raise trap(f"a psum leaves 32 bits: it reaches {most}", "below 2^31")
 
 
 def requantised(psums: Array, scale: Array) -> Array:
-    """int64 within int8: psums shifted by the scale (zs, 16), rounded half up, saturated."""
+    """Psums shifted by the scale (zs, 16), rounded half up and saturated to int8, as int64."""
     shift = scale[:, None, :]
     if np.abs(shift).max() > 31:
         raise trap(f"shift scales of {scale.min()}..{scale.max()}", "-31..31")
@@ -69,7 +69,7 @@ def requantised(psums: Array, scale: Array) -> Array:
 
 
 def tabulated(block: Array, x: Array) -> Array:
-    """Psums a*x + b by the segment of each int8; block: the 7 words of a table."""
+    """Psums a*x + b with the segment of each int8; block: the 7 words of a table."""
     table = unpack_table(block)
     segment = (x[..., None] >= table.start).sum(axis=-1) - 1
     psums = table.a[segment].astype(np.int64) * x + table.b[segment]
@@ -80,7 +80,7 @@ def tabulated(block: Array, x: Array) -> Array:
 def sloped(block: Array, x: Array) -> Array:
     """int8 values after a slope per channel for each sign; x: (zs, positions, 16); block: (zs, 4, 16).
 
-    The sign that selects the slope is the input's, so the product is requantised on its way into the psum.
+    The input's sign selects the slope, so the product is requantised on its way into the psum.
     """
     slopes = block.astype(np.int64)
     above, below = (requantised(x * slopes[:, at, None], slopes[:, at + 1]) for at in (0, 2))

@@ -1,4 +1,4 @@
-"""What a run of the stepping simulator tells: counts per layer, and what every step did."""
+"""Records of the stepping simulator: counts per layer, and the events of every step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npuc.targets.easynpu.simulate.schedule import PadStep, Plan
 
 @dataclass
 class LayerCount:
-    """What a chain took: cycles, words moved, and the most entries in use of each pad."""
+    """The cost of a chain: cycles, words moved, and the peak use of each pad."""
 
     instruction: int
     """The number of its first layer word."""
@@ -19,7 +19,7 @@ class LayerCount:
     compute_cycles: int = 0
     ifmap_words: int = 0
     padding_words: int = 0
-    """Entries filled with padding: each takes a cycle of the bus and reads no memory."""
+    """Entries filled with padding; each takes a bus cycle and reads no memory."""
     ofmap_words: int = 0
     operand_words: int = 0
     weight_words: int = 0
@@ -42,7 +42,7 @@ class LayerCount:
 
 @dataclass(frozen=True)
 class Touched:
-    """The addresses (positions of all ozis, in order) that a pass read operands from and wrote results to."""
+    """The addresses that a pass read operands from and wrote results to: positions of all ozis, in order."""
 
     operands: Array | None
     results: Array | None
@@ -50,30 +50,30 @@ class Touched:
 
 @dataclass(frozen=True)
 class Executed:
-    """A step as it was executed, for whoever watches."""
+    """A step as it was executed, for watchers."""
 
     step: PadStep
     plan: Plan
     start: int
     cycles: int
-    """From the layer's first; the last of them wait for the next sub-ifmap."""
+    """Cycles of the step; at the end it may wait for the next sub-ifmap."""
     side: int
     """The set of ifmap pads that is read."""
     load: Array
     """Addresses of the next sub-ifmap's words; NONE for padding."""
     loaded: Array
-    """The cycles, from the step's first, in which they are on the bus."""
+    """The cycles in which they are on the bus, counted from the step's first."""
     source: str
-    """The memory they lie in."""
+    """The memory that they are in."""
     weights: tuple[Array, Array]
-    """Pad entry and cycle of the fetch of every weight word."""
+    """For every weight word: pad entry, and cycle of the fetch."""
     touched: Mapping[int, Touched]
-    """By word, as a position in the chain."""
+    """By the word's position in the chain."""
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """Words on the bus without computation, one a cycle: reads from one memory, writes to another or the same."""
+    """Bus transfers without computation, a word per cycle: reads from one memory, writes to it or the other."""
 
     writes: Array
     addresses: Array

@@ -1,4 +1,4 @@
-"""One EasyNPU of the stepping simulator: its memories, pads and psums, and what it keeps from word to word."""
+"""An EasyNPU in the stepping simulator: its memories, pads and psums, and its state between words."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Hardware:
     parameter_pads: ParameterPads
     itcm: tuple[Instruction, ...] = ()
     low: bool = True
-    """The current map lies at the low end of the Fmap DTCM."""
+    """The current map is at the low end of the Fmap DTCM."""
     weights_at: int = 0
-    """The weight stream's next word."""
+    """Address of the weight stream's next word."""
     kept: Layer | None = None
     """The word whose psums are in the pads."""
 
     @classmethod
     def of(cls, machine: Machine) -> Hardware:
-        """The machine with these sizes."""
+        """A machine with these sizes, at power-up."""
         return cls(
             machine,
             Dtcm("fmap", machine.fmap_words),
@@ -51,16 +51,16 @@ class Hardware:
         return self.fmap if name == "fmap" else self.skip
 
     def load_weights(self, address: int, words: Array) -> None:
-        """Fills the weight DTCM from an address on with words (n, 16)."""
+        """Fills the weight DTCM with words (n, 16) from an address on."""
         self.weight.load(address + np.arange(len(words)), words)
 
     def begin_layer(self) -> None:
-        """Occupancy is counted anew, and cycles."""
+        """Resets the occupancy counts and the cycles of last reads."""
         for pads in (self.ifmap_pads, self.weight_pads, self.psums, self.parameter_pads):
             pads.most = 0
         self.ifmap_pads.needed[...] = NEVER
 
     def end_layer(self) -> None:
-        """What the layer wrote may be read."""
+        """Makes the layer's results readable."""
         self.fmap.settle()
         self.skip.settle()

@@ -1,4 +1,4 @@
-"""A fused chain on the stepping simulator: from its first word's decoding to its last result in the DTCM."""
+"""A fused chain on the stepping simulator, from the decoding of its first word to its last result in the DTCM."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from npuc.targets.easynpu.simulate.streams import Block
 
 COMBINING = ("add", "mul")
 Key = tuple[int, int, int, int, bool]
-"""Steps of the same key take the same cycles."""
+"""Steps with the same key take the same cycles."""
 
 
 def _key(step: PadStep) -> Key:
@@ -42,10 +42,10 @@ def _key(step: PadStep) -> Key:
 
 
 class Watcher(Protocol):
-    """Who is told of everything that happens in a layer, in order."""
+    """An observer of everything that happens in a layer, in order."""
 
     def started(self, run: LayerRun, words: int) -> None:
-        """The chain was decoded, its parameters and its first sub-ifmap are loaded."""
+        """The chain was decoded, and its parameters and first sub-ifmap were loaded."""
         ...
 
     def executed(self, run: LayerRun, step: Executed) -> None:
@@ -64,7 +64,7 @@ class Watcher(Protocol):
 class LayerRun:
     """One chain: `run` executes it; `results` are the int8 maps (Ho, Wo, groups, 16) of its words.
 
-    A reshape behind other words has no pass of its own: the last one's results go where it says.
+    A reshape behind other words has no pass of its own: it determines where the last word's results are written.
     """
 
     def __init__(self, hardware: Hardware, chain: Sequence[Stage], watcher: Watcher | None = None) -> None:
@@ -93,7 +93,7 @@ class LayerRun:
         self.first_load = np.zeros(0, np.int64)
         self.blocks: list[Block] = []
         self.weights: list[Array] = []
-        """Of each word: (Ci, taps, zs, 16), or channel-wise (groups, taps, 16)."""
+        """Weights of each word: (Ci, taps, zs, 16), or channel-wise (groups, taps, 16)."""
         self._plans: dict[Key, Plan] = {}
         self._last_reads: dict[Key, Array] = {}
         self._arrivals: dict[tuple[Key, int, int, int], Array] = {}
@@ -115,7 +115,7 @@ class LayerRun:
             raise ArtefactError("E503", f"{where}: {problem.reason}", limit=problem.limit, remedy=remedy) from None
 
     def _run(self, words: int) -> None:
-        """Every step, the next one's sub-ifmap loaded under it: into the other set of pads, if there is one."""
+        """Executes every step while the next sub-ifmap is loaded, into the other set of pads if there is one."""
         sequence = steps(self.parts, takes=self.chain[0].takes, leaves=self.chain[-1].leaves)
         step, side = next(sequence), 0
         wanted = self._wanted(step)
@@ -133,7 +133,7 @@ class LayerRun:
             self.watcher.finished(self)
 
     def _set_up(self, words: int) -> None:
-        """Decodes, loads bias and scale, fetches the first weights (channel-wise: under the first sub-ifmap)."""
+        """Decodes, loads bias and scale, fetches the first weights (channel-wise: during the first sub-ifmap)."""
         hardware = self.hardware
         hardware.begin_layer()
         self.blocks, hardware.weights_at = streams.load(
@@ -146,14 +146,14 @@ class LayerRun:
         self.cycle += self.parts[0].Zs if self.dense else 0
 
     def _participating(self, stage: int) -> Array:
-        """A word's weights, 0 for the PEs that take no part in the last group of output channels."""
+        """A word's weights, 0 for the PEs that are unused in the last group of output channels."""
         layer, weights = self.chain[stage].layer, self.blocks[stage].weights
         if is_dense(layer):
             return weights.reshape(layer.Ci, -1, layer.Zs, LANES) * self.lanes[:, 0]
         return weights.reshape(len(self.lanes), -1, LANES) * self.lanes
 
     def _execute(self, step: PadStep, side: int, following: PadStep | None, other: int) -> None:
-        """side: the set of pads that is read; other: the one that the following step reads."""
+        """Executes a step. side: the set of pads that it reads; other: the set of the following step."""
         plan = self._plan(step)
         first, last = plan.weight_uses
         weights = first, last
@@ -178,7 +178,7 @@ class LayerRun:
         self.count.weight_words += len(first)
 
     def _arriving(self, step: PadStep, following: PadStep, wanted: SubIfmap) -> Array:
-        """The cycles, from the step's first, in which the words of the next sub-ifmap are loaded."""
+        """The cycles, counted from the step's first, in which the words of the next sub-ifmap are loaded."""
         key = (_key(step), following.part, following.tile.y, following.tile.x)
         if key not in self._arrivals:
             single = self.hardware.machine.ifmap_pad_sets == 1
@@ -190,7 +190,7 @@ class LayerRun:
         return Reads(step, self.parts[step.part], self._plan(step), self.hardware.machine)
 
     def _plan(self, step: PadStep) -> Plan:
-        """The sweeps of a step; equal for equal tiles."""
+        """The sweeps of a step; the same for steps with the same key."""
         key = _key(step)
         if key not in self._plans:
             layer = self.parts[step.part]
@@ -214,12 +214,12 @@ class LayerRun:
         return Access(None if operand is None else operand.place.memory, results, writes)
 
     def _wanted(self, step: PadStep) -> SubIfmap:
-        """What a step reads of its map."""
+        """The sub-ifmap that a step reads."""
         self._at = step.part, step.tile
         return window(self.parts[step.part], step.tile)
 
     def _load(self, step: PadStep, side: int, wanted: SubIfmap, cycles: Array) -> Array:
-        """Fills a set of ifmap pads, a word in each of these cycles; the addresses read, NONE for padding."""
+        """Fills a set of ifmap pads, a word in each of these cycles; returns the addresses, NONE for padding."""
         stage, source = self.chain[step.part], self.sources[step.part].place
         values = np.full((len(wanted.entries), LANES), -128 if stage.name == "maxpool" else 0, np.int8)
         at = source.base + wanted.iy * source.row + wanted.ix * source.pixel + step.group * source.group
@@ -233,7 +233,7 @@ class LayerRun:
         return addresses
 
     def _accumulate(self, step: PadStep, side: int) -> None:
-        """The passes over kzi, hki, wki: psums (zs, positions, 16) in the psum file."""
+        """Executes the passes over kzi, hki, wki: psums (zs, positions, 16) in the psum file."""
         stage, layer = self.chain[step.part], self.parts[step.part]
         self._at = step.part, step.tile
         key = _key(step)
@@ -256,7 +256,7 @@ class LayerRun:
         self._write_psums(psums)
 
     def _continue(self, step: PadStep) -> None:
-        """The last pass's results, then the passes of the fused words, each on the int8 before it."""
+        """Computes the last pass's results, then the passes of the fused words, each on the int8 before it."""
         x = self._result(step.part, step)
         for stage in range(step.part + 1, len(self.chain)):
             self._at = stage, step.tile
@@ -264,7 +264,7 @@ class LayerRun:
             x = self._result(stage, step)
 
     def _applied(self, stage: int, x: Array, step: PadStep) -> Array:
-        """Psums of a word that works pixel by pixel on int8 values (zs, positions, 16)."""
+        """Psums of a pointwise word on int8 values (zs, positions, 16)."""
         block, rows = self.blocks[stage], self._rows(step)
         match self.chain[stage].name:
             case "relu":
@@ -283,7 +283,7 @@ class LayerRun:
                 return x * self.weights[stage][rows].astype(np.int64) + (bias * self.lanes[rows, 0])[:, None]
 
     def _operand(self, stage: int, step: PadStep) -> Array:
-        """The second operand (zs, positions, 16), from the result's place in its own map."""
+        """The second operand (zs, positions, 16), read at the result's position in its own map."""
         operand = self.operands[stage]
         assert operand is not None
         at = self._addresses(operand, step)
@@ -292,7 +292,7 @@ class LayerRun:
         return self.hardware.dtcm(operand.place.memory).read(at).astype(np.int64)
 
     def _result(self, stage: int, step: PadStep) -> Array:
-        """int8 values (zs, positions, 16) of the psums, kept and written where the word says."""
+        """int8 values (zs, positions, 16) of the psums, recorded and written to the word's maps."""
         x = self._quantised(stage, step) * self.lanes[self._rows(step)]
         tile, rows = step.tile, self._rows(step)
         planes = x.reshape(len(x), tile.y, tile.x, LANES).transpose(1, 2, 0, 3)
@@ -311,7 +311,7 @@ class LayerRun:
         return x
 
     def _quantised(self, stage: int, step: PadStep) -> Array:
-        """int8 values of the psums by the word's scale, with the ReLU that a convolution may contain."""
+        """int8 values of the psums with the word's scale, and with the ReLU of a convolution that has one."""
         block, psums, layer = self.blocks[stage], self._psums(step), self.chain[stage].layer
         match self.chain[stage].name:
             case "prelu" | "relu" | "maxpool":
@@ -326,7 +326,7 @@ class LayerRun:
         return np.maximum(x, 0) if operation is not None and operation.mnemonic.endswith("_relu") else x
 
     def _addresses(self, where: Map, step: PadStep) -> Array:
-        """The words (zs, positions) of the tile's pixels in an output-sized map."""
+        """The addresses (zs, positions) of the tile's pixels in an output-sized map."""
         place, tile = where.place, step.tile
         rows, columns = tile.oy + np.arange(tile.y), tile.ox + np.arange(tile.x)
         pixels = (place.row * rows[:, None] + place.pixel * columns).ravel()
@@ -334,11 +334,11 @@ class LayerRun:
         return place.base + place.group * ozis[:, None] + pixels
 
     def _rows(self, step: PadStep) -> slice:
-        """The groups of output channels whose psums the step holds: all, or channel-wise its own."""
+        """The groups of output channels of the step's psums: all, or, channel-wise, the step's own."""
         return slice(None) if self.dense else slice(step.group, step.group + 1)
 
     def _bias(self, step: PadStep) -> Array:
-        """Psums (zs, positions, 16) as the first pass finds them: nothing but the bias."""
+        """Psums (zs, positions, 16) before the first pass: the bias alone."""
         bias = self.hardware.parameter_pads.bias(self.blocks[step.part].entries)[self._rows(step)]
         bias = bias * self.lanes[self._rows(step), 0]
         self.hardware.psums.clear()

@@ -1,4 +1,4 @@
-"""The host's part of a segment: what it loads into a machine and takes from it, the same for every simulator."""
+"""The host's part of a segment, loading and storing, for all simulators."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Loadable(Protocol):
     itcm: tuple[isa.Instruction, ...]
 
     def load_weights(self, address: int, words: Array) -> None:
-        """Fills the weight DTCM from an address on with words (n, 16) int8."""
+        """Fills the weight DTCM with words (n, 16) int8 from an address on."""
         ...
 
 
 def load_images(segment: Segment, files: Mapping[str, bytes], machine: Machine, state: Loadable) -> int:
-    """Fills ITCM and weight DTCM; gives the number in itcm.bin of the first word.
+    """Fills ITCM and weight DTCM; returns the number in itcm.bin of the first word.
 
     Raises ArtefactError (E503) where the segment runs more words than are loaded.
     """
@@ -43,7 +43,7 @@ def load_images(segment: Segment, files: Mapping[str, bytes], machine: Machine, 
 
 
 def keep(move: TensorMove, words: Array, tensors: dict[str, Array]) -> None:
-    """Copies words (samples, H, W, groups, 16) to their window of a host tensor, made when the first arrives."""
+    """Copies words (samples, H, W, groups, 16) to their window of a host tensor, which is created if needed."""
     if move.tensor not in tensors:
         tensors[move.tensor] = np.zeros((len(words), *move.shape), np.int8)
     move.whole(tensors)[move.window] = unpack_feature(words, move.channels)

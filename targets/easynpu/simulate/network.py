@@ -1,7 +1,7 @@
-"""A network of integers for onnxruntime, in float32 or in uint8: nodes, constants, and its session.
+"""An integer network for onnxruntime, in float32 or in uint8: nodes, constants, and the session.
 
-uint8 is the value and 128. onnxruntime's QLinearConv rounds half to even: scales are 2^-n and their last bit more,
-so that half, which is never negative there, is rounded up, and nothing else is.
+uint8 values are int8 values plus 128. onnxruntime's QLinearConv rounds half to even, so scales are 2^-n plus one
+unit in the last place: a half, which is never negative here, is then rounded up, and no other result changes.
 Source: arithmetic, whose sums are exact below 2^24 and whose scales are powers of two.
 """
 
@@ -17,20 +17,20 @@ from npuc.reference import session
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Value, ValuePart
 
 MOST_BYTES = 1 << 26
-"""Of constants: they are float32, and lie in memory beside the program's own."""
+"""Limit of the constants, which are float32 and take memory in addition to the program's own."""
 MOST_NODES = 1 << 14
 RAISED = 128
-"""What uint8 has more."""
+"""The offset of uint8 values."""
 FINEST = -14
-"""The exponent of the finest scale at which the last bit of a factor is less than what separates results."""
+"""The exponent of the finest scale at which the last bit of a factor is smaller than the gap between results."""
 FINEST_POSITIVE = -15
-"""The same where results are 127 at most."""
+"""The same where results are at most 127."""
 
 
 class Network:
     """Collects ONNX nodes; every value is (N, C, H, W).
 
-    quantised: whether products are those of onnxruntime's uint8 and int8.
+    quantised: whether products use onnxruntime's uint8 and int8 arithmetic.
     """
 
     def __init__(self, *, quantised: bool) -> None:
@@ -45,15 +45,15 @@ class Network:
         self._cut: dict[ValuePart, Value] = {}
         self._other: dict[int, Value] = {}
         self._window: dict[int, ValuePart] = {}
-        """What was cut, by number."""
+        """The window that each cut value is, by number."""
 
     def value(self, name: str, channels: int, height: int, width: int, *, raised: bool = False) -> Value:
-        """A tensor of these extents. raised: it is uint8."""
+        """A value with these extents. raised: it is uint8."""
         self.values.append(Value(len(self.values), name, channels, height, width, raised))
         return self.values[-1]
 
     def like(self, name: str, value: Value, *, raised: bool = False) -> Value:
-        """A tensor of the extents of another."""
+        """A value with the extents of another."""
         return self.value(name, value.channels, value.height, value.width, raised=raised)
 
     def floats(self, value: Value) -> Value:
@@ -80,7 +80,7 @@ class Network:
         return self._other[value.number]
 
     def node(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """The tensor that an operator gives. Raises NotOneNetwork beyond so many nodes."""
+        """The output tensor of a new node. Raises NotOneNetwork beyond MOST_NODES nodes."""
         from onnx import helper
 
         if len(self._nodes) >= MOST_NODES:
@@ -90,7 +90,7 @@ class Network:
         return name
 
     def constant(self, value: Array) -> str:
-        """The tensor of a constant; equal ones are one. Raises NotOneNetwork where all take too much memory."""
+        """The tensor of a constant; equal ones share it. Raises NotOneNetwork beyond MOST_BYTES in total."""
         from onnx import numpy_helper
 
         value = np.asarray(value, order="C")
@@ -104,22 +104,22 @@ class Network:
         return self._constants[key]
 
     def scalar(self, value: float) -> str:
-        """A constant of no extents."""
+        """A float32 constant without dimensions."""
         return self.constant(np.array(value, np.float32))
 
     def byte(self, value: int) -> str:
-        """The same in uint8."""
+        """A uint8 constant without dimensions."""
         return self.constant(np.array(value, np.uint8))
 
     def given(self, name: str, channels: int, height: int, width: int) -> Value:
-        """An input of the network, in uint8."""
+        """Adds an input of the network, in uint8."""
         from onnx import TensorProto, helper
 
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.UINT8, ["N", channels, height, width]))
         return self.value(name, channels, height, width, raised=True)
 
     def gives(self, name: str, value: Value) -> None:
-        """An output of the network, in uint8."""
+        """Adds an output of the network, in uint8."""
         from onnx import TensorProto, helper
 
         shape = ["N", value.channels, value.height, value.width]
@@ -129,11 +129,11 @@ class Network:
     def convolution(
         self, x: Value, weights: Array, bias: Array, scale: Array, attributes: Mapping[str, Any], *, relu: bool
     ) -> str:
-        """Sums of int8 weights and bias times 2^scale, rounded half up and saturated, in uint8.
+        """Sums of products with int8 weights, and bias, times 2^scale, rounded half up and saturated, in uint8.
 
-        scale: (Co,) from FINEST to 0, with relu from FINEST_POSITIVE on. Sums, and those raised, are below 2^31;
-        from 2^24 on float32 holds them no more, but there they are saturated. relu: negative results may be
-        rounded otherwise.
+        scale: (Co,) from FINEST to 0, with relu from FINEST_POSITIVE. Sums, raised or not, are below 2^31; float32
+        does not represent all of those from 2^24 on, but these are saturated. relu: negative results may be
+        rounded differently.
         """
         shifts = -scale.astype(np.int64)
         factors = np.ldexp(np.float32(1) + np.finfo(np.float32).eps, -shifts).astype(np.float32)
@@ -147,9 +147,9 @@ class Network:
         return self.node("QLinearConv", *inputs, **attributes)
 
     def sum(self, x: Value, y: Value, shift: int) -> str:
-        """x + y times 2^-shift, rounded half up and saturated, in uint8; shift: 0 to 8.
+        """(x + y) * 2^-shift, rounded half up and saturated, in uint8; shift: 0 to 8.
 
-        The sum of what is raised is never negative, and half of it is made a little more than half.
+        The sum of raised values is never negative, and the factor makes a half slightly more than a half.
         """
         factor = np.ldexp(1 + (2.0**-12 if shift else 0.0), -shift)
         of_operand, of_result = (0, RAISED - (2 * RAISED >> shift)) if shift else (RAISED, RAISED)
@@ -161,7 +161,7 @@ class Network:
         return self.node("QLinearAdd", *inputs, self.scalar(1), self.byte(of_result), domain="com.microsoft")
 
     def cut(self, window: ValuePart) -> Value:
-        """The part of a value."""
+        """The part of a value, as a value."""
         value, whole = window.value, (window.value.channels, window.value.height, window.value.width)
         if window not in self._cut:
             axes = [at for at in range(3) if window.extents[at] != whole[at]]
@@ -176,7 +176,7 @@ class Network:
         return self._cut[window]
 
     def joined(self, axis: int, parts: Sequence[Value]) -> Value:
-        """Values one behind the other along an axis of their tensors. Raises NotOneNetwork."""
+        """Values concatenated along an axis of their tensors. Raises NotOneNetwork if other extents differ."""
         if (window := self._around(axis, parts)) is not None:
             return self.cut(window)
         extents = [(each.channels, each.height, each.width) for each in parts]
@@ -190,7 +190,7 @@ class Network:
         return self.value(self.node("Concat", *names, axis=axis), *whole, raised=raised)
 
     def _around(self, axis: int, parts: Sequence[Value]) -> ValuePart | None:
-        """The window that was cut into these parts along an axis, if they are neighbours of one value."""
+        """The window that these parts were cut from along an axis, if they are neighbours in one value."""
         windows = [self._window.get(each.number) for each in parts]
         first, at = windows[0], axis - 1
         if first is None:
@@ -207,7 +207,7 @@ class Network:
         return ValuePart(first.value, first.start, (extents[0], extents[1], extents[2]))
 
     def session(self) -> Any:
-        """It, opened."""
+        """An onnxruntime session of the network."""
         from onnx import helper
 
         graph = helper.make_graph(self._nodes, "program", self.inputs, [*self.outputs.values()], self._held)

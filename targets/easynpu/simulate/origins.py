@@ -1,7 +1,7 @@
-"""Where the words of a memory come from, by name: which feature map each is of, and which of its words.
+"""The origin of every word of a memory: the feature map that it belongs to, and its position there.
 
-The maps are tensors of a network (N, C, H, W). A map that is read need not be one that was written: it may
-be a window of it, or be put together from several.
+The maps are tensors of a network (N, C, H, W). A map that is read need not be one that was written: it may be a
+window of one, or be composed of several.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from npuc.ir import Array
 from npuc.targets.easynpu.machine.memory import LANES, groups
 
 NOTHING = -1
-"""Stands where no map was written."""
+"""Marks words where no map was written."""
 AXES = ((2, 1), (0, 2), (1, 3))
-"""Axes of a map's words (H, W, C / 16), and of its tensor: channels, rows, columns."""
+"""Pairs of axes: of a map's words (H, W, C / 16), and of its tensor (channels, rows, columns)."""
 
 
 class NotOneNetwork(Exception):
-    """A program reads its memories in a way that no slices and concatenations of maps give."""
+    """A program reads its memories in a way that slices and concatenations of maps cannot express."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A feature map of the network: its number, its tensor's name, the extents behind samples."""
+    """A feature map of the network: its number, its tensor's name, and its extents without samples."""
 
     number: int
     name: str
@@ -35,7 +35,7 @@ class Value:
     height: int
     width: int
     bytes: bool = False
-    """Whether it is in uint8, raised by 128, and not in float32."""
+    """Whether it is uint8, raised by 128, rather than float32."""
 
     @property
     def words(self) -> Array:
@@ -45,20 +45,20 @@ class Value:
 
 
 class Origins:
-    """The words of a memory or of a host's tensor: which value each is of, and which of its words."""
+    """The origins of the words of a memory or host tensor: the value that each is from, and its number there."""
 
     def __init__(self, words: int) -> None:
         self.value = np.full(words, NOTHING, np.int64)
         self.word = np.zeros(words, np.int64)
 
     def write(self, addresses: Array, value: Value) -> None:
-        """Puts a value at addresses (H, W, C / 16)."""
+        """Records a value at addresses (H, W, C / 16)."""
         self.value[addresses], self.word[addresses] = value.number, value.words
 
 
 @dataclass(frozen=True)
 class ValuePart:
-    """A part of a value: its first channel, row and column, and how many of each."""
+    """A part of a value: its first channel, row and column, and its extents."""
 
     value: Value
     start: tuple[int, int, int]
@@ -66,7 +66,7 @@ class ValuePart:
 
 
 Joined = Callable[[int, Sequence[Value]], Value]
-"""Puts values together along an axis of their tensors."""
+"""Concatenates values along an axis of their tensors."""
 
 
 def read(
@@ -77,9 +77,9 @@ def read(
     cut: Callable[[ValuePart], Value],
     joined: Joined,
 ) -> Value:
-    """The value that lies at addresses (H, W, C / 16). Raises NotOneNetwork.
+    """The value at addresses (H, W, C / 16). Raises NotOneNetwork.
 
-    An address may repeat along a whole axis: the value then has one row, column or channel there.
+    An address may repeat along a whole axis: the value then has one row or column there.
     """
     return _read(origins.value[addresses], origins.word[addresses], channels, values, cut, joined)
 
@@ -114,7 +114,7 @@ def _read(
 
 
 def _window(value: Value, word: Array, channels: int) -> ValuePart:
-    """The part of a value that these of its words are."""
+    """The part of a value that consists of these of its words."""
     per_pixel = groups(value.channels)
     pixel, group = np.divmod(word, per_pixel)
     row, column = np.divmod(pixel, value.width)
@@ -136,5 +136,5 @@ def _window(value: Value, word: Array, channels: int) -> ValuePart:
 
 
 def _extent(line: Array) -> int:
-    """Rows or columns of the value; one where all are the same."""
+    """The number of rows or columns; one where all are the same."""
     return len(line) if len(line) == 1 or line[1] != line[0] else 1

@@ -1,7 +1,7 @@
-"""What holds values in the stepping simulator: DTCMs, pads and psums, each with a mask of what was written.
+"""Storage of the stepping simulator: DTCMs, pads and psums, each with a mask of what was written.
 
-An access that the hardware could not make raises ArtefactError (E503): an address outside, an entry that was not
-written before, more entries than there are. Source: easynpu, Scratch Pad and Storage.
+An access that the hardware could not make raises ArtefactError (E503): an address out of range, an entry that has
+not been written, more entries than there are. Source: easynpu, Scratch Pad and Storage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NEVER = np.iinfo(np.int64).min // 2
 
 
 def trap(reason: str, limit: str | None = None) -> ArtefactError:
-    """What the hardware could not do."""
+    """The error for what the hardware could not do."""
     return ArtefactError("E503", reason, limit=limit)
 
 
@@ -29,7 +29,7 @@ class Dtcm:
         self.values = np.zeros((words, LANES), np.int8)
         self.written = np.zeros(words, np.bool_)
         self.replaced = np.zeros(words, np.bool_)
-        """Words that the running layer wrote: reading one would read too late."""
+        """Words that the running layer wrote; reading one would be too late."""
 
     def read(self, at: Array) -> Array:
         """The words at these addresses."""
@@ -50,7 +50,7 @@ class Dtcm:
         self.written[at] = self.replaced[at] = True
 
     def write_lanes(self, at: Array, lanes: Array, values: Array) -> None:
-        """Stores single lanes of the words at these addresses; the others keep what they hold."""
+        """Stores single lanes of the words at these addresses; the other lanes are unchanged."""
         self._expect_inside(at)
         self.values[at, lanes] = values
         self.written[at] = self.replaced[at] = True
@@ -61,7 +61,7 @@ class Dtcm:
         self.settle()
 
     def settle(self) -> None:
-        """What was written so far may be read from now on."""
+        """Makes everything written so far readable."""
         self.replaced[:] = False
 
     def _expect_inside(self, at: Array) -> None:
@@ -76,21 +76,21 @@ def _first(at: Array, wrong: Array) -> int:
 
 
 class IfmapPads:
-    """Sets of 16 pads, of which one is read. A word on the bus is an entry of all 16 pads of a set.
+    """Sets of 16 pads, one of which is read. A word on the bus fills an entry of all 16 pads of a set.
 
-    Two sets: the other one is loaded meanwhile. One: its entries are overwritten behind their last read. Cycles
-    count from the layer's beginning.
+    With two sets, one is loaded while the other is read. With one set, entries are overwritten after their last
+    read. Cycles count from the start of the layer.
     """
 
     def __init__(self, entries: int, sets: int = 2) -> None:
         self.values = np.zeros((sets, entries, LANES), np.int8)
         self.written = np.zeros((sets, entries), np.bool_)
         self.needed = np.full((sets, entries), NEVER)
-        """The last cycle in which what an entry holds is read."""
+        """The last cycle in which the content of each entry is read."""
         self.most = 0
 
     def load(self, side: int, entries: Array, words: Array, cycles: Array) -> None:
-        """Replaces all of a set: words (n, 16) at n entries in these cycles; the others are not written."""
+        """Replaces a set: words (n, 16) at n entries in these cycles; other entries become unwritten."""
         if entries.max() >= self.values.shape[1]:
             raise trap(f"entry {entries.max()} of an ifmap pad is loaded", f"0..{self.values.shape[1] - 1}")
         early = cycles <= self.needed[side, entries]
@@ -102,7 +102,7 @@ class IfmapPads:
         self.most = max(self.most, len(entries))
 
     def read(self, side: int, entries: Array, last: Array) -> Array:
-        """The entries, of any shape, in all 16 pads: (..., 16); last: of each entry the last cycle of a read."""
+        """The entries, of any shape, in all 16 pads: (..., 16); last: the cycle of the last read of each."""
         if entries.max() >= self.values.shape[1] or not self.written[side, entries].all():
             raise trap("an ifmap pad entry is read before it is written")
         self.needed[side] = last
@@ -110,10 +110,10 @@ class IfmapPads:
 
 
 class WeightPads:
-    """The 16 weight pads as a FIFO: a word is an entry of all 16, filled at the next free entry, one a cycle.
+    """The 16 weight pads as a FIFO: a word fills the next free entry of all 16, one word a cycle.
 
     An entry is free from the last cycle of its use on, as a register is read before it is written. Cycles count
-    from the layer's beginning.
+    from the start of the layer.
     """
 
     def __init__(self, entries: int) -> None:
@@ -122,13 +122,13 @@ class WeightPads:
         self.most = 0
 
     def reset(self, cycle: int) -> None:
-        """Empty; the first word can be fetched in this cycle."""
+        """Empties the pads; the first word can be fetched in this cycle."""
         self.count = 0
         self.fetched = np.full(1, cycle - 1, np.int64)
         self.last_used = np.full(self.entries, NEVER, np.int64)
 
     def stream(self, first: Array, last: Array) -> tuple[Array, Array]:
-        """The pad entry and the cycle of the fetch of words that are used from cycle `first` to cycle `last`.
+        """The pad entry and the fetch cycle of words that are used from cycle `first` to cycle `last`.
 
         Raises ArtefactError (E503) for a word that is used before it has arrived.
         """
@@ -148,7 +148,7 @@ class WeightPads:
 
 
 class PsumFile:
-    """The psums of all PEs, within 32 bits: row r holds those of positions r, r + rows, r + 2 rows and so on."""
+    """The psums of all PEs, within 32 bits: row r has those of positions r, r + rows, r + 2 rows and so on."""
 
     def __init__(self, entries: int, rows: int = 1) -> None:
         self.entries = entries
@@ -158,7 +158,7 @@ class PsumFile:
         self.most = 0
 
     def clear(self) -> None:
-        """A new tile: what was accumulated is no longer valid."""
+        """Invalidates all psums, for a new tile."""
         self.written[:] = False
 
     def write(self, psums: Array) -> None:
@@ -186,11 +186,11 @@ class ParameterPads:
         self.most = 0
 
     def clear(self) -> None:
-        """A new layer."""
+        """Frees all entries, for a new layer."""
         self.used = 0
 
     def load(self, planes: Array) -> slice:
-        """Where n more entries (n, 5, 16) lie."""
+        """Loads n entries (n, 5, 16) and returns their range."""
         place = slice(self.used, self.used + len(planes))
         if place.stop > len(self.values):
             raise trap(f"{place.stop} entries of the bias and scale pads", f"{len(self.values)}")
@@ -200,10 +200,10 @@ class ParameterPads:
         return place
 
     def bias(self, place: slice) -> Array:
-        """(n, 16) int64."""
+        """The biases, (n, 16) int64."""
         planes = np.ascontiguousarray(self.values[place, :4].transpose(0, 2, 1))
         return planes.view("<i4")[..., 0].astype(np.int64)
 
     def scale(self, place: slice) -> Array:
-        """(n, 16) int64: negative = right shift."""
+        """The scales, (n, 16) int64; negative = right shift."""
         return self.values[place, 4].astype(np.int64)

@@ -1,7 +1,8 @@
-"""When the words of the next sub-ifmap are loaded under a step, and when each pad entry is read for the last time.
+"""The cycles in which the next sub-ifmap is loaded during a step, and in which each pad entry is last read.
 
-The loader's rule is docs/decisions.md's (EasyNPU stepping simulator, one set of ifmap pads). That no entry is
-overwritten before its last read does not follow from it here: last reads are found apart, and the pads trap.
+The loader's rule is in docs/decisions.md (EasyNPU stepping simulator, one set of ifmap pads). That no entry is
+overwritten before its last read is checked independently: last reads are computed separately, and the pads raise
+an error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from npuc.targets.easynpu.simulate.schedule import PadStep, Plan, Sweep, pad_add
 
 @dataclass(frozen=True)
 class Reads:
-    """The reads of the ifmap pads in a step, cycle by cycle from its first one on."""
+    """The reads of the ifmap pads in a step, cycle by cycle from its first."""
 
     step: PadStep
     layer: Layer
@@ -29,7 +30,7 @@ class Reads:
     machine: Machine
 
     def lowest(self) -> Array:
-        """For every cycle the entry below which the loader of a single set may put words; it never falls."""
+        """For every cycle, the entry below which the loader of a single set may write; it never decreases."""
         at, entries = self._addresses, self.machine.ifmap_pad_entries
         found = np.full(self.plan.cycles, entries)
         for begin, sweep, number, ozi, position in self._passes():
@@ -40,7 +41,7 @@ class Reads:
         return found
 
     def last(self) -> Array:
-        """For every entry the last cycle in which it is read; NEVER for those that are not."""
+        """For every entry, the last cycle in which it is read; NEVER if it is not."""
         at, found = self._addresses, np.full(self.machine.ifmap_pad_entries, NEVER)
         for begin, sweep, number, _, position in self._passes():
             (issued,) = np.nonzero(np.tile(sweep.issue, sweep.passes * sweep.ozis))
@@ -51,11 +52,11 @@ class Reads:
 
     @property
     def _addresses(self) -> Array:
-        """(taps, positions)."""
+        """The pad entries: (taps, positions)."""
         return pad_addresses(self.layer, self.step.tile.y, self.step.tile.x)
 
     def _passes(self) -> Iterator[tuple[int, Sweep, Array, Array, Array]]:
-        """Sweeps that read the pads: the first cycle; in each cycle the pass, ozi and first position."""
+        """The sweeps that read the pads: first cycle; pass, ozi and first position in each cycle."""
         begin = before = 0
         for sweep in self.plan.sweeps:
             if sweep.stage == self.step.part:
@@ -67,10 +68,10 @@ class Reads:
 
 
 def arrivals(plan: Plan, entries: Array, lowest: Array | None) -> Array:
-    """The cycles, from the step's first, in which words for these entries are loaded in order.
+    """The cycles, counted from the step's first, in which words for these entries are loaded in order.
 
-    One a cycle, in cycles in which a word can be loaded, or behind the step. lowest: what it keeps from being
-    overwritten (Reads.lowest); None if the words go to the other set of pads.
+    One word a cycle, in cycles in which one can be loaded, or after the step. lowest: which entries must not be
+    overwritten yet (Reads.lowest); None if the words go to the other set of pads.
     """
     free = np.concatenate([plan.free, plan.cycles + np.arange(len(entries))])
     order = np.arange(len(entries))

@@ -1,4 +1,4 @@
-"""A reshape word on the stepping simulator: word by word from the map to the words of the result."""
+"""A reshape word on the stepping simulator, word by word from the map to the result."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from npuc.targets.easynpu.simulate.layer_run import Watcher
 def run_reshape(
     hardware: Hardware, stage: Stage, word: Reshape, words: int, watcher: Watcher | None = None
 ) -> tuple[LayerCount, Array]:
-    """What it took, and the result (Ho, Wo, groups, 16); words: its instruction words, extension words included.
+    """The counts and the result (Ho, Wo, groups, 16); words: its instruction words, extension words included.
 
-    A word of the map is read in one cycle, and written with lane enables in a cycle for every piece of it.
+    Each word of the map is read in one cycle, and each of its pieces is written in one cycle with lane enables.
     """
     hardware.begin_layer()
     source, target = stage.ifmap(hardware.machine, hardware.low), stage.ofmap(hardware.machine, not hardware.low)
@@ -35,7 +35,7 @@ def run_reshape(
 
 
 def _transfers(word: Reshape, source: Map, target: Map) -> Transfers:
-    """The bus, word by word: each word of the map, then the words that its pieces go to."""
+    """The transfers on the bus: each word of the map, followed by the words that its pieces go to."""
     row, column, channel = (each[piece_starts(word)] for each in targets(word))
     at = np.indices((word.Hi, word.Wi, word.Ci))[:, piece_starts(word)]
     reader = (at[0] * word.Wi + at[1]) * source.groups + at[2] // LANES

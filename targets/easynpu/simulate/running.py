@@ -1,4 +1,4 @@
-"""A program's steps, run one after the other: host steps in numpy, segments on a simulator."""
+"""The execution of a program's steps: host steps in numpy, segments on a simulator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """A simulator: memories for some samples, and segments that run on them."""
+    """A simulator: memories for a number of samples, and the execution of segments on them."""
 
     def state(self, samples: int) -> Any:
         """The memories at power-up."""
@@ -42,11 +42,11 @@ class Executor(Protocol):
 
 
 UNCOMPUTED = 1 << 8
-"""Stands in observed tensors where no word wrote: it differs from every int8."""
+"""Marks elements of observed tensors that no word wrote: it differs from every int8."""
 
 
 class Runner:
-    """A program ready to run on batch after batch; its kernels are made once."""
+    """A program ready to run batch after batch; its kernels are created once."""
 
     def __init__(self, program: Program) -> None:
         self.contents = Contents.of(program.manifest)
@@ -82,9 +82,9 @@ class Runner:
         return {each.name: tensors[each.name] for each in self.outputs}
 
     def _collect(self, seen: dict[str, Array], number: int, values: Array) -> None:
-        """Puts the result of one layer word (samples, Ho, Wo, Co) into its window of the tensor it computes.
+        """Stores the result of one layer word (samples, Ho, Wo, Co) in its window of the tensor.
 
-        A word of other extents leaves its window uncomputed.
+        A word with other extents leaves its window uncomputed.
         """
         table = self.contents.instructions
         entry = table[number] if number < len(table) else None
@@ -105,16 +105,16 @@ class Runner:
 
 
 WORDS = 512
-"""Instruction words for each of which a sample must have run before they are opened as one network.
+"""Instruction words per sample that must have run before the program is opened as one network.
 
-Measured: programs of 2,651 and 8,121 words are opened in the time of 13 and 11 samples word by word.
+Measured: programs of 2,651 and 8,121 words open in the time of 13 and 11 samples word by word.
 """
 
 
 class QuickRunner:
-    """A program whose segments run as one network where they are one; else, and to be observed, word by word.
+    """A program whose segments run as one network if possible; otherwise, or if observed, word by word.
 
-    To open the network takes longer than to run some samples word by word; of those the first is one.
+    Opening the network takes longer than running some samples word by word, so the first samples run that way.
     """
 
     def __init__(self, program: Program) -> None:
@@ -138,7 +138,7 @@ class QuickRunner:
 
     @cached_property
     def _parts(self) -> Sequence[HostStep | Whole] | None:
-        """Host steps and segments, those behind one another as one network; None where they are none."""
+        """Host steps, and each group of consecutive segments as one network; None where that is impossible."""
         from npuc.targets.easynpu.simulate.whole import whole
 
         contents = self._words.contents
@@ -163,7 +163,7 @@ def one_by_one(
     feeds: Mapping[str, Array],
     observe: Observer | None,
 ) -> dict[str, Array]:
-    """Outputs (samples, *shape) of a machine that takes one sample at a time."""
+    """Outputs (samples, *shape) of a machine that runs one sample at a time."""
     found: list[dict[str, Array]] = []
     seen: dict[str, list[Array]] = {}
 
@@ -201,11 +201,11 @@ class SteppingRunner:
 
     @property
     def layers(self) -> list[LayerCount]:
-        """What every chain of the last sample took."""
+        """The counts of every chain of the last sample."""
         return self.stepper.layers
 
     def report(self) -> dict[str, Any]:
-        """Cycles of a sample, and what every layer took, with the ONNX nodes it stands for."""
+        """The cycles of a sample, and the counts and ONNX nodes of every layer."""
         table = self.runner.contents.instructions
         rows = [
             {
@@ -218,7 +218,7 @@ class SteppingRunner:
 
     @contextmanager
     def _traced(self) -> Generator[None]:
-        """Traces the first sample; what was traced before an error is kept.
+        """Traces the first sample; after an error the trace so far is discarded.
 
         Raises ArtefactError (E506) where the file cannot be written.
         """

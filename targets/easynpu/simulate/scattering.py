@@ -1,4 +1,4 @@
-"""A reshape word behind other words, on the stepping simulator: where the results of a tile go, lane by lane."""
+"""A reshape word behind other words on the stepping simulator: where a tile's results go, lane by lane."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from npuc.targets.easynpu.simulate.schedule import NONE, Tile
 
 @dataclass(frozen=True)
 class Scatter:
-    """What a reshape does to every lane of the words before it, instead of writing them as they are.
+    """The destination of every lane of the previous word's results, which a reshape scatters.
 
-    A result takes the same number of cycles whatever its place, `writes` (rearrangement.most_written). In each of
-    them a piece of it is written with lane enables, in the order of its lanes; where there are fewer, its last
-    word is addressed.
+    Every result takes the same number of cycles, `writes` (rearrangement.most_written). In each cycle one piece of
+    it is written with lane enables, in lane order; if there are fewer pieces, the last word is addressed again.
     """
 
     writes: int
     address: Array
-    """(Hi, Wi, groups, 16): the word that a lane goes to; NONE beyond the last channel."""
+    """(Hi, Wi, groups, 16): the address that a lane goes to; NONE beyond the last channel."""
     lane: Array
     starts: Array
-    """Whether a piece begins with it."""
+    """Whether a piece begins with the lane."""
     first_of_last: Array
-    """Whether it is the first channel of the result's last group, with which the unused lanes become zero."""
+    """Whether it is the first channel of the result's last group, with which unused lanes are zeroed."""
     unused: int
     """The first unused lane of the result's last group."""
 
     @classmethod
     def of(cls, word: Reshape, target: Map) -> Scatter:
-        """The scatter of a word, whose result lies in this map."""
+        """The scatter of a word whose result is this map."""
         shape = (word.Hi, word.Wi, groups(word.Ci) * LANES)
         address, lane = np.full(shape, NONE), np.zeros(shape, np.int64)
         starts, first = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
@@ -66,7 +65,7 @@ class Scatter:
         return self._in_turn(address, starts)
 
     def _in_turn(self, address: Array, starts: Array) -> Array:
-        """The words that the pieces of each result go to; the last again where there are fewer."""
+        """The addresses of each result's pieces; the last one repeats where there are fewer."""
         count = starts.sum(axis=-1, keepdims=True)
         lanes = np.argsort(~starts, axis=-1, kind="stable")
         turn = np.minimum(np.arange(self.writes), count - 1)

@@ -1,9 +1,9 @@
-"""What the scheduler and the PE controller do with a fused chain, cycle by cycle, from its words alone.
+"""The schedule of a fused chain, cycle by cycle, as scheduler and PE controller derive it from its words.
 
-The loops are the document's (easynpu, Master controller), corrected as in docs/decisions.md: tiles row by row; in
-a tile the accumulating words, each with its groups of 16 input channels (channel-wise: each group with its words);
-in such a step the passes over kzi, hki, wki and then over the fused words; in a pass ozi, oyi, oxi. A pass goes
-once over all psums of a tile.
+The loops are the document's (easynpu, Master controller), corrected as in docs/decisions.md. Tiles go row by row.
+A tile runs the accumulating words, each with its groups of 16 input channels (channel-wise: each group with its
+words). Such a step has the passes over kzi, hki, wki, then those over the fused words; a pass goes over ozi, oyi,
+oxi, once over all psums of a tile.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Tile:
 
 @dataclass(frozen=True)
 class PadStep:
-    """What is computed with one filling of the pads: 16 input channels of one accumulating word, for a tile."""
+    """The computation with one filling of the pads: 16 input channels of one accumulating word, for a tile."""
 
     tile: Tile
     part: int
-    """The accumulating word, as a position in the chain."""
+    """The accumulating word's position in the chain."""
     group: int
     """The 16-channel group of its ifmap."""
     channels: int
-    """Input channels that are swept, one pass per kernel position each; 1 channel-wise."""
+    """Input channels to sweep, with one pass per kernel position each; 1 channel-wise."""
     first: bool
     """Its first pass starts the psums."""
     last: bool
@@ -65,7 +65,7 @@ def accumulating(chain: Sequence[Stage]) -> int:
 def steps(parts: Sequence[Layer], *, takes: bool = False, leaves: bool = False) -> Iterator[PadStep]:
     """The steps of a layer in order; parts: the accumulating words.
 
-    takes: the first one begins with kept psums; leaves: those of the last one stay.
+    takes: the first step continues on kept psums; leaves: the last step's psums stay in the pads.
     """
     head = parts[0]
     for oy in range(0, head.Ho, head.y):
@@ -90,7 +90,7 @@ def _channel_wise(parts: Sequence[Layer], tile: Tile) -> Iterator[PadStep]:
 
 @dataclass(frozen=True)
 class SubIfmap:
-    """A sub-ifmap: pad entries, and for those inside the map their rows and columns."""
+    """A sub-ifmap: pad entries, which of them are inside the map, and rows and columns of those."""
 
     entries: Array
     inside: Array
@@ -100,7 +100,7 @@ class SubIfmap:
 
 @lru_cache(maxsize=64)
 def window(layer: Layer, tile: Tile) -> SubIfmap:
-    """The sub-ifmap that a tile needs and no more, row by row; the row pitch in the pad is the word's x'.
+    """The sub-ifmap that a tile needs, row by row; the row pitch in the pad is the word's x'.
 
     Raises ArtefactError (E503) if the word's y' and x' are smaller.
     """
@@ -123,24 +123,24 @@ def pad_addresses(layer: Layer, y: int, x: int) -> Array:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Passes that are alike, and what happens in each cycle of the positions of one ozi."""
+    """Identical passes, and what happens in each cycle of the positions of one ozi."""
 
     stage: int
-    """Whose word is executed, as a position in the chain."""
+    """The position in the chain of the word that is executed."""
     passes: int
     ozis: int
     words: int
-    """Weight words of a pass: one per ozi, or none."""
+    """Weight words per pass: one per ozi, or none."""
     compute: int
-    """Cycles of one ozi in which the PEs compute, the bubble after a single psum included."""
+    """Cycles per ozi in which the PEs compute, including the bubble after a single psum."""
     position: Array
-    """In each cycle: the position of row 0; the other rows have the next ones."""
+    """Per cycle, the position of row 0; the other rows have the next positions."""
     issue: Array
     """Whether the positions enter the PEs."""
     operand: Array
     """The position whose operand is read, or NONE."""
     result: Array
-    """The write that takes place, or NONE: write n is that of position n // writes."""
+    """The number of the write, or NONE: write n is that of position n // writes."""
     writes: int
     """Cycles in which every result is written."""
     blocked: Array
@@ -148,7 +148,7 @@ class Sweep:
 
     @property
     def cycles(self) -> int:
-        """Of all passes."""
+        """Cycles of all passes."""
         return self.passes * self.ozis * len(self.issue)
 
     @classmethod
@@ -165,9 +165,9 @@ class Sweep:
     ) -> Sweep:
         """The cycles of passes over these positions; source: the memory that sub-ifmaps come from.
 
-        The rows of PEs take as many positions a cycle. Operands and results pass one a cycle, results after
-        operands where they meet in a memory. Two operations on one psum are two cycles apart, unless the psum
-        port writes first.
+        Each row of PEs takes a position per cycle. Operands and results are transferred one per cycle, results
+        after operands if both use the same memory. Two operations on one psum are two cycles apart, unless the
+        psum port writes first.
         """
         firsts = range(0, positions, machine.pe_rows)
         bubble = len(firsts) * ozis == 1 and not machine.psum_write_first
@@ -181,7 +181,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Access:
-    """The memories that every position of a pass reads an operand from and writes its result to."""
+    """The memories from which each position of a pass reads an operand and to which it writes its result."""
 
     operand: str | None = None
     results: frozenset[str] = frozenset()
@@ -189,9 +189,10 @@ class Access:
     """Cycles in which every result is written, if there are results."""
 
     def cycles(self, positions: range, least: int) -> tuple[Array, Array, Array, Array]:
-        """The cycles of positions that enter the PEs together, at least as many as given from their entry on.
+        """The cycles of positions that enter the PEs together, at least `least` from their entry on.
 
-        In each: the first of them; whether they enter; whose operand is read and which write takes place, or NONE.
+        Per cycle: the first position; whether they enter; the position whose operand is read, and the write, or
+        NONE.
         """
         reads = len(positions) if self.operand is not None else 0
         writes = len(positions) * self.writes if self.results else 0
@@ -206,13 +207,13 @@ class Access:
 
 @dataclass(frozen=True)
 class Plan:
-    """The sweeps of a step, one after the other."""
+    """The consecutive sweeps of a step."""
 
     sweeps: tuple[Sweep, ...]
 
     @cached_property
     def cycles(self) -> int:
-        """Cycles of the step if nothing must be waited for."""
+        """Cycles of the step without waiting."""
         return sum(sweep.cycles for sweep in self.sweeps)
 
     @cached_property
@@ -228,7 +229,7 @@ class Plan:
 
     @cached_property
     def weight_uses(self) -> tuple[Array, Array]:
-        """First and last cycle of the use of every weight word, from the step's beginning."""
+        """First and last cycle in which every weight word is used, counted from the step's start."""
         firsts: list[Array] = []
         lasts: list[Array] = []
         start = 0

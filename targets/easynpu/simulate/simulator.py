@@ -1,10 +1,10 @@
 """The fast simulator: whole layers, bit-exact, from words and memory images alone.
 
-It follows the document's machine: a run fetches layer words in order; a fused chain hands int8 from stage to
+It models the document's machine: a run fetches layer words in order; a fused chain passes int8 from stage to
 stage; BasicConv accumulates over input channels, ChannelWise does not; results go to the other end of the Fmap
-DTCM, or where an extension word says. Many samples run side by side. Words that no machine could execute
-(inconsistent x', y'; pads or psums exceeded; addresses outside a DTCM) are refused by name (E503).
-Source: easynpu, Master controller (pseudo-code), Storage.
+DTCM, or where an extension word puts them. Many samples run side by side. Words that no machine could execute
+(inconsistent x', y'; pads or psums exceeded; addresses outside a DTCM) are refused by name (E503). Source:
+easynpu, Master controller (pseudo-code), Storage.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Observer = Callable[[int, Array], None]
 
 @dataclass
 class State:
-    """The memories of `samples` machines, and what a run keeps between words.
+    """The memories of `samples` machines, and their state between words.
 
     fmap, skip: (samples, words, 16) int8; weight: (words, 16) int8, the same for all.
     """
@@ -53,29 +53,29 @@ class State:
     weight: Array
     itcm: tuple[isa.Instruction, ...]
     low: bool = True
-    """The current map lies at the low end of the Fmap DTCM."""
+    """The current map is at the low end of the Fmap DTCM."""
     weights_at: int = 0
-    """The weight stream's next word."""
+    """Address of the weight stream's next word."""
     kept: isa.Layer | None = None
     """The word whose psums are in the pads."""
     psums: Array | None = None
-    """These: (samples, Ho, Wo, Co)."""
+    """Those psums: (samples, Ho, Wo, Co)."""
 
     def memory(self, name: str) -> Array:
         """The Fmap or skip DTCM of all samples: (samples, words) WORD."""
         return (self.fmap if name == "fmap" else self.skip).view(WORD)[..., 0]
 
     def load_weights(self, address: int, words: Array) -> None:
-        """Fills the weight DTCM, the same for all samples, from an address on with words (n, 16)."""
+        """Fills the weight DTCM, which all samples share, with words (n, 16) from an address on."""
         self.weight[address : address + len(words)] = words
 
 
 MOST_KEPT = 1 << 25
-"""Bytes of weight blocks whose kernels are kept; a kernel takes up to ten times its block."""
+"""The most bytes of weight blocks whose kernels are cached; a kernel takes up to ten times its block."""
 
 
 class Simulator:
-    """Runs segments on the memories of one program; layer kernels are kept for the next batch."""
+    """Runs segments on the memories of one program; layer kernels are cached for the next batch."""
 
     def __init__(self, machine: Machine, files: Mapping[str, bytes]) -> None:
         self.machine = machine
@@ -85,7 +85,7 @@ class Simulator:
         self.checked: set[tuple[int, bool]] = set()
 
     def state(self, samples: int) -> State:
-        """Memories as they are at power-up (zeros here; no program may depend on it)."""
+        """Memories at power-up (zeros here; no program may depend on it)."""
         machine = self.machine
         return State(
             np.zeros((samples, machine.fmap_words, LANES), np.int8),
@@ -97,7 +97,7 @@ class Simulator:
     def run(
         self, segment: Segment, state: State, tensors: dict[str, Array], observe: Observer | None = None
     ) -> None:
-        """Loads, runs and stores; tensors (samples, 1, C, H, W) int8 by name are read and added to."""
+        """Loads, runs and stores a segment; tensors (samples, 1, C, H, W) int8 by name are read and added."""
         first = load_images(segment, self.files, self.machine, state)
         for move in segment.loads:
             _view(state, move.map)[...] = pack_feature(move.whole(tensors)[move.window]).view(WORD)[..., 0]
@@ -116,7 +116,7 @@ class Simulator:
             self._run_chain(state, chain, observe)
 
     def _run_chain(self, state: State, chain: Sequence[Stage], observe: Observer | None) -> None:
-        """A fused chain: the first stage reads the ifmap, the others the int8 of the stage before."""
+        """Runs a fused chain: the first stage reads the ifmap, the others the previous stage's int8 values."""
         x, psums = self._ifmap(state, chain[0]), state.psums if chain[0].takes else None
         for stage in chain:
             if psums is not None:
@@ -147,7 +147,7 @@ class Simulator:
         return _read(state, stage.ifmap(self.machine, state.low), stage.layer.Ci)
 
     def _stage(self, state: State, stage: Stage, x: Array, psums: Array | None) -> Array:
-        """int8 (samples, Ho, Wo, Co) of one stage; raw psums where they are kept."""
+        """The int8 result (samples, Ho, Wo, Co) of one stage, or its raw psums if they are kept."""
         layer, name = stage.layer, stage.name
         if stage.reshape is not None:
             return rearrangement.rearranged(x, stage.reshape)
@@ -172,7 +172,7 @@ class Simulator:
                 return total if stage.keeps else kernel.quantised(total)
 
     def _kernel(self, state: State, stage: Stage) -> arithmetic.Convolution:
-        """The convolution that the word and its weight block describe: words of other tiles may share it."""
+        """The convolution of the word and its weight block, cached."""
         layer = stage.layer
         block = self._take(state, stage, arithmetic.block_words(layer))
         key = (layer, block.tobytes())
@@ -198,5 +198,5 @@ def _view(state: State, each: Map) -> Array:
 
 
 def _read(state: State, each: Map, channels: int) -> Array:
-    """(samples, height, width, channels) int8."""
+    """The map's values, (samples, height, width, channels) int8."""
     return from_words(_view(state, each), channels)

@@ -1,9 +1,9 @@
-"""The stepping simulator: tiles, scratch pads and psums as the hardware has them, cycles counted.
+"""The stepping simulator: tiles, scratch pads and psums as in the hardware, with cycle counts.
 
-It reads words and memory images only, like the fast simulator, and runs one sample at a time. Within a step (16
-input channels for a tile) the passes are computed together; their cycles, the words loaded under them, and what
-pads and memories would not allow are those of single cycles. Decisions: docs/decisions.md, EasyNPU stepping
-simulator. Source: easynpu, PE controller, Scheduler, Master controller.
+Like the fast simulator it reads only words and memory images; it runs one sample at a time. The passes of a step
+(16 input channels for a tile) are computed together, but their cycles, the words loaded meanwhile, and the limits
+of pads and memories are those of single cycles. Decisions: docs/decisions.md, EasyNPU stepping simulator. Source:
+easynpu, PE controller, Scheduler, Master controller.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Observer = Callable[[int, Array], None]
 
 
 class Stepper:
-    """Runs segments of one program on one sample; counts what every layer takes."""
+    """Runs segments of one program on one sample; counts the cost of every layer."""
 
     def __init__(self, machine: Machine, files: Mapping[str, bytes], watcher: Watcher | None = None) -> None:
         self.machine = machine
         self.files = files
         self.watcher = watcher
         self.layers: list[LayerCount] = []
-        """Of the samples that ran, one after the other."""
+        """Counts of all layers of the samples that ran, in order."""
 
     def state(self, samples: int) -> Hardware:
-        """A machine at power-up, for one sample; nothing in it may be read."""
+        """A machine at power-up, for one sample; nothing in it is readable yet."""
         if samples != 1:
             raise ValueError("the stepping simulator runs one sample at a time")
         return Hardware.of(self.machine)
@@ -44,7 +44,7 @@ class Stepper:
     def run(
         self, segment: Segment, state: Hardware, tensors: dict[str, Array], observe: Observer | None = None
     ) -> None:
-        """Loads, runs and stores; tensors (1, 1, C, H, W) int8 by name are read and added to."""
+        """Loads, runs and stores a segment; tensors (1, 1, C, H, W) int8 by name are read and added."""
         first = load_images(segment, self.files, self.machine, state)
         for move in segment.loads:
             words = pack_feature(move.whole(tensors)[move.window])
@@ -63,7 +63,7 @@ class Stepper:
             done = chain[-1].number + 1
 
     def _run_chain(self, state: Hardware, chain: Sequence[Stage], words: int, observe: Observer | None) -> None:
-        """words: instruction words of the chain, extension words included."""
+        """Runs a chain. words: its instruction words, extension words included."""
         if chain[0].reshape is None:
             run = LayerRun(state, chain, self.watcher)
             run.run(words)

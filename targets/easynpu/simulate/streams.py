@@ -17,19 +17,19 @@ from npuc.targets.easynpu.simulate.chains import Stage, refused
 from npuc.targets.easynpu.simulate.pads import Dtcm, ParameterPads
 
 MAXPOOL_START = -128
-"""What max pooling compares its first input with."""
+"""The value that max pooling compares its first input with."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A word's part of the stream, and where its parameters lie in the bias and scale pads."""
+    """A word's part of the stream, and its parameters' entries in the bias and scale pads."""
 
     start: int
     parameters: Array
     weights: Array
     entries: slice
     cycles: int
-    """Cycles of loading the parameters, or of setting the pads to constants where the stream has none."""
+    """Cycles to load the parameters, or to set the pads to constants where the stream has none."""
 
     @property
     def weights_at(self) -> int:
@@ -38,7 +38,7 @@ class Block:
 
 
 def parameter_words(stage: Stage) -> int:
-    """Bias-scale words, table words or slope words that the stream has for this word."""
+    """The word's bias-scale, table or slope words in the stream."""
     match stage.name:
         case "maxpool" | "relu":
             return 0
@@ -51,10 +51,10 @@ def parameter_words(stage: Stage) -> int:
 
 
 def load(chain: Sequence[Stage], start: int, memory: Dtcm, pads: ParameterPads) -> tuple[list[Block], int]:
-    """The blocks of a chain, their parameters in the pads, and the address behind the last.
+    """The blocks of a chain, whose parameters are loaded into the pads, and the address after the last block.
 
-    Words that keep psums share the entries: the bias is the first word's, the scale the last one's.
-    Raises ArtefactError (E503) where a word adds a bias at an input of the adder that is taken.
+    Words that keep psums share the entries: the bias is the first word's, the scale the last one's. Raises
+    ArtefactError (E503) where a word has a bias but the adder's input is already used.
     """
     pads.clear()
     found: list[Block] = []
@@ -82,7 +82,7 @@ def load(chain: Sequence[Stage], start: int, memory: Dtcm, pads: ParameterPads) 
 
 
 def _planes(stage: Stage, parameters: Array, *, first: bool) -> Array:
-    """What the pads hold, (entries, 5, 16): bias bytes and scale; table segments; slopes; constants."""
+    """The contents of the pads, (entries, 5, 16): bias bytes and scale; table segments; slopes; constants."""
     count = groups(stage.layer.Co)
     match stage.name:
         case "maxpool" | "relu":

@@ -1,8 +1,8 @@
 """The document's control signals, cycle by cycle, from a run of the stepping simulator.
 
 Names and widths are the document's (easynpu, PE, Ifmap pads, PE controller) where it has them; a machine with
-larger pads has wider addresses. The signals show row 0, PE 0 at the inputs of the PEs: a result leaves them three
-cycles later. docs/easynpu.md describes every signal.
+larger pads has wider addresses. The signals are those of row 0, PE 0 at the inputs of the PEs; a result leaves
+them three cycles later. docs/easynpu.md describes every signal.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def signals(machine: Machine) -> tuple[Signal, ...]:
 
 @dataclass
 class Chunk:
-    """Consecutive cycles of a layer: a value per cycle for the signals that are not 0."""
+    """Consecutive cycles of a layer: a value per cycle for each signal that is not always 0."""
 
     start: int
     cycles: int
@@ -77,13 +77,13 @@ class Chunk:
         return self.columns.setdefault(name, np.zeros(self.cycles, np.int64))
 
     def put(self, at: int, cycles: int, **values: Array | int) -> None:
-        """Values from a cycle of the chunk on."""
+        """Sets values from a cycle of the chunk on."""
         for name, value in values.items():
             self.of(name)[at : at + cycles] = value
 
 
 class Tracer:
-    """Writes what it is told of as a value change dump; a chunk as soon as all its weight fetches are known."""
+    """A watcher that writes a value change dump; a chunk is written when all its weight fetches are known."""
 
     def __init__(self, stream: TextIO, machine: Machine) -> None:
         self.writer = VcdWriter(stream, "easynpu", signals(machine))
@@ -94,7 +94,7 @@ class Tracer:
         self.writer.close()
 
     def started(self, run: LayerRun, words: int) -> None:
-        """Decoding, parameters, first weights, first sub-ifmap."""
+        """Records decoding, parameters, first weights and first sub-ifmap."""
         chunk = Chunk(0, run.cycle)
         number = run.end
         chunk.put(0, words, state=DECODE, instruction=number + 1 - words + np.arange(words))
@@ -111,7 +111,7 @@ class Tracer:
         self._waiting = [chunk]
 
     def executed(self, run: LayerRun, step: Executed) -> None:
-        """One step, and the cycles in which it waits for the next sub-ifmap."""
+        """Records a step, and the cycles in which it waits for the next sub-ifmap."""
         chunk = Chunk(step.start, step.cycles)
         tile = step.step.tile
         chunk.put(0, step.cycles, state=WAIT, oy=tile.oy, ox=tile.ox, instruction=run.chain[step.step.part].number)
@@ -121,14 +121,14 @@ class Tracer:
         self._put_fetches(run, step)
 
     def finished(self, run: LayerRun) -> None:
-        """The registers of the PEs drain."""
+        """Records the draining of the PEs' registers."""
         chunk = Chunk(run.cycle - DRAIN, DRAIN)
         chunk.put(0, DRAIN, state=DRAINING, instruction=run.end)
         self._waiting.append(chunk)
         self._flush(run.cycle)
 
     def rearranged(self, number: int, words: int, transfers: Transfers) -> None:
-        """Decoding and dividing, then a word on the bus in every cycle."""
+        """Records decoding and dividing, then a bus word in every cycle."""
         cycles = len(transfers.addresses)
         begin = words + SETUP
         chunk = Chunk(0, begin + cycles)
@@ -141,7 +141,7 @@ class Tracer:
         self.writer.write(chunk.columns, chunk.cycles)
 
     def _sweeps(self, chunk: Chunk, run: LayerRun, step: Executed) -> None:
-        """The signals of every pass."""
+        """Adds the signals of every pass."""
         at = passes = words = 0
         for sweep in step.plan.sweeps:
             own = sweep.stage == step.step.part
@@ -156,7 +156,7 @@ class Tracer:
             passes += sweep.passes
 
     def _put_fetches(self, run: LayerRun, step: Executed) -> None:
-        """The weight bus, in this step and in those before it; then everything that is complete is written."""
+        """Adds the weight bus in this and earlier steps, then writes the chunks that are complete."""
         fetched = step.weights[1]
         if not any(len(block.weights) for block in run.blocks):
             self._flush(step.start + step.cycles)
@@ -169,14 +169,14 @@ class Tracer:
             self._flush(int(fetched[-1]))
 
     def _flush(self, known: int) -> None:
-        """Writes the chunks that end before the last fetch that is known."""
+        """Writes the chunks that end no later than the last known fetch."""
         while self._waiting and self._waiting[0].start + self._waiting[0].cycles <= known:
             chunk = self._waiting.pop(0)
             self.writer.write(chunk.columns, chunk.cycles)
 
 
 def _pass_columns(run: LayerRun, step: PadStep, sweep: Sweep, before: int) -> dict[str, Array | int]:
-    """The controller's signals in the passes of a sweep; before: passes of the same word before it."""
+    """The controller's signals in the passes of a sweep; before: number of earlier passes of the same word."""
     rows = run.hardware.machine.pe_rows
     cycle = np.arange(sweep.cycles)
     block, within = cycle // len(sweep.issue), cycle % len(sweep.issue)
@@ -206,7 +206,7 @@ def _pass_columns(run: LayerRun, step: PadStep, sweep: Sweep, before: int) -> di
 
 
 def _scales(run: LayerRun, step: PadStep, stage: int) -> Array:
-    """The scale of PE 0 for each ozi, by which the quantiser shifts a word's psums."""
+    """PE 0's scale for each ozi, by which the quantiser shifts a word's psums."""
     block = run.blocks[stage]
     match run.chain[stage].name:
         case "prelu" | "relu" | "maxpool":
@@ -219,7 +219,7 @@ def _scales(run: LayerRun, step: PadStep, stage: int) -> Array:
 
 
 def _touching(run: LayerRun, step: Executed, sweep: Sweep) -> dict[str, Array | int]:
-    """The ofmap words on the bus, and the operand words, of a sweep."""
+    """The ofmap words on the bus and the operand words of a sweep."""
     touched = step.touched.get(sweep.stage)
     if touched is None or not ((sweep.result != NONE).any() or (sweep.operand != NONE).any()):
         return {}
@@ -247,7 +247,7 @@ def _touching(run: LayerRun, step: Executed, sweep: Sweep) -> dict[str, Array | 
 
 
 def _put_loads(chunk: Chunk, cycles: Array, addresses: Array, memory: str) -> None:
-    """Sub-ifmap words on the bus in these cycles of a chunk."""
+    """Adds sub-ifmap words to the bus in these cycles of a chunk."""
     padding = addresses == NONE
     chunk.of("bus_valid")[cycles] = 1
     chunk.of("bus_kind")[cycles] = np.where(padding, PADDING, IFMAP)
@@ -256,7 +256,7 @@ def _put_loads(chunk: Chunk, cycles: Array, addresses: Array, memory: str) -> No
 
 
 def _weight_addresses(run: LayerRun, step: PadStep, sweeps: tuple[Sweep, ...]) -> Array:
-    """The address of every weight word of a step, in the order of use."""
+    """The addresses of a step's weight words, in order of use."""
     found: list[Array] = []
     for stage in dict.fromkeys(sweep.stage for sweep in sweeps if sweep.words):
         count = sum(sweep.passes * sweep.words for sweep in sweeps if sweep.stage == stage)

@@ -1,4 +1,4 @@
-"""The chains of a program in order, and what the cycle model takes of each: from words alone, nothing is run."""
+"""The chains of a program in order, with their cycles by the cycle model; nothing is executed."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ COMBINING = ("add", "mul")
 
 @dataclass(frozen=True)
 class Chain:
-    """A fused chain where it runs. words: its instruction words, extension words included."""
+    """A fused chain in its program. words: its instruction words, extension words included."""
 
     stages: tuple[Stage, ...]
     words: int
     machine: Machine
     low: bool
-    """The current map lies at the low end of the Fmap DTCM."""
+    """The current map is at the low end of the Fmap DTCM."""
 
     @property
     def computing(self) -> tuple[Stage, ...]:
-        """Without a reshape behind other words, which gives their results a place and has no pass of its own."""
+        """The words that compute: without a reshape behind others, which has no pass of its own."""
         return self.stages[:-1] if len(self.stages) > 1 and self.stages[-1].reshape else self.stages
 
     @property
     def parts(self) -> list[Layer]:
-        """The layer word, or the words that keep psums for each other."""
+        """The first layer word, or the words that share psums."""
         return [stage.layer for stage in self.computing[: self._kept + 1]]
 
     @property
@@ -48,7 +48,7 @@ class Chain:
 
     @property
     def followers(self) -> Followers:
-        """What stands behind the parts, as the cycle model counts it."""
+        """The words behind the parts, as the cycle model counts them."""
         computing, kept = self.computing, self._kept
         behind = computing[kept + 1 :]
         source = computing[0].ifmap(self.machine, self.low).place.memory
@@ -68,7 +68,7 @@ class Chain:
 
     @property
     def cycles(self) -> int:
-        """By the cycle model."""
+        """Cycles by the cycle model."""
         head = self.stages[0].reshape
         if head is not None:
             return self.words + SETUP + feature_words(head.Ci, head.Hi, head.Wi) + written_words(head)
@@ -77,7 +77,7 @@ class Chain:
 
     @property
     def weight_words(self) -> int:
-        """Words that it takes of the weight stream."""
+        """Words of the weight stream that it reads."""
         computing = [stage for stage in self.stages if stage.reshape is None]
         return sum(parameter_words(stage) + weight_words(stage.layer) for stage in computing)
 
@@ -98,14 +98,14 @@ class Chain:
 
     @property
     def flips(self) -> bool:
-        """Whether its result is at the other end of the Fmap DTCM."""
+        """Whether its result becomes the current map at the other end of the Fmap DTCM."""
         return "dst" not in self.stages[-1].operands and not self.stages[-1].leaves
 
 
 def chains_of(words: Sequence[Instruction], first: int, machine: Machine) -> Iterator[Chain]:
     """The chains of a segment's words; first: the number of the first word in the program.
 
-    Raises ArtefactError (E503) for words that are no chains.
+    Raises ArtefactError (E503) for words that form no chains.
     """
     low, done = True, first
     for stages in chains(tuple(words), first):

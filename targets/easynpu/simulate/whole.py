@@ -1,9 +1,9 @@
-"""Segments as one network: what their words compute, without the memories in between.
+"""Segments as one network, which computes what their words compute without the memories in between.
 
-The words are walked once, as the simulator walks them, with memories that hold names in place of values. Where
-every accumulator is below 2^24 and every map that is read is made of maps that were written, that gives a network
-for onnxruntime whose results are those of the simulator, bit for bit. All else is left to the simulator, which
-also says what is wrong with a program.
+The words are walked once, as the simulator does, with memories that contain names instead of values. If every
+accumulator is below 2^24 (float32) or 2^31 (integers), and every map that is read consists of maps that were
+written, the result is a network for onnxruntime that equals the simulator bit for bit. Everything else is left to
+the simulator, which also reports what is wrong with a program.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value,
 
 @dataclass(frozen=True)
 class Product:
-    """A word that multiplies, its weights, and the rows and columns of a map that its windows reach."""
+    """A multiplying word, its weights, and the rows and columns of its map that windows reach."""
 
     layer: isa.Layer
     kernel: arithmetic.Convolution
@@ -50,21 +50,21 @@ class Product:
 
 
 Sums = tuple[Product, ...]
-"""What psums that are kept are the sum of; the first one has the bias."""
+"""The terms of kept psums; the first one has the bias."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Segments, opened: host tensors in, host tensors out."""
+    """Segments as an open session, from host tensors to host tensors."""
 
     session: Any
     inputs: Mapping[str, tuple[int, ...]]
-    """The extents (C, H, W) of those that it takes, by name."""
+    """Extents (C, H, W) of the input tensors, by name."""
     outputs: Mapping[str, tuple[int, ...]]
-    """The shapes of those that it gives, without samples."""
+    """Shapes of the output tensors, without samples, by name."""
 
     def takes(self, tensors: Mapping[str, Array]) -> bool:
-        """Whether these are host tensors that it can run on; else the simulator says what is wrong with them."""
+        """Whether the session can run on these host tensors; if not, the simulator reports the error."""
         found = ((tensors.get(name), prod(extents)) for name, extents in self.inputs.items())
         return all(each is not None and each.dtype == np.int8 and each[0].size == size for each, size in found)
 
@@ -77,7 +77,7 @@ class Whole:
 
 
 def _flipped(values: Array, dtype: type[np.int8 | np.uint8]) -> Array:
-    """int8 as uint8 raised by 128, or the other way round."""
+    """int8 as uint8 raised by 128, or the reverse."""
     return np.bitwise_xor(values.view(np.uint8), np.uint8(RAISED)).view(dtype)
 
 
@@ -89,10 +89,10 @@ def whole(
     *,
     quantised: bool | None = None,
 ) -> Whole | None:
-    """The segments as one network; None where they are none, or where the simulator would refuse them.
+    """The segments as one network; None where that is impossible, or where the simulator would refuse them.
 
-    wanted: the tensors that are needed of those that they store. quantised: in integers, or in float32; without,
-    in integers where onnxruntime's products are exact on this processor without being slow.
+    wanted: the stored tensors that are needed. quantised: compute in integers, or in float32; by default in
+    integers where onnxruntime's products are exact on this processor without its slow kernels.
     """
     chosen = integers_are_exact(precise=False) if quantised is None else quantised
     walk = _Walk(machine, files, Network(quantised=chosen))
@@ -106,7 +106,7 @@ def whole(
 
 @dataclass
 class _Walk:
-    """The machine with names in its memories."""
+    """The machine, with names in its memories."""
 
     machine: Machine
     files: Mapping[str, bytes]
@@ -129,7 +129,7 @@ class _Walk:
         self.weight[address : address + len(words)] = words
 
     def segment(self, segment: Segment) -> None:
-        """Loads, runs and stores. Raises NotOneNetwork, ArtefactError."""
+        """Loads, runs and stores a segment. Raises NotOneNetwork, ArtefactError."""
         first = load_images(segment, self.files, self.machine, self)
         for move in segment.loads:
             self._write(move.map, self._read(self._of_host(move), _words(move), move.channels))
@@ -146,7 +146,7 @@ class _Walk:
             origins.write(_words(move), self._map(move.map, move.channels))
 
     def opened(self, wanted: set[str]) -> Whole:
-        """The network with the tensors that are wanted as outputs."""
+        """The network with the wanted tensors as outputs."""
         outputs: dict[str, tuple[int, ...]] = {}
         for name, move in self.stored.items():
             if name not in wanted:
@@ -160,7 +160,7 @@ class _Walk:
         return Whole(self.network.session(), self.given, outputs)
 
     def _of_host(self, move: TensorMove) -> Origins:
-        """The words of a host tensor, which the network takes where no segment stored it."""
+        """The words of a host tensor, which becomes an input of the network unless a segment stored it."""
         if move.tensor not in self.host:
             self.given[move.tensor] = move.map_shape
             self.host[move.tensor] = Origins(_size(move))
@@ -172,7 +172,7 @@ class _Walk:
         return read(origins, addresses, channels, self.network.values, self.network.cut, self.network.joined)
 
     def _map(self, place: Map, channels: int) -> Value:
-        """The map that lies in a DTCM."""
+        """The map at a place in a DTCM."""
         found = self._read(self.memories[place.place.memory], _addresses(place, self.machine), channels)
         if (found.height, found.width) == (place.height, place.width):
             return found
@@ -186,7 +186,7 @@ class _Walk:
         self.memories[place.place.memory].write(_addresses(place, self.machine), value)
 
     def _chain(self, chain: Sequence[Stage]) -> None:
-        """As Simulator._run_chain."""
+        """Runs a chain as Simulator._run_chain does."""
         sums = self.sums if chain[0].takes else None
         x = self._ifmap(chain[0])
         for stage in chain:
@@ -212,7 +212,7 @@ class _Walk:
         return self._map(stage.ifmap(self.machine, self.low), stage.layer.Ci)
 
     def _stage(self, stage: Stage, x: Value, sums: Sums | None) -> Value | Sums:
-        """What a word makes of a map: the next one, or sums that it keeps."""
+        """The result of a word on a map: the next map, or sums that it keeps."""
         layer = stage.layer
         if stage.reshape is not None:
             return self._rearranged(stage.reshape, x)
@@ -237,7 +237,7 @@ class _Walk:
                 return self._convolved(stage, kernel, x, sums)
 
     def _rearranged(self, word: isa.Reshape, x: Value) -> Value:
-        """The elements of a map in another order."""
+        """The elements of a map in the order of a reshape word."""
         network = self.network
         order = np.arange(x.channels * x.height * x.width).reshape(1, x.channels, x.height, x.width)
         order = rearranged(order.transpose(0, 2, 3, 1), word)[0].transpose(2, 0, 1)
@@ -253,7 +253,7 @@ class _Walk:
         return self.weight[start : self.weights_at]
 
     def _positive(self, x: Value) -> Value:
-        """The value, 0 where it is negative."""
+        """The value with negative elements set to 0."""
         network = self.network
         if not x.bytes:
             return network.like(network.node("Relu", x.name), x)
@@ -273,7 +273,7 @@ class _Walk:
         return self._result(layer, network.node("MaxPool", name, **attributes), raised=x.bytes)
 
     def _reached(self, layer: isa.Layer, x: Value) -> Value:
-        """The rows and columns that windows reach."""
+        """The rows and columns of x that windows reach."""
         if 0 in reached(layer):
             raise NotOneNetwork("all windows lie in the padding")
         return self.network.cut(ValuePart(x, (0, 0, 0), (x.channels, *reached(layer))))
@@ -282,7 +282,7 @@ class _Walk:
         return self.network.value(name, layer.Co, layer.Ho, layer.Wo, raised=raised)
 
     def _looked_up(self, x: Value, table: Array, offset: Array | int = 0) -> Value:
-        """Entries (uint8) of a table by x raised by 128, and an offset for each channel."""
+        """Table entries (uint8) selected by x raised by 128, plus an offset for each channel."""
         from onnx import TensorProto
 
         network = self.network
@@ -306,7 +306,7 @@ class _Walk:
         return network.like(self._rounded(name, scale, lowest=-128), x)
 
     def _operand(self, stage: Stage) -> Value:
-        """The second map, which may be one pixel for all."""
+        """The second map, which may be a single pixel."""
         place = stage.operand()
         return self._read(self.memories[place.place.memory], _addresses(place, self.machine), stage.layer.Co)
 
@@ -327,7 +327,7 @@ class _Walk:
     def _convolved(
         self, stage: Stage, kernel: arithmetic.Convolution, x: Value, sums: Sums | None
     ) -> Value | Sums:
-        """A convolution's results with the sums that were kept; or what is kept, to be computed later."""
+        """A convolution's results, including kept sums; or the sums that it keeps, to be computed later."""
         if sums and kernel.bias.any():
             raise NotOneNetwork("a bias where psums are kept")
         products = (*(sums or ()), Product(stage.layer, kernel, self._reached(stage.layer, x)))
@@ -339,7 +339,7 @@ class _Walk:
         return self._in_floats(products, bound)
 
     def _in_bytes(self, products: Sums) -> Value:
-        """Convolutions alike but for their channels, as one in integers."""
+        """Convolutions that differ only in their input channels, as one integer convolution."""
         network, (first, *_, last) = self.network, (*products, products[-1])
         x = network.joined(1, [each.x for each in products]) if len(products) > 1 else first.x
         weights = np.concatenate([each.kernel.w for each in products], axis=1)
@@ -349,7 +349,7 @@ class _Walk:
         return self._positive(found) if relu else found
 
     def _in_floats(self, products: Sums, bound: int) -> Value:
-        """The sum of all in float32. Raises NotOneNetwork for accumulators of 2^24 and more."""
+        """The sum of the products in float32. Raises NotOneNetwork for accumulators of 2^24 and more."""
         network, last = self.network, products[-1]
         scale, lowest = last.kernel.scale, 0 if last.kernel.relu else -RAISED
         if bound + (1 << max(-int(scale.min()) - 1, 0)) >= arithmetic.EXACT_FLOAT32:
@@ -368,7 +368,7 @@ class _Walk:
         return self._result(last.layer, self._rounded(name, scale, lowest))
 
     def _products(self, product: Product, power: Array, added: Array) -> str:
-        """A convolution times a factor for each channel, and what is added to it."""
+        """A convolution times a factor per channel, plus an added value."""
         weights = product.kernel.w.astype(np.float32) * power[:, None, None, None]
         bias = product.kernel.bias.astype(np.float32) * power + added
         constants = map(self.network.constant, (weights, bias))
@@ -377,14 +377,14 @@ class _Walk:
 
 
 def _is_fine(kernel: arithmetic.Convolution, bound: int) -> bool:
-    """Whether Network.convolution gives the kernel's results, where no accumulator exceeds a bound."""
+    """Whether Network.convolution gives the kernel's results if no accumulator exceeds a bound."""
     least = FINEST_POSITIVE if kernel.relu else FINEST
     raised = RAISED << max(-int(kernel.scale.min()), 0)
     return least <= kernel.scale.min() and kernel.scale.max() <= 0 and bound + raised < arithmetic.ACCUMULATOR
 
 
 def _are_one(products: Sums) -> bool:
-    """Whether they are one, or dense convolutions with the same window on maps of the same extents."""
+    """Whether there is one product, or all are dense convolutions with the same window and extents."""
     windows = {(*window_attributes(each.layer).items(), each.x.height, each.x.width) for each in products}
     shapes = {each.kernel.w.shape[2:] for each in products}
     return len(products) == 1 or (
@@ -393,18 +393,18 @@ def _are_one(products: Sums) -> bool:
 
 
 def _factors(scale: Array) -> tuple[Array, Array]:
-    """The powers of two of scales, and what is added before a result is rounded down."""
+    """Powers of two of scales, and the halves added before a result is rounded down."""
     return np.ldexp(np.float32(1), scale.astype(np.int32)), np.where(scale < 0, np.float32(0.5), np.float32(0))
 
 
 def _size(move: TensorMove) -> int:
-    """Words of a host tensor, as if it lay in a memory."""
+    """Words of a host tensor in the layout of a memory."""
     channels, height, width = move.map_shape
     return height * width * groups(channels)
 
 
 def _words(move: TensorMove) -> Array:
-    """Which words of its host tensor a window is: (H, W, C / 16). Raises NotOneNetwork within a group."""
+    """The words of its host tensor that a window covers: (H, W, C / 16). Raises NotOneNetwork within a group."""
     channels, height, width = move.map_shape
     first, row, column = move.start
     end = first + move.channels

@@ -5,7 +5,7 @@
 
 #define LANES 16u
 
-/* Words that go to or from the machine in one call: 16 bytes of stack each. */
+/* The most words transferred in one call: 16 bytes of stack each. */
 #ifndef NPUC_BURST_WORDS
 #define NPUC_BURST_WORDS 32
 #endif
@@ -19,7 +19,7 @@ static uint32_t in_ascending_order(uint32_t index, uint32_t extent, int32_t pitc
     return pitch < 0 ? extent - 1 - index : index;
 }
 
-/* The n-th word of a window, counted so that neighbours in memory follow one another. */
+/* The n-th word of a window, numbered so that neighbours in memory are consecutive. */
 static struct pixel_group word_of(const struct npuc_move *move, uint32_t n)
 {
     const uint32_t groups = (move->size.channels + LANES - 1) / LANES;
@@ -38,7 +38,7 @@ static uint32_t address_of(const struct npuc_place *place, struct pixel_group at
                       (int32_t)at.group * place->group);
 }
 
-/* Where in the tensor a lane of a word stands, or -1 beyond the window's last channel. */
+/* The position in the tensor of a lane of a word, or -1 beyond the window's last channel. */
 static int32_t element_of(const struct npuc_move *move, struct pixel_group at, uint32_t lane)
 {
     const struct npuc_extent *whole = &move->whole, *start = &move->start;
@@ -75,7 +75,7 @@ static void unpack(const struct npuc_move *move, uint32_t n, const struct npuc_w
     }
 }
 
-/* How many words from the n-th on lie one behind the other, as far as one call takes them. */
+/* The number of consecutive words from the n-th on, at most those of one call. */
 static uint32_t burst(const struct npuc_move *move, uint32_t n, uint32_t total)
 {
     const uint32_t first = address_of(&move->place, word_of(move, n));

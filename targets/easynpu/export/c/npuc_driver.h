@@ -1,9 +1,9 @@
 /*
- * Runs an EasyNPU program: plain C99, no heap, nothing of the C library but math.h, string.h and stdint.h.
+ * Runs an EasyNPU program: plain C99, no heap, of the C library only math.h, string.h and stdint.h.
  *
- * You supply three functions that reach the machine (npuc_write, npuc_read, npuc_run) and the buffers of one
- * inference; npuc_infer does the rest. The program itself is the table in npuc_program.c. Where the machine has
- * registers that say what it is, a fourth function lets npuc_check tell whether the program is for it.
+ * You supply three functions that access the machine (npuc_write, npuc_read, npuc_run) and the buffers of one
+ * inference; npuc_infer does the rest. The program itself is the table in npuc_program.c. If the machine has
+ * identification registers, npuc_check uses a fourth function to check that the program suits it.
  */
 #ifndef NPUC_DRIVER_H
 #define NPUC_DRIVER_H
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* A word of every memory: 16 bytes, the byte of lane 0 (of an instruction: bits 7..0) first. */
+/* A word of any memory: 16 bytes, the byte of lane 0 (of an instruction: bits 7..0) first. */
 struct npuc_word {
     uint8_t lane[16];
 };
@@ -37,7 +37,7 @@ int npuc_run(uint32_t count);
  */
 typedef int npuc_register(uint32_t number, uint32_t *value);
 
-/* What the program demands of a register: this value, no less, or all its bits. */
+/* The program's requirement on a register: this value, no less, or all its bits. */
 enum npuc_demand { NPUC_EQUAL, NPUC_AT_LEAST, NPUC_ALL_BITS };
 
 struct npuc_requirement {
@@ -55,7 +55,7 @@ struct npuc_buffer {
     const void *constant;
 };
 
-/* Words to a memory as they stand in the program. */
+/* Words that are copied to a memory unchanged. */
 struct npuc_image {
     enum npuc_memory memory;
     uint32_t address;
@@ -63,7 +63,7 @@ struct npuc_image {
     uint32_t count;
 };
 
-/* Where a feature map lies: pixel (y, x), channels 16 g .. 16 g + 15 at base + y row + x pixel + g group. */
+/* The place of a feature map: pixel (y, x), channels 16 g .. 16 g + 15 at base + y row + x pixel + g group. */
 struct npuc_place {
     enum npuc_memory memory;
     int32_t base, row, pixel, group;
@@ -73,7 +73,7 @@ struct npuc_extent {
     uint32_t channels, height, width;
 };
 
-/* A map, or a window of one, between an int8 tensor [channels][height][width] and its place in a memory. */
+/* A transfer of a map, or a window of one, between an int8 tensor [channels][height][width] and a memory. */
 struct npuc_move {
     uint16_t tensor;
     struct npuc_place place;
@@ -93,7 +93,7 @@ struct npuc_segment {
     uint32_t store_count;
 };
 
-/* Elements in another order: pieces of `bytes` bytes, along axes with a pitch in each tensor, in bytes. */
+/* A copy of elements: pieces of `bytes` bytes, along axes with a pitch in each tensor, in bytes. */
 #define NPUC_AXES 6
 
 struct npuc_copy {
@@ -102,15 +102,15 @@ struct npuc_copy {
     struct {
         uint32_t extent;
         int32_t from, to;
-    } axis[NPUC_AXES]; /* outermost first; an extent of 0 stands for 1 */
+    } axis[NPUC_AXES]; /* outermost first; an extent of 0 means 1 */
 };
 
 struct npuc_lrn {
-    uint32_t before, after; /* channels that count beside the one in the middle */
+    uint32_t before, after; /* channels before and after the one in the middle */
     float factor, beta, bias;
 };
 
-/* What the host computes: one input, one output. Elements before, along and after the operator's axis. */
+/* A host operator: one input, one output. Elements before, along and after the operator's axis. */
 struct npuc_host;
 typedef void npuc_operator(const struct npuc_host *step, const void *x, void *y);
 
@@ -119,7 +119,7 @@ struct npuc_host {
     uint16_t from, to; /* tensors */
     uint32_t outer, extent, inner;
     float scale;                  /* quantize, dequantize */
-    float zero;                   /* the same: the integer that stands for 0 */
+    float zero;                   /* the same: the zero point */
     const struct npuc_copy *copy; /* copy */
     const struct npuc_lrn *lrn;   /* lrn */
 };
@@ -127,7 +127,7 @@ struct npuc_host {
 npuc_operator npuc_quantize, npuc_dequantize, npuc_softmax, npuc_log_softmax, npuc_argmax, npuc_argmax_last,
     npuc_lrn, npuc_copy;
 
-/* Either of the two. */
+/* A step: either of the two. */
 struct npuc_step {
     const struct npuc_segment *segment;
     const struct npuc_host *host;
@@ -135,8 +135,8 @@ struct npuc_step {
 
 enum npuc_type { NPUC_INT8, NPUC_INT64, NPUC_FLOAT32 };
 
-/* An input or output of the network. scale: of its int8 form on the machine, 0 where it has none; zero: the integer
- * that stands for 0 there. */
+/* An input or output of the network. scale, zero: scale and zero point of its int8 form on the machine; scale is 0 if
+ * it has none. */
 struct npuc_tensor {
     const char *name;
     enum npuc_type type;
@@ -160,16 +160,16 @@ struct npuc_program {
 };
 
 /*
- * Whether the machine is one that the program is for; call it before the first inference. Gives 0, what `read` gave,
- * or NPUC_UNFIT - n where register n is not what the program demands.
+ * Checks that the program suits the machine; call it before the first inference. Returns 0, the value of `read` if
+ * that failed, or NPUC_UNFIT - n if register n does not meet the program's requirement.
  */
 #define NPUC_UNFIT (-4096)
 
 int npuc_check(const struct npuc_program *program, npuc_register *read);
 
 /*
- * One inference. inputs, outputs: a buffer each, in the program's order, `bytes` long; arena: NPUC_ARENA_BYTES
- * that nothing else uses meanwhile. No buffer needs an alignment. Gives 0, or what a function of the machine gave.
+ * One inference. inputs, outputs: a buffer each, in the program's order, `bytes` long; arena: NPUC_ARENA_BYTES that
+ * nothing else uses meanwhile. Buffers need no alignment. Returns 0, or the error of a function of the machine.
  */
 int npuc_infer(const struct npuc_program *program, const void *const *inputs, void *const *outputs, void *arena);
 

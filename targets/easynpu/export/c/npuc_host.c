@@ -1,10 +1,10 @@
-/* The operators that the host computes. Those that a program does not name are left out by --gc-sections. */
+/* The operators that the host computes. --gc-sections removes those that a program does not use. */
 #include "npuc_driver.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Elements by memcpy: a buffer may have any alignment and any declared type. */
+/* Elements are accessed by memcpy: a buffer may have any alignment and any declared type. */
 static float get(const void *x, uint32_t index)
 {
     float value;
@@ -23,7 +23,7 @@ static uint32_t elements(const struct npuc_host *step)
     return step->outer * step->extent * step->inner;
 }
 
-/* x / scale in float32, half to even, plus zero, saturated; not a number gives 0. */
+/* x / scale in float32, half to even, plus zero, saturated; NaN counts as 0. */
 void npuc_quantize(const struct npuc_host *step, const void *x, void *y)
 {
     int8_t *result = y;
@@ -51,7 +51,7 @@ void npuc_dequantize(const struct npuc_host *step, const void *x, void *y)
     }
 }
 
-/* The number of the first element of the i-th row along the axis; its others follow `inner` apart. */
+/* The number of the first element of the i-th row along the axis; its other elements follow, `inner` apart. */
 static uint32_t row_of(const struct npuc_host *step, uint32_t i)
 {
     return i / step->inner * step->extent * step->inner + i % step->inner;
@@ -107,7 +107,7 @@ void npuc_log_softmax(const struct npuc_host *step, const void *x, void *y)
     }
 }
 
-/* int64 indices, one per row; of equal elements the first one, or the last. */
+/* int64 indices, one per row; among equal elements, the first or the last. */
 static void index_of_largest(const struct npuc_host *step, const void *x, void *y, int last)
 {
     uint32_t i, k;

@@ -33,7 +33,7 @@ static double element(enum npuc_type type, const void *values, uint32_t at)
     }
 }
 
-/* How far elements of an output may be from what was simulated. */
+/* The tolerance of an output's elements against the simulated ones. */
 static double room(const struct npuc_tensor *output, const void *wanted, uint32_t count)
 {
     double most = 0;
@@ -68,7 +68,7 @@ long npuc_self_test(void *arena, struct npuc_difference *first)
         void *outputs[NPUC_OUTPUTS];
         size_t next = 0;
 
-        memset(found, 0x55, sizeof found); /* what an inference leaves out is not what the one before left */
+        memset(found, 0x55, sizeof found); /* an element that an inference does not write must not match by chance */
         for (number = 0; number < NPUC_OUTPUTS; number++) {
             outputs[number] = found + next;
             next += (npuc_program.outputs[number].bytes + 7) / 8;

@@ -1,4 +1,4 @@
-"""AXI as the wrapper has it: channels, their queues, the addresses of a burst.
+"""AXI in the wrapper: channels, their queues, the addresses of a burst.
 
 Source: AMBA AXI and ACE Protocol Specification (IHI 0022), AXI4 and AXI4-Lite.
 """
@@ -20,19 +20,19 @@ from npuc.targets.easynpu.rtl.sizes import index_bits
 
 ID_BITS = 8
 PAGE_BITS = 12
-"""Bits of an address of the registers: 4 KB, the least that an interconnect decodes."""
+"""Address bits of the registers: 4 KB, the smallest range that an interconnect decodes."""
 REGISTER_BITS = 32
 REGISTER_BYTES = REGISTER_BITS // 8
 WORD_SIZE = index_bits(WORD_BYTES)
-"""What AxSIZE is for a whole word: the logarithm of its bytes."""
+"""AxSIZE of a whole word: the logarithm of its bytes."""
 MEMORY_BITS = index_bits(len(port.REGIONS) - 1)
 """Bits of an address that select a memory."""
 DEPTH = 4
-"""Entries of a queue: a beat a cycle needs two, and one more for each cycle that a read takes."""
+"""Entries of a queue: two sustain a beat per cycle, and each cycle of read latency takes one more."""
 
 
 class Response(enum.Enum, shape=2):
-    """RRESP and BRESP. SLVERR: not now, or not so; DECERR: there is nothing at the address."""
+    """RRESP and BRESP. SLVERR: not allowed now, or not in this form; DECERR: nothing at the address."""
 
     OKAY = 0
     SLVERR = 2
@@ -54,13 +54,13 @@ def memory_address_bits(machine: Machine) -> int:
 
 
 def request(machine: Machine) -> data.StructLayout:
-    """AW and AR of the window."""
+    """AW and AR of the memory window."""
     address = memory_address_bits(machine)
     return data.StructLayout({"id": ID_BITS, "addr": address, "len": 8, "size": 3, "burst": Burst})
 
 
 def full(machine: Machine) -> Mapping[str, data.StructLayout]:
-    """The channels of AXI4, 128 bits wide. Bursts end where AWLEN says: nothing is made of WLAST."""
+    """The channels of AXI4, 128 bits wide. AWLEN determines the end of a burst; WLAST is ignored."""
     return {
         "aw": request(machine),
         "w": data.StructLayout({"data": WORD, "strb": WORD_BYTES}),
@@ -81,13 +81,13 @@ LITE: Mapping[str, data.StructLayout] = {
 
 
 def members(channels: Mapping[str, data.StructLayout], *names: str) -> dict[str, Any]:
-    """Ports of a component for these channels: requests and data come in, answers go out."""
+    """Ports of a component for these channels: requests and data are inputs, responses outputs."""
     flows = {"b": Out, "r": Out}
     return {name: flows.get(name, In)(stream.Signature(channels[name])) for name in names}
 
 
 def access(machine: Machine) -> Signature:
-    """What takes turns with others at the core's port: in a cycle in which it is granted it has the port."""
+    """An access to the core's port, which is shared: it has the port in each cycle in which it is granted."""
     return Signature(
         {
             "wanted": Out(1),
@@ -102,7 +102,7 @@ def access(machine: Machine) -> Signature:
 
 
 def taken(m: Module, name: str, channel: Any) -> tuple[fifo.SyncFIFO, Any]:
-    """The queue behind a channel that comes in, and what stands first in it."""
+    """The queue of an incoming channel, and its first entry."""
     payload = channel.payload
     m.submodules[name] = queue = fifo.SyncFIFO(width=payload.shape().size, depth=DEPTH)
     m.d.comb += [queue.w_data.eq(payload), queue.w_en.eq(channel.valid), channel.ready.eq(queue.w_rdy)]
@@ -110,7 +110,7 @@ def taken(m: Module, name: str, channel: Any) -> tuple[fifo.SyncFIFO, Any]:
 
 
 def given(m: Module, name: str, channel: Any) -> tuple[fifo.SyncFIFO, Any]:
-    """The queue before a channel that goes out, and what is put into it."""
+    """The queue of an outgoing channel, and its input."""
     payload = channel.payload
     m.submodules[name] = queue = fifo.SyncFIFO(width=payload.shape().size, depth=DEPTH)
     m.d.comb += [Value.cast(payload).eq(queue.r_data), channel.valid.eq(queue.r_rdy), queue.r_en.eq(channel.ready)]

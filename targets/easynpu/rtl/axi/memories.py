@@ -1,4 +1,4 @@
-"""The memories behind AXI4: bursts of any kind, bytes of a word, reads and writes independent of each other."""
+"""The memories behind AXI4: bursts of any kind, byte writes, reads and writes independent of each other."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 
 FIXED_MOST = 16
-"""Beats of a burst over one address."""
+"""The most beats of a burst at a fixed address."""
 WRAPPING = (2, 4, 8, 16)
-"""Beats that a burst may have that wraps around."""
+"""The numbers of beats that a wrapping burst may have."""
 
 
 class Beats(wiring.Component):
-    """The beats of one burst after the other: while `valid`, the one at `address`, until `step`."""
+    """The beats of one burst after the other: while `valid`, `address` is the current beat's, until `step`."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -64,7 +64,7 @@ class Beats(wiring.Component):
 
 
 def legal(burst: Any) -> Value:
-    """Whether a request is one of AXI4, its beats no wider than a word."""
+    """Whether a request is valid AXI4, with beats no wider than a word."""
     beats, kind = burst.len + 1, burst.burst
     wraps = Cat(beats == each for each in WRAPPING).any()
     possible = Array([beats <= FIXED_MOST, Const(1), wraps, Const(0)])
@@ -72,7 +72,7 @@ def legal(burst: Any) -> Value:
 
 
 def following(burst: Any) -> Value:
-    """The byte address of the beat behind this one; an unaligned one stays so, within the same word."""
+    """The byte address of the next beat; an unaligned one stays unaligned."""
     bits = len(burst.addr)
     step = (Const(1, bits) << burst.size)[:bits]
     window = ((burst.len + 1) << burst.size)[:bits]
@@ -82,7 +82,7 @@ def following(burst: Any) -> Value:
 
 
 class MemoryWrites(wiring.Component):
-    """Writes: a whole word in a cycle, some bytes of one in three; a burst is answered with its first error."""
+    """Writes: a whole word takes one cycle, a partial one three; the response to a burst is its first error."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -114,7 +114,7 @@ class MemoryWrites(wiring.Component):
         return m
 
     def _merge(self, m: Module, writes: Value, value: Any, done: Signal) -> None:
-        """A beat is done when it is granted, but one of some bytes reads the others first."""
+        """Completes a beat when it is granted; a partial one reads the other bytes first."""
         access, merged, ready = self.access, Signal(WORD), Signal()
         self.reading = Signal()
         m.d.comb += [
@@ -135,7 +135,7 @@ class MemoryWrites(wiring.Component):
 
 
 class MemoryReads(wiring.Component):
-    """Reads: a word a cycle, which answers a cycle later; a beat that is refused has no bits set."""
+    """Reads: a word per cycle, with data a cycle later; a refused beat reads as zero."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

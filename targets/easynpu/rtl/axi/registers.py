@@ -17,9 +17,9 @@ BYTES = index_bits(REGISTER_BYTES)
 
 
 class RegisterWrites(wiring.Component):
-    """Writes. SLVERR: a part of a register, one that is only read, or a value that the core would pass over.
+    """Writes. SLVERR: part of a register, a read-only one, or a value that the core would ignore.
 
-    `busy`, `paused`: what the core is; `starts`: behind this cycle it runs.
+    `busy`, `paused`: the state of the core; `starts`: from the next cycle on it runs.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -57,7 +57,7 @@ class RegisterWrites(wiring.Component):
 
 
 class RegisterReads(wiring.Component):
-    """Reads: a register a cycle, which answers a cycle later."""
+    """Reads: a register per cycle, with data a cycle later."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

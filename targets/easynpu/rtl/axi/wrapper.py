@@ -1,7 +1,7 @@
 """The core behind AXI: AXI4-Lite for its registers, an AXI4 window onto its memories.
 
-Every channel ends in a queue, so no output depends on an input of the same cycle. Behind the queues registers,
-writes and reads take turns at the core's port, an access each.
+Every channel has a queue, so no output depends on an input of the same cycle. Behind the queues, registers, writes
+and reads take turns at the core's port, one access each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from npuc.targets.easynpu.rtl.layouts import WORD
 
 
 def core_port(machine: Machine) -> wiring.Signature:
-    """The port of the core, as who attaches it sees it."""
+    """The port of the core, from the side of its host."""
     return wiring.Signature(
         {
             "address": Out(port.address_bits(machine) + port.REGION_BITS),
@@ -38,10 +38,10 @@ def core_port(machine: Machine) -> wiring.Signature:
 
 
 class Adapter(wiring.Component):
-    """Between `lite` and `full`, the channels of AXI4-Lite and AXI4, and the port of a core.
+    """Connects `lite` and `full`, the channels of AXI4-Lite and AXI4, to the port of a core.
 
-    Whether the core is busy it knows from the core's status, which it asks for as long as it may be. It hands on
-    the interrupt when it knows: whoever has waited for it may use the memories.
+    It reads the core's status as long as the core may be busy. It forwards the interrupt only once the status is
+    not busy, so that the memories can be used after the interrupt.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -86,14 +86,14 @@ class Adapter(wiring.Component):
 
 
 def _turns(m: Module, sides: list[Any], core: Any) -> None:
-    """Of those that want the port, the next behind the one that last had it."""
+    """Grants the port to the next requester after the last one granted."""
     count = len(sides)
     last = Signal(range(count))
     chosen = Signal(range(count))
     with m.Switch(last):
         for number in range(count):
             with m.Case(number):
-                for behind in range(count, 0, -1):  # the last that is wanted, so the nearest, is taken
+                for behind in range(count, 0, -1):  # the last assignment has priority: the nearest requester
                     side = (number + behind) % count
                     with m.If(sides[side].wanted):
                         m.d.comb += chosen.eq(side)
@@ -110,13 +110,13 @@ def _turns(m: Module, sides: list[Any], core: Any) -> None:
 
 
 BUSES = {"lite": "s_axi_lite", "full": "s_axi"}
-"""The adapter's buses, and how the names of their signals begin in the top module."""
+"""The adapter's buses, with the prefixes of their signals in the top module."""
 
 
 class Attached(wiring.Component):
-    """The top module: the core (module `easynpu`, in a file of its own) behind the adapter, with the names of AXI.
+    """The top module: the core (module `easynpu`, in its own file) behind the adapter, with AXI signal names.
 
-    `aresetn` is synchronous to `aclk`, the clock of all of it.
+    `aresetn` is synchronous to `aclk`, the only clock.
     """
 
     def __init__(self, machine: Machine) -> None:

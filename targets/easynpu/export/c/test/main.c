@@ -2,7 +2,7 @@
  * Runs the program on a machine model: npuc_test IN OUT
  *
  * IN: the inputs of one sample after the other, each as npuc_program.h describes it, in this machine's byte order;
- * OUT: the outputs likewise.
+ * OUT: the outputs in the same form.
  */
 #include <stdio.h>
 
@@ -12,7 +12,7 @@
 
 static unsigned char input[NPUC_INPUT_BYTES], output[NPUC_OUTPUT_BYTES], arena[NPUC_ARENA_BYTES];
 
-/* The buffers of the inputs and outputs, one behind the other. */
+/* The buffers of the inputs and outputs, one after the other. */
 static int infer(void)
 {
     const void *inputs[NPUC_INPUTS];

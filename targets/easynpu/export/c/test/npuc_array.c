@@ -1,14 +1,14 @@
 /*
  * The 16 PEs, each with psums of 32 bits, on one tile. The sub-ifmap of 16 input channels at a time goes into the
- * pads; every PE multiplies a pad entry by a weight of its own output channel and adds the product to a psum. What
- * the last channel leaves is requantised to int8, goes through the words fused behind the layer, and into a DTCM.
+ * pads; every PE multiplies a pad entry by a weight of its own output channel and adds the product to a psum. After
+ * the last channel, psums are requantised to int8, go through the words fused behind the layer, and into a DTCM.
  */
 #include "npuc_array.h"
 
 #include <stddef.h>
 #include <string.h>
 
-/* Pixels of the largest tile: those of all rows of PEs, as far as the fields x and y go. */
+/* Pixels of the largest tile: those of all rows of PEs, within the range of the fields x and y. */
 enum { POSITIONS = NPUC_PSUM_ENTRIES * NPUC_PE_ROWS < 64 * 64 ? NPUC_PSUM_ENTRIES * NPUC_PE_ROWS : 64 * 64 };
 
 /* Entry, input channel; then group of 16 output channels, pixel of the tile, PE: psums, and int8 between words. */
@@ -29,7 +29,7 @@ static int32_t parameter(uint32_t address, int32_t lane)
     return word == NULL ? 0 : signed_byte(word->lane[lane]);
 }
 
-/* 32 bits whose bytes stand in the same lane of four words, the least significant first. */
+/* 32 bits whose bytes are in the same lane of four words, the least significant first. */
 static int32_t wide_parameter(uint32_t address, int32_t lane)
 {
     uint32_t bits = 0;
@@ -66,7 +66,7 @@ static void write_pixel(const struct npuc_place *place, int32_t iy, int32_t ix, 
     }
 }
 
-/* Where a map lies without an extension word: from the low end upward, or mirrored from the last word downward. */
+/* The place of a map without an extension word: from the low end upwards, or mirrored, from the last word down. */
 static struct npuc_place implicit(enum npuc_memory memory, int low, int32_t channels, int32_t width)
 {
     const int32_t groups = (channels + PES - 1) / PES;
@@ -123,7 +123,7 @@ static uint32_t bias_scale_of(const struct stage *stage, int32_t ozi)
     return stage->block + (uint32_t)(BIAS_SCALE_WORDS * ozi);
 }
 
-/* Loads the sub-ifmap of 16 input channels; what lies outside the map is padding. */
+/* Loads the sub-ifmap of 16 input channels; entries outside the map are padding. */
 static void load_pads(const struct stage *stage, const struct npuc_place *ifmap, struct tile tile, int32_t kz)
 {
     int32_t row, column;
@@ -142,7 +142,7 @@ static void load_pads(const struct stage *stage, const struct npuc_place *ifmap,
     }
 }
 
-/* A fused bn takes its ifmap from the word before it. */
+/* A fused bn takes its ifmap from the previous word. */
 static void load_pads_from_results(const struct stage *stage, struct tile tile, int32_t kz)
 {
     int32_t oyi, oxi;
@@ -169,7 +169,7 @@ static void begin_psums(const struct stage *stage)
     }
 }
 
-/* One word of weights with all pixels of the tile: a dense weight meets input channel kzi, another its own. */
+/* One word of weights with all pixels of the tile: a dense weight takes input channel kzi, another its own. */
 static void sweep_pixels(const struct stage *stage, struct tile tile, int32_t ozi, int32_t hki, int32_t wki,
                          uint32_t address, int32_t kzi)
 {
@@ -349,7 +349,7 @@ static void write_results(const struct stage *stage, const struct npuc_place *pl
     }
 }
 
-/* An element to its place in the rearranged map; the first of a group clears the lanes that have no channel. */
+/* Writes an element to its place in the rearranged map; the first of a group clears the lanes without a channel. */
 static void write_element(const struct stage *stage, const struct npuc_place *place, int32_t row, int32_t column,
                           int32_t channel, int8_t value)
 {
@@ -380,7 +380,7 @@ static void write_rearranged(const struct stage *stage, const struct npuc_place 
     }
 }
 
-/* The place an extension word gives, or the implicit one. */
+/* The place in an extension word, or the implicit one. */
 static const struct npuc_place *place_of(const struct stage *stage, int role, const struct npuc_place *otherwise)
 {
     return stage->given[role - SRC] ? &stage->operand[role - SRC] : otherwise;
@@ -407,7 +407,7 @@ void model_run_tile(const struct stage *chain, int stages, int low, struct tile 
         }
     }
     if (last->keeps) {
-        return; /* its psums stay for the next chain */
+        return; /* its psums are kept for the next chain */
     }
     if (last->op == RESHAPE) {
         write_rearranged(last, place_of(last, DST, &ofmap), tile);

@@ -1,6 +1,6 @@
 /*
- * EasyNPU as its document describes it, in software: memories, and instruction words as fused chains. What a chain
- * does to one tile is in npuc_array.c. Written for clarity, not for speed.
+ * EasyNPU as its document describes it, in software: memories, and instruction words as fused chains. The work of a
+ * chain on one tile is in npuc_array.c. Written for clarity, not for speed.
  */
 #include "npuc_model.h"
 
@@ -154,7 +154,7 @@ static void decode_layer(const struct npuc_word *word, struct stage *stage)
     stage->Wi = field(word, 120, 8) + 1;
 }
 
-/* A reshape word as a pass over the pixels of its map, on the tile of the words that it stands behind. */
+/* A reshape word as a pass over the pixels of its map, with the tile of the words that it follows. */
 static void decode_reshape(const struct npuc_word *word, const struct stage *head, struct stage *stage)
 {
     struct reshape *reshape = &stage->reshape;
@@ -227,7 +227,7 @@ static int32_t block_words(const struct stage *stage)
     }
 }
 
-/* Whether an output is made of anything but the input of the same pixel. */
+/* Whether an output depends on anything but the input of the same pixel. */
 static int has_window(const struct stage *stage)
 {
     return stage->Hk != 1 || stage->Wk != 1 || stage->Sh != 1 || stage->Sw != 1 || stage->Ph != 0 ||
@@ -248,7 +248,7 @@ static void check_geometry(const struct stage *stage)
                  "a tile exceeds the psums");
 }
 
-/* Extension words that change nothing are refused. */
+/* Refuses extension words without effect. */
 static void check_operands(const struct stage *stage, const struct stage *head)
 {
     model_expect(!stage->given[0] || stage == head || stage->continues, "a src word before a word without an ifmap");
@@ -259,7 +259,7 @@ static void check_operands(const struct stage *stage, const struct stage *head)
     model_expect(!stage->given[STO - SRC] || stage->stored, "a sto word before a word that is not stored");
 }
 
-/* What a word may stand behind, and how. */
+/* Checks which words may follow one another. */
 static void check_order(const struct stage *stage, const struct stage *head)
 {
     const int sweeps = model_multiplies(stage) || stage->op == MAXPOOL;
@@ -277,7 +277,7 @@ static void check_order(const struct stage *stage, const struct stage *head)
     }
 }
 
-/* Psums from chain to chain: those of one tile, channel-wise of 16 channels, and of the ofmap that takes them. */
+/* Psums from chain to chain: of one tile (channel-wise: of 16 channels), and of the ofmap that continues on them. */
 static void check_kept(const struct stage *stage, const struct stage *head)
 {
     const int leaves = stage->keeps && !stage->fused;
@@ -311,7 +311,7 @@ static void check(const struct stage *stage, const struct stage *head)
     }
 }
 
-/* Decodes the next chain into `chain`; gives its stages, 0 at the end of the program. */
+/* Decodes the next chain into `chain`; returns its number of stages, 0 at the end of the program. */
 static int decode_chain(uint32_t *at, uint32_t count, uint32_t *weights)
 {
     int stages = 0, keeps = 0;

@@ -10,7 +10,7 @@ const char *npuc_model_fault(void);
 /* Fills the memories with values that no program may depend on. */
 void npuc_model_power_up(void);
 
-/* A register that says what the machine is, for npuc_check; 1 where there is no such register. */
+/* Reads an identification register, for npuc_check; returns 1 if there is no such register. */
 int npuc_model_register(uint32_t number, uint32_t *value);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * The order in which a reshape word writes its map: the dimensions N, H, W, C are permuted; then C, W, H and N
- * in turn are split into parts, which are stacked on a dimension, one behind the other or inserted between its
+ * in turn are split into parts, which are stacked on a dimension, one after the other or inserted between its
  * indices.
  */
 #include "npuc_array.h"
@@ -24,7 +24,7 @@ static void permutation(int32_t place, int32_t *order)
     }
 }
 
-/* Splits a dimension of `extents`, and takes the element at `index` along. */
+/* Splits a dimension of `extents`, and moves the element at `index` accordingly. */
 static void split(const struct reshape *reshape, int32_t dimension, int32_t *extents, int32_t *index)
 {
     const int32_t parts = reshape->parts[dimension], onto = reshape->onto[dimension];
