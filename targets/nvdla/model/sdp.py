@@ -1,9 +1,11 @@
 """SDP, which processes single elements: units X1 (BS), X2 (BN) and Y (EW), then the output converter.
 
 X: ALU operand << shift (saturating to 32 bits); max, min or sum (33 bits); times a 16-bit operand (49 bits); >>
-shift, rounded and saturated to 32 bits; ReLU. With PReLU, positive values bypass multiplier and shift. Y:
-multiply, shift, ALU, look-up tables; its operands from memory pass through a converter. Output: (x - offset) *
-scale >> shift, rounded, saturated to 17 bits, then to the output type.
+shift, rounded and saturated to 32 bits; ReLU. With PReLU, positive values bypass multiplier and shift.
+
+Y: multiply, shift, ALU, look-up tables; its operands from memory pass through a converter.
+
+Output: (x - offset) * scale >> shift, rounded, saturated to 17 bits, then to the output type.
 
 Source: Numbers, as on the RTL; fp16: FP16 Supporting (float32 inside, no shifts and no conversion).
 """
