@@ -42,7 +42,7 @@ def as_channels(values: Array) -> Array:
 
 
 def with_lanes(values: Array, lanes: int, channels: int) -> Array:
-    """A cube of so many channels, rearranged into surfaces of another number of lanes."""
+    """A cube rearranged into surfaces of another number of lanes."""
     if values.shape[-1] == lanes:
         return values
     return as_lanes(as_channels(values)[..., :channels], lanes)

@@ -153,7 +153,7 @@ def _found(table: Table, x: Array, unit: Arithmetic) -> Found:
 
 
 def _scaled(part: Array, digits: Array, bits: int) -> Array:
-    """part / 2^digits as a fraction of so many bits, truncated."""
+    """part / 2^digits as a fraction of `bits` bits, truncated."""
     return np.where(digits > bits, part >> np.maximum(digits - bits, 0), part << np.maximum(bits - digits, 0))
 
 

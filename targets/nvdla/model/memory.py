@@ -150,7 +150,7 @@ class Pattern:
         return self.address + self.size
 
     def moved(self, by: int) -> Pattern:
-        """The pattern shifted by so many bytes."""
+        """The pattern shifted by `by` bytes."""
         if not by:
             return self
         rest = self.lines, self.line_stride, self.surfaces, self.surface_stride

@@ -62,7 +62,7 @@ class Touched:
         return (self.source, *self.operands, *((self.weights,) if self.weights else ()))
 
     def moved(self, source: int, result: int) -> Touched:
-        """A copy with input and result shifted by so many bytes."""
+        """A copy with the addresses of input and result shifted by these bytes."""
         return replace(self, source=self.source.moved(source), result=self.result.moved(result))
 
 

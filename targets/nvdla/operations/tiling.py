@@ -83,11 +83,11 @@ class Geometry:
         return row * self.stride_y - self.top < self.height
 
     def most_lines(self, rows: int) -> int:
-        """The most lines of input that a tile of so many rows needs."""
+        """The most lines of input that a tile of `rows` rows needs."""
         return min(self.reached(rows), self.height)
 
     def reached(self, rows: int) -> int:
-        """Lines under the windows of so many rows, padding included."""
+        """Lines under the windows of `rows` rows, padding included."""
         if self.form.kind == "winograd":
             return extended_extent(rows) * self.stride_y
         return (rows - 1) * self.stride_y + self.reach
@@ -137,13 +137,13 @@ def mask_banks(geometry: Geometry) -> int:
 
 
 def data_banks(machine: Machine, geometry: Geometry, rows: int) -> int:
-    """Banks for the input of so many rows of output."""
+    """Banks for the input of `rows` rows of output."""
     slices = geometry.slices(rows, geometry.most_lines(rows))
     return -(-entries_per_slice(machine, geometry) * slices // machine.cbuf_entries)
 
 
 def weight_banks(machine: Machine, geometry: Geometry, kernels: int) -> int:
-    """Banks for a group of so many uncompressed kernels, and for its mask."""
+    """Banks for a group of uncompressed kernels, and for its mask."""
     size = aligned(min(kernels, geometry.kernels) * geometry.kernel_bytes, machine.cbuf_entry_bytes)
     return -(-size // machine.bank_bytes) + mask_banks(geometry)
 

@@ -67,7 +67,7 @@ def cycles(operation: Operation, machine: Machine) -> int:
 
 
 def _clocks(moved: tuple[int, int], machine: Machine) -> tuple[float, float]:
-    """Clocks that DRAM and the second memory take to transfer so many bytes each."""
+    """Clocks that DRAM and the second memory take to transfer these bytes."""
     return moved[0] / machine.dram_bytes_per_cycle, moved[1] / machine.sram_bytes_per_cycle
 
 

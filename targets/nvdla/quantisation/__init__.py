@@ -45,7 +45,7 @@ def quantise(
 
     nodes: accepted by support.refusal. histograms: of every tensor in tensors_of(nodes) without given scales.
     winograd: names of integer weights that are transformed before they are rounded (module transformed).
-    power_of_two: restrict every scale that is not given.
+    power_of_two: make every scale that is not given a power of two.
     """
     most = INT16_MOST if precision == "int16" else 127
     known = dict(given)

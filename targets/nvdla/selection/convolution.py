@@ -119,7 +119,7 @@ def _convolution(
 
 
 def _in_batches(convolution: Convolution, batches: int) -> Convolution:
-    """The convolution in so many batches; its cubes give one line each, so the vertical stride is 1."""
+    """The convolution with its number of batches; if its cubes give one line each, the vertical stride is 1."""
     if batches == 1 and convolution.window.stride_y <= MOST_STRIDE:
         return convolution
     return replace(convolution, window=replace(convolution.window, stride_y=1), batches=batches)

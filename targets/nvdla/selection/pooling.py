@@ -37,7 +37,7 @@ def pooling_behind(context: Context, node: Node, part: Part, rows: tuple[int, in
 def flies(context: Context, node: Node) -> bool:
     """Whether PDP can take a map from SDP: its windows must reach all columns, and overlapping lines must fit it.
 
-    Source: PDP keeps a line of results for every open window; together they have at most so many columns.
+    Source: PDP keeps a line of results for every open window; together these have a limited number of columns.
     """
     kernel = KERNEL_SHAPE(node)
     stride = window_of(node, kernel).strides[0]
@@ -52,7 +52,7 @@ def pooled_rows(context: Context, node: Node, first: int, end: int) -> tuple[int
 
 
 def most_pooled(context: Context, node: Node, rows: int) -> int:
-    """The most rows of the result that any so many rows of the map suffice for."""
+    """The most rows of the result that `rows` rows of the map suffice for, wherever they begin."""
     (kernel, _), (stride, _, height) = KERNEL_SHAPE(node), _vertical(context, node)
     if rows >= height:
         return context.placed[node.output].view.height
