@@ -106,7 +106,7 @@ class Runner:
         tensors.update({move.tensor: self._store(move, nvdla.memory) for move in segment.stores})
 
     def _load(self, move: TensorMove, memory: Memory, tensors: Mapping[str, Array]) -> None:
-        """Copies a host tensor into memory; lanes without a channel become 0."""
+        """Copies a host tensor (1, 1, C, H, W) into memory; lanes without a channel become 0."""
         found = tensors.get(move.tensor)
         size, precision = move.bytes(self.contents.machine), move.place.precision
         if found is None or found.dtype != HOST_DTYPES[precision] or found[0].shape != move.shape:

@@ -63,7 +63,7 @@ class Form:
         return self
 
     def converted(self, zero: int) -> tuple[int, int, int]:
-        """The converter for a result with this zero point."""
+        """The converter for a result with this zero point; its input always fits 32 bits."""
         _, scale, shift = self.converter
         offset = round(self.excess - (zero * 2.0**shift / scale if scale else 0.0))
         return offset, scale, shift
