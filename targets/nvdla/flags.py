@@ -7,5 +7,5 @@ WEIGHTS = Flag(
     ("auto", "direct", "winograd", "sparse"),
     "Form of convolution weights; auto: the fewest cycles, then the fewest bytes (NVDLA).",
 )
-"""A configuration has those values that its units compute."""
+"""Each configuration offers the values that its units support."""
 FLAGS = (WEIGHTS,)

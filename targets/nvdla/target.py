@@ -50,7 +50,7 @@ class Nvdla(Target):
         self.inexact = ("winograd",) * machines.CONFIGURATIONS[name].winograd
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
-        """Those of every program, and more where there are no tables."""
+        """The passes of every program, and more if the machine has no tables."""
         from npuc.targets.nvdla.network import support
         from npuc.targets.nvdla.network.passes import passes
 
@@ -60,7 +60,7 @@ class Nvdla(Target):
         )
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
-        """Every node that neither NVDLA nor the host may run, each with its constraint."""
+        """One problem for every node that neither NVDLA nor the host can run, with the constraint it breaks."""
         from npuc.host_nodes import problems
         from npuc.targets.nvdla.network import quantising, support
 
@@ -77,7 +77,7 @@ class Nvdla(Target):
         )
 
     def foresee(self, graph: Graph, options: Options) -> None:
-        """Raises DoesNotFit (E302) where no kernel of a layer fits the convolution buffer, whatever its scales."""
+        """Raises DoesNotFit (E302) if no kernel of a layer fits the convolution buffer, whatever the scales."""
         from npuc.quantize.calibration.foresight import expect_foreseen, one_sample, without_search
         from npuc.targets.nvdla.network import quantising
         from npuc.targets.nvdla.program import lowering
@@ -98,9 +98,9 @@ class Nvdla(Target):
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
-        """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence.
+        """Calibrates, quantises and lowers; stores the integer network with the program as evidence.
 
-        fp16 has no scales, and its evidence is the float network.
+        fp16 needs no scales; its evidence is the float network.
         """
         from npuc.evidence import evidence, float_evidence, signature
         from npuc.quantize.improvement.mixed import REASON
@@ -135,23 +135,23 @@ class Nvdla(Target):
         return Program({**manifest, **signature(graph)}, files, proof)
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
-        """The network that `lower` writes as a program, and what was tried to make it better."""
+        """The network that `lower` compiles, and the trials that improved it."""
         from npuc.targets.nvdla.network import quantising
 
         return quantising.network(graph, samples, self._machine(options), options)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
-        """The steps of the manifest and the functional model of its machine; quick: fp16 summed in double."""
+        """Runs the manifest's steps on the machine's functional model; quick: fp16 sums in double precision."""
         from npuc.targets.nvdla.program.running import Runner
 
         return Runner(program, quick=chip_model == "quick")
 
     def timeline(self, program: Program) -> Timeline:
-        """Layers one after the other, the maps in DRAM, and the banks of the convolution buffer."""
+        """The layers in sequence, with the maps in DRAM and the banks of the convolution buffer."""
         return timeline(program)
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
-        """One entry a command: number, text, and the ONNX nodes that it is for."""
+        """One entry per command: number, text, and the ONNX nodes that it belongs to."""
         contents = Contents.of(program.manifest)
         registers = register_map_of(contents.machine)
         commands = decode(program.files.get("registers.bin", b""), registers)
@@ -172,9 +172,9 @@ class Nvdla(Target):
         ]
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """The same for registers.bin without a program, or its hexadecimal form.
+        """The same for a lone registers.bin or its hexadecimal form.
 
-        Raises ArtefactError (E501, E502) for a file of anything else, ModelError (E110) for too many commands.
+        Raises ArtefactError (E501, E502) for any other file, ModelError (E110) for too many commands.
         """
         from npuc.targets.nvdla.export import memories
 
@@ -190,18 +190,18 @@ class Nvdla(Target):
         return outline(program)
 
     def results(self, program: Program) -> Mapping[str, frozenset[str]]:
-        """The tensors that commands end, each with the ONNX nodes of its last ones."""
+        """The tensors that commands complete, each with the ONNX nodes of the completing operation."""
         operations = Contents.of(program.manifest).operations
         return {each.result.tensor: frozenset(each.nodes) for each in operations if each.result}
 
     def stored(self, program: Program, tensor: str) -> Stored | None:
-        """Its feature cube in memory."""
+        """The tensor's feature cube in memory."""
         from npuc.targets.nvdla.program.stored import stored
 
         return stored(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
-        """What each part of an image is for."""
+        """The purpose of each part of a memory image."""
         from npuc.targets.nvdla.program import annotation
 
         if name == "registers.bin":
@@ -209,7 +209,7 @@ class Nvdla(Target):
         return annotation.constants(program, name)
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
-        """The fields of every register, with the values that have names."""
+        """The fields of every register, with the names of their values."""
         known = register_map(machines.CONFIGURATIONS[self.name].registers).layout()
         return {
             f"{title} {fields[0]['address'] if fields else ''}".strip(): [
@@ -226,7 +226,7 @@ class Nvdla(Target):
         }
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
-        """The program's files as they are, for $readmemh, as test programs, for the stock runtime, or as C."""
+        """The program's files as they are, or as $readmemh images, test programs, a loadable, or C."""
         if form == "nvdla-trace":
             from npuc.targets.nvdla.export.test_programs import traces
 
@@ -248,7 +248,7 @@ class Nvdla(Target):
         return dict(program.files)
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
-        """Samples, what the functional model makes of them, and the comparison."""
+        """Files with samples, the functional model's results for them, and a program that compares."""
         if form == "loadable":
             from npuc.targets.nvdla.loadable.self_test import files
 
@@ -293,7 +293,7 @@ class Nvdla(Target):
         return device + rewritten + host
 
     def _machine(self, options: Options) -> Machine:
-        """The machine. Raises UnsupportedOperator (E202) where it does not compute in the precision."""
+        """The machine. Raises UnsupportedOperator (E202) if it does not support the precision."""
         machine = machines.load(self.name, options.machine, options.scales)
         if options.precision not in machine.precisions:
             known = ", ".join(machine.precisions)

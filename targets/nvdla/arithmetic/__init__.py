@@ -1,1 +1,1 @@
-"""What NVDLA's units compute, as integer operators and as standard ONNX operators."""
+"""The arithmetic of NVDLA's units, as integer operators and as standard ONNX operators."""

@@ -1,4 +1,4 @@
-"""Attributes of NVDLA's layers, beside those of the stages."""
+"""Attributes of NVDLA's layers besides those of the stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two reciprocals of PDP's average with which no sum of any elements wraps."""
+"""The two reciprocals of PDP's average, chosen so that no sum of any elements wraps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import numpy as np
 from npuc.targets.nvdla.model.averages import ONE, Widths
 
 LEAST = 64
-"""The least second reciprocal whose own rounding costs no accuracy."""
+"""The smallest second reciprocal whose own rounding costs no accuracy."""
 GRAIN = 4
-"""First reciprocals are multiples of this: so SDP's multipliers of 16 bits can stand for them, too."""
+"""First reciprocals are multiples of this, so that SDP's 16-bit multipliers can represent them too."""
 
 
 def reciprocals(ratio: float, taps: int, widths: Widths) -> tuple[int, int] | None:
-    """Those of width and height that give sums of so many elements times ratio / taps, if no sum can wrap.
+    """The reciprocals of width and height that multiply sums of `taps` elements by ratio / taps; None if sums can
+    wrap.
 
-    The first one keeps as many bits as there are, the second one has the rest of the ratio.
+    The first one keeps as many bits as the unit has, the second one is the rest of the ratio.
     """
     first = ONE if taps <= widths.room else ONE * widths.room // taps // GRAIN * GRAIN
     wanted = ratio * ONE / (taps * first / ONE)

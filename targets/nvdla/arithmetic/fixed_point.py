@@ -1,4 +1,4 @@
-"""Real factors as the integers that SDP multiplies and shifts by."""
+"""Real factors as the integer multipliers and shifts of SDP."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from npuc.ir import Array
 
 MOST_MULTIPLIER = 32767
-"""Multipliers and adder operands have 16 bits, signed."""
+"""Multipliers and adder operands are signed 16-bit numbers."""
 MOST_SHIFT = 31
-"""The largest right shift of a stage that npuc uses, and left shift of an operand."""
+"""The largest right shift of a stage, and left shift of an operand, that npuc uses."""
 MOST_PRODUCT_SHIFT = 46
-"""The largest right shift behind two multipliers, whose products have so many bits; a stage's reaches 63."""
+"""The largest right shift after two multipliers, whose product has so many bits; a stage supports 63."""
 MOST_CONVERTER_SHIFT = 63
 FRACTION = 8
-"""Fractional bits that a value keeps between the stages, where a later one rounds again."""
+"""Fractional bits of a value between the stages, if a later one rounds again."""
 
 
 def factor(ratio: float, most_shift: int = MOST_SHIFT) -> tuple[int, int]:
-    """Multiplier and right shift whose quotient is nearest to the ratio.
+    """The multiplier and right shift nearest to a ratio.
 
     >>> factor(0.75), factor(-3.0)
     ((24576, 15), (-24576, 13))
@@ -33,7 +33,7 @@ def factor(ratio: float, most_shift: int = MOST_SHIFT) -> tuple[int, int]:
 
 
 def factors(ratios: Array) -> tuple[Array, int]:
-    """Multipliers int16 and the one right shift that they share."""
+    """int16 multipliers and their common right shift."""
     _, shift = factor(float(np.abs(ratios).max(initial=0)))
     scaled = np.rint(ratios * 2.0**shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
     return scaled.astype(np.int16), shift
@@ -41,7 +41,7 @@ def factors(ratios: Array) -> tuple[Array, int]:
 
 @dataclass(frozen=True)
 class Factors:
-    """What X2 and the converter multiply by: first * 2^-shift * scale * 2^-scale_shift."""
+    """The factors of X2 and the converter: first * 2^-shift * scale * 2^-scale_shift."""
 
     first: int
     shift: int
@@ -50,7 +50,9 @@ class Factors:
 
 
 def two_factors(ratio: float, reach: float) -> Factors:
-    """Two multipliers and their shifts whose product is nearest to the ratio; what reaches so far keeps 32 bits.
+    """Two multipliers and their shifts whose product is nearest to the ratio.
+
+    Inputs up to `reach` fit 32 bits after the first shift.
 
     >>> two_factors(1 / 3, 2**20)
     Factors(first=25487, shift=4, scale=14043, scale_shift=26)
@@ -65,19 +67,19 @@ def two_factors(ratio: float, reach: float) -> Factors:
 
 @dataclass(frozen=True)
 class Share:
-    """Of two maps that are added the part of the first: weight * multiplier for 2^left of the other."""
+    """The share of the first map in a sum of two: weight * multiplier for 2^left of the other."""
 
     weight: int
     multiplier: int
     left: int
 
     def error(self, ratio: float) -> float:
-        """By how much of itself the ratio is missed."""
+        """The relative error with respect to a ratio."""
         return abs(self.weight * self.multiplier / (ratio * 2.0**self.left) - 1)
 
 
 def share(ratio: float, most_left: int, most_weight: int = 1) -> Share:
-    """The nearest to a ratio, with a weight up to the most.
+    """The share nearest to a ratio, with a weight up to `most_weight`.
 
     >>> share(0.75, 22), share(-1 / 3, 22, 127)
     (Share(weight=1, multiplier=24576, left=15), Share(weight=89, multiplier=-15709, left=22))
@@ -91,7 +93,7 @@ def share(ratio: float, most_left: int, most_weight: int = 1) -> Share:
 
 
 def addends(values: Array) -> tuple[Array, int]:
-    """Operands int16 of an adder and the one left shift that they share: the smallest that holds them all."""
+    """int16 operands of an adder and their common left shift, the smallest for which all fit."""
     largest = float(np.abs(values).max(initial=0))
     shift = max(int(np.ceil(np.log2(max(largest, 1) / MOST_MULTIPLIER))), 0)
     return np.rint(values / 2.0**shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER).astype(np.int16), shift
@@ -107,13 +109,13 @@ class Weights:
     multiplier: Array
     shift: int
     truncate: int
-    """Right shift of the sums, before bias and multiplier."""
+    """Right shift of the sums before bias and multiplier."""
 
 
 BIAS_ERROR = {"int8": 1 / 16, "int16": 1 / 2}
-"""What rounding the bias to 16 bits may cost at most, in steps of the result."""
+"""The largest error from rounding the bias to 16 bits, in steps of the result."""
 SUM_BITS = 31
-"""Sums have so many bits beside the sign, behind the truncation."""
+"""Bits of truncated sums, without the sign."""
 
 
 def quantise_weights(
@@ -126,14 +128,14 @@ def quantise_weights(
     fraction: int = 0,
     common: Array | None = None,
 ) -> Weights:
-    """Integer weights of a convolution whose sums, plus bias, times multiplier, are in steps of `unit`.
+    """Integer weights of a convolution: (sums + bias) * multiplier is in steps of `unit`.
 
-    w: (Co, ...) float; bias: (Co,) float; x_zero: the integer that stands for 0, which the bias takes exactly but
-    for its rounding; common: which weights of a channel it meets, where not all do. fraction: a step of the result
-    is 2^fraction units. The multiplier of a channel is chosen first, so that its rounding changes the scale of the
-    weights and not the result: weight scale = multiplier * 2^-shift * unit / x_scale. It is large enough for the
-    largest weight, and for the bias to fit 16 bits behind a left shift that costs at most BIAS_ERROR: nothing
-    saturates. Sums that could exceed 32 bits (int16) are truncated.
+    w: (Co, ...) float; bias: (Co,) float; x_zero: the input's zero point, which the bias compensates exactly
+    except for its rounding; common: which weights of a channel it applies to, if not all. fraction: a step of the
+    result is 2^fraction units. The multiplier of a channel is chosen first, so that its rounding changes the scale
+    of the weights and not the result: weight scale = multiplier * 2^-shift * unit / x_scale. It is large enough
+    for the largest weight, and for the bias to fit 16 bits behind a left shift that costs at most BIAS_ERROR:
+    nothing saturates. Sums that could exceed 32 bits (int16) are truncated.
     """
     largest_weight = np.iinfo(precision).max
     met = slice(None) if common is None else np.broadcast_to(common, w.shape[1:]).ravel()
@@ -170,9 +172,9 @@ def quantise_weights(
 
 
 def _truncation(flat: Array, most: int) -> int:
-    """Bits of the largest sum beyond 32, where weights are at most `most` and inputs at most one more."""
+    """Bits by which the largest sum exceeds 32, if weights are at most `most` and inputs at most one more."""
     elements = flat.shape[1]
-    if elements * (most + 0.5) * (most + 1) <= 2.0**SUM_BITS:  # no weights of so few elements exceed them
+    if elements * (most + 0.5) * (most + 1) <= 2.0**SUM_BITS:  # sums of so few elements always fit
         return 0
     sums = [np.abs(flat[rows], dtype=np.float64).sum(axis=1) for rows in blocks_of_rows(flat)]
     largest = np.maximum(largest_magnitudes(flat), np.finfo(np.float64).tiny)
@@ -181,11 +183,11 @@ def _truncation(flat: Array, most: int) -> int:
 
 
 BLOCK = 1 << 22
-"""Weights that are computed on in float64 at once: those of a large layer would take more room than the model."""
+"""Weights processed in float64 at once: for a whole large layer they would take more memory than the model."""
 
 
 def blocks_of_rows(flat: Array) -> Iterator[slice]:
-    """All rows of weights (Co, elements), at most BLOCK elements at a time, one row at least."""
+    """Slices of all rows of weights (Co, elements), with at most BLOCK elements each but at least one row."""
     rows = max(BLOCK // max(flat.shape[1], 1), 1)
     return (slice(first, first + rows) for first in range(0, len(flat), rows))
 

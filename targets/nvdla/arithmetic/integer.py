@@ -1,9 +1,10 @@
-"""NVDLA's layers as operators: what convolution, SDP and PDP compute on int8 and int16, exactly, and of fp16.
+"""NVDLA's layers as operators: what convolution, SDP and PDP compute, exact on int8 and int16, and in fp16.
 
-A layer is one pass through SDP: accumulators of a convolution, or the elements of a map, through two stages (X1,
-X2), perhaps a table, and the output converter. Every right shift rounds half away from zero, then saturates.
-Layers in fp16 have the same form without shifts and converter; their tensors are float32 here, as on the host, and
-what is rounded where is left to the functional model.
+A layer is one pass through SDP: accumulators of a convolution, or the elements of a map, go through two stages
+(X1, X2), an optional table, and the output converter. Every right shift rounds half away from zero, then
+saturates. Layers in fp16 have the same form without shifts and converter; their tensors are float32 here, as on
+the host, and only the functional model has the hardware's rounding.
+
 Source: NVDLA's own simulators, which reproduce the golden results of its test programs.
 
 | operator | inputs |
@@ -13,9 +14,9 @@ Source: NVDLA's own simulators, which reproduce the golden results of its test p
 | NvAveragePool | x |
 | NvLrn | x, entries of the tables LE and LO |
 
-Operands: those of X1's adder, X1's multiplier, X2's adder and X2's multiplier, each a constant (1, 1, 1), (C, 1,
-1) or (C, H, W) of 16 bits, or a tensor (1, C, 1, 1) or (1, C, H, W). An absent one is the empty string.
-A table of int8 has a result for every input, others the entries of LE and LO, which the attributes place.
+Operands: X1's adder, X1's multiplier, X2's adder and X2's multiplier, each a 16-bit constant (1, 1, 1), (C, 1, 1)
+or (C, H, W), or a tensor (1, C, 1, 1) or (1, C, H, W); the empty string if absent. A table of int8 has a result
+for every input; otherwise it contains the entries of LE and LO, which are placed by attributes.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ INT32 = (-(1 << 31), (1 << 31) - 1)
 
 @dataclass(frozen=True)
 class Stage:
-    """X1 or X2: adder (or comparison), multiplier, shift, ReLU; every field an integer, as attributes are."""
+    """X1 or X2: adder (or comparison), multiplier, shift, ReLU; all fields are integers, as in attributes."""
 
     alu: int = 0
-    """Position in ALU."""
+    """Index into ALU."""
     alu_shift: int = 0
     """Left shift of the adder's operand."""
     multiply: int = 0
     prelu: int = 0
     """Positive values bypass multiplier and shift."""
     shift: int = 0
-    """Right shift behind the multiplier."""
+    """Right shift after the multiplier."""
     relu: int = 0
 
     @property
@@ -74,7 +75,7 @@ class Stage:
 
     @classmethod
     def attribute(cls, name: str, meaning: str) -> Attribute[tuple[int, ...]]:
-        """The attribute that holds a stage."""
+        """The attribute that represents a stage."""
         return Attribute(name, "integers", meaning, astuple(cls()), per=str(len(fields(cls))), internal=True)
 
 
@@ -96,7 +97,7 @@ def converter(node: Node) -> tuple[int, int, int]:
 
 
 def operands(node: Node) -> tuple[str, str, str, str, str]:
-    """X1's adder operand and multiplier, X2's, and the table; the names of tensors."""
+    """The names of X1's adder operand and multiplier, X2's, and the table."""
     found = node.inputs[2:] if node.op == "NvConv" else node.inputs[1:]
     first, second, third, fourth, table = (*found, *("",) * (5 - len(found)))
     return first, second, third, fourth, table
@@ -107,12 +108,12 @@ LE_ENTRIES, LO_ENTRIES = 65, 257
 
 @dataclass(frozen=True)
 class Table:
-    """Where a linear table of EW or CDP lies: entries at start, start + 2^select and so on, lines outside."""
+    """The placement of a linear table of EW or CDP: entries at start, start + 2^select, ..; lines outside."""
 
     start: float
     select: int
     beyond: float = 0.0
-    """The slope behind the last entry times 2^shift; before the first one it is 0."""
+    """The slope beyond the last entry times 2^shift; before the first one it is 0."""
     shift: int = 0
 
     def as_attr(self) -> tuple[float, ...]:
@@ -125,7 +126,7 @@ class Table:
 
 
 def tables(node: Node) -> tuple[Table, Table] | None:
-    """LE and LO of a node whose tables interpolate."""
+    """LE and LO of a node whose tables interpolate; None for any other."""
     if not LO(node):
         return None
     le, lo = (
@@ -135,7 +136,7 @@ def tables(node: Node) -> tuple[Table, Table] | None:
 
 
 def interpolated(placed: tuple[Table, Table], x: Array, entries: Array) -> Array:
-    """Values of LE where it reaches, of LO elsewhere: int64, rounded half away from zero, or real ones."""
+    """Values of LE in its range, of LO elsewhere: int64 rounded half away from zero, or real."""
     le, lo = (_of_table(*each, x) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
     return np.where((x > placed[0].start) & (x < placed[0].end(LE_ENTRIES)), le, lo)
 
@@ -151,7 +152,7 @@ def _whole(values: Array) -> Array:
 
 
 def staged(x: Array, stage: Stage, alu: Array, mul: Array) -> Array:
-    """Values through a stage, int64 or real; operands broadcast against x, empty where absent."""
+    """Values through a stage, int64 or real; operands broadcast against x and are empty if absent."""
     match ALU[stage.alu]:
         case "sum":
             x = x + _widened(alu, stage.alu_shift)
@@ -180,7 +181,7 @@ def _widened(operand: Array, shift: int) -> Array:
 
 
 def _through(node: Node, x: Array, inputs: Sequence[Array], dtype: np.dtype[Any]) -> tuple[Array, ...]:
-    """The result of accumulators or elements: X1, X2, table, converter."""
+    """The result from accumulators or elements: X1, X2, table, converter."""
     for stage, alu, mul in zip(stages(node), inputs[0:4:2], inputs[1:4:2], strict=True):
         x = staged(x, stage, alu, mul)
     if len(inputs) > 4 and inputs[4].size:
@@ -218,7 +219,7 @@ def _sums(node: Node, x: Array, w: Array) -> Array:
 
 
 def conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """The sums of a convolution, and the pass behind them."""
+    """The sums of a convolution, and the pass behind it."""
     x, w, *rest = inputs
     return _through(node, _sums(node, x, w), _filled(rest), x.dtype)
 
@@ -253,7 +254,7 @@ def lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def lrn_tables(node: Node, le: Array, lo: Array) -> ResponseTables:
-    """The tables of a normalisation in integers."""
+    """The tables of an integer normalisation."""
     placed = tables(node)
     assert placed is not None
     return ResponseTables(tuple(map(int, le)), tuple(map(int, lo)), placed[0].select, placed[1].select)

@@ -1,10 +1,11 @@
 """Local response normalisation as CDP computes it in integers: two tables of a function of the sum of squares.
 
-CDP squares the centred input (one bit more than it has), adds the squares of 3, 5, 7 or 9 neighbouring channels,
-finds the function of the sum in its tables LE (65 entries) or LO (257 entries), interpolates with 16 fractional
-bits, multiplies by the centred input and converts. Both tables are linear here and begin at the sum 0, which is a
-distance of 1 from their start (a value equal to the start counts as below). LO reaches every sum; LE, which is
-taken where both hit, has shorter steps for small sums, where the function bends most.
+CDP squares the centred input (with one extra bit), adds the squares of 3, 5, 7 or 9 neighbouring channels, looks
+up the function of the sum in its tables LE (65 entries) or LO (257 entries), interpolates with 16 fractional bits,
+multiplies by the centred input and converts. Both tables are linear here; the sum 0 is at distance 1 from their
+start, as a value equal to the start counts as below. LO covers every sum; LE, which is used where both hit, has
+shorter steps for small sums, where the function bends most.
+
 Source: the test programs cdp_*.
 """
 
@@ -21,17 +22,17 @@ from npuc.targets.nvdla.formats.precision import half_away
 
 SIZES = (3, 5, 7, 9)
 START = -1
-"""Of both tables: the sum 0 is the first inside."""
+"""The start of both tables: the sum 0 is the first value inside."""
 LE_STEPS, LO_STEPS = 64, 256
 FRACTION_BITS = 16
 MOST_ENTRY = (1 << 15) - 1
 LOOKED_AT = 4096
-"""Sums at which tables are compared with their function."""
+"""Number of sums at which tables are compared with their function."""
 
 
 @dataclass(frozen=True)
 class ResponseTables:
-    """Entries, and the binary logarithm of a step, of LE and of LO."""
+    """Entries and binary logarithm of the step of LE and LO."""
 
     le: tuple[int, ...]
     lo: tuple[int, ...]
@@ -40,7 +41,7 @@ class ResponseTables:
 
     @cached_property
     def le_end(self) -> int:
-        """The first distance from the start that LE does not reach."""
+        """The first distance from the start that LE does not cover."""
         return LE_STEPS << self.le_step
 
     def __call__(self, sums: Array) -> Array:
@@ -58,9 +59,9 @@ def _interpolated(entries: Array, distance: Array, step: int) -> Array:
 
 
 def tables_of(function: Callable[[Array], Array], most: int) -> ResponseTables:
-    """The tables nearest to a positive, falling function of sums from 0 to `most`.
+    """The tables nearest to a positive, decreasing function of sums from 0 to `most`.
 
-    function: of sums (float64, START among them), at most MOST_ENTRY.
+    function: of sums (float64, including START), with values up to MOST_ENTRY.
     """
     lo_step = max((most - START) // LO_STEPS, 1).bit_length()
     sums = np.unique(np.linspace(0, most, LOOKED_AT).astype(np.int64))
@@ -71,7 +72,7 @@ def tables_of(function: Callable[[Array], Array], most: int) -> ResponseTables:
 
 
 def worst(sums: Array, error: Array) -> float:
-    """What an error of the function does to a result at most: the input is no larger than the root of its sum."""
+    """The largest effect of the function's error on a result: the input is at most the square root of its sum."""
     return float((np.sqrt(sums) * np.abs(error)).max())
 
 
@@ -86,7 +87,7 @@ def _tables(function: Callable[[Array], Array], le_step: int, lo_step: int) -> R
 
 
 def square_sums(x: Array, size: int) -> Array:
-    """Sums of squares over `size` neighbouring channels of (1, C, H, W); those beyond the map count 0."""
+    """Sums of squares over `size` neighbouring channels of (1, C, H, W), 0 beyond the map."""
     reach = size // 2
     squares = np.pad(x * x, ((0, 0), (reach, reach), (0, 0), (0, 0)))
     channels = x.shape[1]

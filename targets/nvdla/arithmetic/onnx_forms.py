@@ -1,8 +1,8 @@
 """NVDLA's integer operators in standard ONNX operators, so that onnxruntime computes them exactly.
 
-Sums of a convolution come from npuc.ops.integer_onnx; behind them everything is in double:
-products of 33-bit sums and 16-bit multipliers stay below 2^53. Rounding half away from zero is
-Sign * Floor(Abs + 1/2)."""
+Sums of a convolution come from npuc.ops.integer_onnx; everything behind them is in double: products of 33-bit sums
+and 16-bit multipliers stay below 2^53. Rounding half away from zero is Sign * Floor(Abs + 1/2).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ INT64 = "int64"
 
 
 def conv(node: Node, emit: Emitter) -> None:
-    """Sums of a convolution, exactly, and the pass behind them."""
+    """The exact sums of a convolution, and the pass behind it."""
     w = emit.graph.constants[node.inputs[1]]
     bound = _magnitude(node, emit) // 128 * int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
     acc = winograd_sums(node, emit, w) if WINOGRAD(node) else _summed(node, emit, w, bound)
@@ -51,7 +51,7 @@ def conv(node: Node, emit: Emitter) -> None:
 
 
 def _summed(node: Node, emit: Emitter, w: Array, bound: int) -> str:
-    """The sums of a convolution in double; none exceeds the bound."""
+    """The sums of a convolution in double, none above the bound."""
     x, attrs = windowed(node, emit, w)
     if bound < EXACT_FLOAT32:
         return _sums(emit, emit.step("Cast", x, to=FLOAT), as_float(emit, w), attrs)
@@ -59,14 +59,14 @@ def _summed(node: Node, emit: Emitter, w: Array, bound: int) -> str:
 
 
 def _sums(emit: Emitter, x: str, w: str, attrs: Mapping[str, Attr]) -> str:
-    """The sums of float32 values, which float32 holds, in double."""
+    """Sums of float32 values, exact in float32, as double."""
     return emit.step("Cast", emit.step("Conv", x, w, **attrs), to=DOUBLE)
 
 
 def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
-    """The sums of an int16 map and weights of 16 bits in double: digits of one times digits of the other.
+    """The sums of an int16 map and 16-bit weights in double, as products of digits.
 
-    A sum of products of digits stays below 2^24, so that float32 holds it.
+    Sums of products of digits stay below 2^24, so that they are exact in float32.
     """
     taps = w[0].size
     bits = 8 if taps < 1 << 15 else 4
@@ -82,7 +82,7 @@ def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> s
 
 
 def _parts(emit: Emitter, x: str, bits: int) -> Iterator[tuple[int, str]]:
-    """An int16 as float32 in parts of so many bits; the last has the sign: exponent and part."""
+    """An int16 as float32 parts of so many bits, the last one signed: exponent and part."""
     for exponent in range(0, 16 - bits, bits):
         upper = emit.step("Floor", emit.step("Mul", x, emit.constant(np.float32(2.0**-bits))))
         yield exponent, emit.step("Sub", x, emit.step("Mul", upper, emit.constant(np.float32(2.0**bits))))
@@ -91,7 +91,7 @@ def _parts(emit: Emitter, x: str, bits: int) -> Iterator[tuple[int, str]]:
 
 
 def _digits(w: Array, bits: int) -> list[tuple[int, Array]]:
-    """Weights as digits of so many bits, each with a sign: exponent and digits (int8)."""
+    """Weights as signed digits of so many bits: exponent and digits (int8)."""
     rest, found = w.astype(np.int32), list[tuple[int, Array]]()
     while rest.any() or not found:
         digit = (rest + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
@@ -101,7 +101,7 @@ def _digits(w: Array, bits: int) -> list[tuple[int, Array]]:
 
 
 def _magnitude(node: Node, emit: Emitter) -> int:
-    """What no element of the node's map exceeds."""
+    """The largest magnitude of an element of the node's map."""
     return -int(np.iinfo(emit.graph.tensors[node.inputs[0]].dtype).min)
 
 
@@ -134,7 +134,7 @@ def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
 
 
 def _interpolated(emit: Emitter, x: str, placed: tuple[Table, Table], entries: Array) -> str:
-    """LE where it reaches, LO elsewhere."""
+    """LE in its range, LO elsewhere."""
     le, lo = (_of_table(emit, x, *each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
     limits = (emit.constant(np.float64(each)) for each in (placed[0].start, placed[0].end(LE_ENTRIES)))
     above, below = (emit.step(op, x, limit) for op, limit in zip(("Greater", "Less"), limits, strict=True))
@@ -142,7 +142,7 @@ def _interpolated(emit: Emitter, x: str, placed: tuple[Table, Table], entries: A
 
 
 def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
-    """A table's entry before x, the way to the next one, and the slope behind the last."""
+    """A table's value between entries, with the slope beyond the last one."""
     values = emit.constant(entries.astype(np.float64), "entries")
     distance = emit.step("Sub", x, emit.constant(np.float64(table.start)))
     place = emit.step("Mul", distance, emit.constant(np.ldexp(np.float64(1), -table.select)))
@@ -161,14 +161,14 @@ def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
 
 
 def _saturated(node: Node, emit: Emitter, x: str) -> None:
-    """The node's result: a double in the type of its output."""
+    """The node's result: a double saturated to the type of its output."""
     dtype = emit.graph.tensors[node.output].dtype
     limits = np.iinfo(dtype)
     emit.node("Cast", [clipped(emit, x, int(limits.min), int(limits.max))], [node.output], to=dtype)
 
 
 def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: str) -> tuple[str, float]:
-    """The result of a stage and what bounds its magnitude; saturation is written where it can happen."""
+    """The result of a stage and a bound of its magnitude; emits saturation only where it can happen."""
     if stage.alu:
         operand, reach = _operand(emit, alu, stage.alu_shift)
         x = emit.step({"sum": "Add", "max": "Max", "min": "Min"}[ALU[stage.alu]], x, operand)
@@ -210,7 +210,7 @@ def average(node: Node, emit: Emitter) -> None:
 
 
 def lrn(node: Node, emit: Emitter) -> None:
-    """All in double, which holds sums of squares of 17 bits and products of 33 and 16."""
+    """In double throughout, which is exact for sums of 17-bit squares and products of 33 and 16 bits."""
     shape, size = emit.graph.shape(node.inputs[0]), SIZE(node)
     zero = emit.constant(np.float64(ZERO(node)))
     centred = emit.step("Sub", emit.step("Cast", node.inputs[0], to=DOUBLE), zero)
@@ -236,7 +236,7 @@ def lrn(node: Node, emit: Emitter) -> None:
 
 
 def _between_entries(emit: Emitter, distance: str, entries: Array, digits: int) -> str:
-    """Between the entries of a table whose steps have so many binary digits; 16 of them count."""
+    """Interpolation between entries 2^digits apart, with 16 fractional bits."""
     place = emit.step("Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
     place = clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
     index = emit.step("Floor", place)

@@ -1,4 +1,4 @@
-"""The declarations of NVDLA's layers, and the table of operators that its graphs have."""
+"""The declarations of NVDLA's layers, and the table of operators in its graphs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 
 MAPS = tuple(HOST_DTYPES.values())
 CONSTANTS = (*MAPS, "float16")
-"""What weights, operands and entries of tables are stored in."""
+"""Types of weights, operands and table entries."""
 
 
 def _operands_fit(node: Node, types: Sequence[TensorType]) -> bool:

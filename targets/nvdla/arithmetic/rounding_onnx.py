@@ -1,4 +1,4 @@
-"""Rounding half away from zero and saturation in standard ONNX operators, in float32 or double."""
+"""Rounding half away from zero, and saturation, in standard ONNX operators in float32 or double."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Real = type[np.floating]
 
 
 def half_away(emit: Emitter, x: str, dtype: Real = np.float64, *, positive: bool = False) -> str:
-    """x rounded half away from zero; positive: negative results do not matter."""
+    """x rounded half away from zero; positive: negative results need not be correct."""
     half = emit.constant(np.array(0.5, dtype), "half")
     if positive:
         return emit.step("Floor", emit.step("Add", x, half))
@@ -23,6 +23,6 @@ def half_away(emit: Emitter, x: str, dtype: Real = np.float64, *, positive: bool
 
 
 def clipped(emit: Emitter, x: str, low: float, high: float, dtype: Real = np.float64) -> str:
-    """x within limits."""
+    """x clipped to limits."""
     limits = (emit.constant(np.array(each, dtype), "limit") for each in (low, high))
     return emit.step("Clip", x, *limits)

@@ -1,10 +1,10 @@
-"""Convolutions whose weights Winograd transforms before they are rounded: what NVDLA computes of them, exactly.
+"""Convolutions whose weights Winograd transforms before they are rounded, exactly as NVDLA computes them.
 
-G g G^T has fractions and reaches further than g; C^T d C reaches four times as far as d. As integers both must be
-rounded: the weights U = G g G^T at a scale of their own, the data by PRA_TRUNCATE. Such a convolution is another
-one than that of rounded weights, so that the integer operator has attributes for it: `winograd` = 1,
-`pra_truncate`, and `kernel_shape` for the window. Its weights are (K, C, 4 * stride_y, 4 * stride_x): phase by
-phase, 4x4 positions.
+G g G^T has fractions and a larger range than g; C^T d C has up to four times the range of d. As integers both must
+be rounded: the weights U = G g G^T with a scale of their own, the data by PRA_TRUNCATE. The result differs from
+that of rounded weights, so the integer operator has attributes for it: `winograd` = 1, `pra_truncate`, and
+`kernel_shape` for the window. Its weights are (K, C, 4 * stride_y, 4 * stride_x): phase by phase, 4x4 positions.
+
 Source: Winograd in integers, as on the nv_full RTL; channel extension as in formats.winograd.
 """
 
@@ -23,20 +23,20 @@ from npuc.targets.nvdla.formats.winograd import TILE, extended_extent
 DATA = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 """C^T, which transforms the data from both sides."""
 RESULT = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
-"""A^T, which takes the sums of products back."""
+"""A^T, which transforms the sums of products back."""
 GAIN = 4
-"""By how much mean (at one position) and variance (at every one) of C^T d C are larger than those of d."""
+"""The factor by which mean (at one position) and variance (at every one) of C^T d C exceed those of d."""
 STEP = 2
-"""Rows and columns of results of a tile."""
+"""Rows and columns of a tile's results."""
 
 
 def kernel_extents(node: Node, weights: tuple[int, ...]) -> tuple[int, ...]:
-    """Height and width of a convolution's kernel, whatever became of its weights."""
+    """Height and width of a convolution's kernel, even if its weights are transformed."""
     return KERNEL_SHAPE(node) or weights[2:]
 
 
 def strides(node: Node) -> tuple[int, int]:
-    """Along rows and columns."""
+    """The strides along rows and columns."""
     along, across = STRIDES(node) or (1, 1)
     return along, across
 
@@ -57,14 +57,14 @@ def by_phase(u: Array, stride_y: int, stride_x: int) -> Array:
 
 
 def common(stride_y: int, stride_x: int) -> Array:
-    """Which positions (4 * stride_y, 4 * stride_x) of the weights multiply what all data has in common."""
+    """The positions (4 * stride_y, 4 * stride_x) of the weights that multiply the data's constant part."""
     one = np.zeros((TILE, TILE), bool)
     one[1, 1] = True
     return np.tile(one, (stride_y, stride_x))
 
 
 def around(node: Node, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Padding before and behind rows and columns of x, so that tiles cover the result y; negative: what is cut."""
+    """Padding before and after rows and columns of x, so that tiles cover the result y; negative: cropping."""
     window = window_of(node, KERNEL_SHAPE(node))
     before = window.begins
     whole = [extended_extent(count) * stride for count, stride in zip(y[2:], window.strides, strict=True)]
@@ -73,7 +73,7 @@ def around(node: Node, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[in
 
 
 def sums(node: Node, x: Array, u: Array) -> Array:
-    """(N, K, Ho, Wo), int64 or real, of data (N, C, H, W) and weights as this operator has them."""
+    """Sums (N, K, Ho, Wo), int64 or real, of data (N, C, H, W) and transformed weights."""
     stride_y, stride_x = strides(node)
     y = window_of(node, KERNEL_SHAPE(node)).extents(node, x.shape[2:])
     rows, columns = around(node, x.shape, (*x.shape[:2], *y))

@@ -1,7 +1,7 @@
-"""The sums of transformed weights in standard ONNX operators, every step exact in float32 or double.
+"""The sums of transformed weights in standard ONNX operators, each exact in float32 or double.
 
-Padding, phases as channels, C^T d C as a grouped Conv with stride 2, rounding, a product for each of the 16
-positions, A^T m A as one product, tiles back to a map, and the map cut to the result.
+Steps: padding; phases as channels; C^T d C as a grouped Conv with stride 2; rounding; a product for each of the 16
+positions; A^T m A as one product; tiles back to a map; cropping to the result.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def _shaped(emit: Emitter, x: str, shape: Sequence[int]) -> str:
 
 
 def _arranged(emit: Emitter, x: str, shape: Sequence[int], order: tuple[int, ...]) -> str:
-    """x in a shape whose axes then change places."""
+    """x reshaped, with its axes then permuted."""
     return emit.step("Transpose", _shaped(emit, x, shape), perm=order)
 
 
 def _cut(emit: Emitter, x: str, extents: Sequence[int]) -> str:
-    """The first rows and columns."""
+    """x cropped to its first rows and columns."""
     limits = ([0, 0], list(extents), [2, 3])
     return emit.step("Slice", x, *(emit.constant(np.array(each, np.int64), "limit") for each in limits))

@@ -1,10 +1,11 @@
-"""From operations to register writes: blocks in the order in which NVDLA's own test programs set them up.
+"""Emission: operations to register writes, block by block in the order of NVDLA's own test programs.
 
-Each block has two register groups that take turns; a group is written while the other runs, so that the input of
-an operation is fetched while the one before computes. What an operation waits for, scoreboard says. It is enabled
-from its last block to its first, so that no data comes before its taker is ready; where SDP must wait for longer
-than the input, the convolution pipeline is enabled before it and waits for it.
-Source: a convolution, a pooling and an addition as they ran on the nv_small and nv_full RTL.
+Each block has two register groups, used alternately: one is written while the other runs, so that the input of an
+operation is fetched while the previous one computes. The scoreboard decides what an operation waits for. Its
+blocks are enabled from last to first, so that no block produces data before the next one is ready; if SDP must
+wait for longer than the input, the convolution pipeline is enabled first and waits for SDP.
+
+Source: a convolution, a pooling and an addition as they ran on the nv_small and nv_large RTL.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from npuc.targets.nvdla.operations.operation import (
 from npuc.targets.nvdla.operations.scoreboard import CONVOLUTION, Admission, Scoreboard, blocks_of
 
 MASKED = ("CDMA_DAT", "CDMA_WT", "CACC")
-"""Sources of interrupts that only say how far a convolution has come."""
+"""Interrupt sources that only report progress within a convolution."""
 BRIDGE = "BDMA"
-"""It has a queue of copies in place of groups of registers; each launch is a group, whose interrupt ends it."""
+"""BDMA has a queue of copies instead of register groups; each launch counts as a group, ended by its interrupt."""
 
 
 def kind(operation: Operation) -> str:
@@ -43,14 +44,14 @@ def kind(operation: Operation) -> str:
 
 
 class Emitter:
-    """Writes operations one after the other, each block in the group whose turn it is."""
+    """Writes operations in order, alternating the register groups of each block."""
 
     def __init__(self, machine: Machine) -> None:
         self.writer = Writer(machine)
         self.scoreboard = Scoreboard(machine.atom_bytes)
 
     def start(self) -> None:
-        """What a driver does once: masks interrupts, waits until the CBUF is flushed."""
+        """The driver's initialisation: masks interrupts, and waits until the CBUF is flushed."""
         masks = {f"{source}_DONE_MASK{group}": 1 for source in MASKED for group in (0, 1)}
         self.writer.set("GLB.S_INTR_MASK", **masks)
         flushed = self.writer.map["CDMA.S_CBUF_FLUSH_STATUS"]
@@ -59,7 +60,10 @@ class Emitter:
             self.writer.set("CDMA.S_ARBITER", ARB_WEIGHT=15, ARB_WMB=3)
 
     def emit(self, operation: Operation) -> Admission:
-        """Programs and enables an operation, each when what it needs has ended. Result: when that was."""
+        """Programs and enables an operation, waiting before each for the operations that it needs to have ended.
+
+        Returns the operation's admission.
+        """
         before = self.scoreboard
         admission, self.scoreboard = before.admit(operation)
         self._wait(before, before.count - len(before.issued), admission.program)
@@ -76,7 +80,7 @@ class Emitter:
         return admission
 
     def drain(self) -> None:
-        """Waits for all that still runs."""
+        """Waits for all operations that may still run."""
         before = self.scoreboard
         self._wait(before, before.count - len(before.issued), before.count)
         self.scoreboard = before.drained()
@@ -95,7 +99,7 @@ class Emitter:
                 write_transfer(self.writer, operation)
 
     def _program_sdp(self, operation: Convolution | Elementwise) -> None:
-        """SDP, with what is before and behind it."""
+        """Programs SDP, with the convolution before it and the pooling behind it, if any."""
         behind = isinstance(operation, Convolution)
         write_sdp(
             self.writer,
@@ -120,14 +124,14 @@ class Emitter:
                 self.writer.set(f"{block}.D_OP_ENABLE", OP_EN="ENABLE")
 
     def _wait(self, scoreboard: Scoreboard, first: int, end: int) -> None:
-        """Waits for the operations of these numbers."""
+        """Waits for the operations with numbers from `first` to before `end`."""
         gone = scoreboard.count - len(scoreboard.issued)
         for each in scoreboard.issued[first - gone : end - gone]:
             self.writer.commands += each.waits
 
 
 def program(machine: Machine, operations: Iterable[Operation]) -> list[Command]:
-    """The commands of operations, in order."""
+    """The commands that run operations in order."""
     emitter = Emitter(machine)
     emitter.start()
     for operation in operations:

@@ -7,9 +7,9 @@ from npuc.targets.nvdla.operations.operation import Contraction
 
 
 def write_contraction(writer: Writer, operation: Contraction) -> None:
-    """RUBIK in its contract mode, which interleaves columns alone: the rows of a map stay rows.
+    """RUBIK in contract mode, used to interleave columns only: the rows of a map stay rows.
 
-    The stride between maps, and that between blocks of rows, follow from the other registers.
+    The strides between maps and between blocks of rows follow from the other registers.
     """
     source, result = operation.source, operation.destination
     surfaces = result.atoms(writer.machine.atom_bytes)

@@ -7,7 +7,7 @@ from npuc.targets.nvdla.operations.operation import Convolution, Kernels, Surfac
 
 
 def write_convolution(writer: Writer, operation: Convolution) -> None:
-    """Everything before SDP."""
+    """The registers of all blocks before SDP."""
     source, kernels, window = operation.source, operation.kernels, operation.window
     result, banks = operation.destination.share(operation.batches), operation.banks
     precision = source.precision.upper()
@@ -78,9 +78,9 @@ def _cdma(writer: Writer, operation: Convolution, precisions: dict[str, str], ba
 
 
 def _data(writer: Writer, source: Surface) -> None:
-    """Where the input lies, and how it is converted: pixels of an image are signed and pass as they are.
+    """The input's place and conversion: image pixels are signed and pass unchanged.
 
-    NVDLA's own compiler sets up int8 images so.
+    NVDLA's own compiler sets up int8 images in the same way.
     """
     image = {"PIXEL_MAPPING": "PITCH_LINEAR", "PIXEL_SIGN_OVERRIDE": "SIGNED_INT"} if source.pixels else {}
     form, pixels = ("PIXEL", source.pixels) if source.pixels else ("FEATURE", "T_R8")
@@ -105,7 +105,7 @@ def _data(writer: Writer, source: Surface) -> None:
 
 
 def _weights(writer: Writer, kernels: Kernels) -> None:
-    """Where the weights lie, and with compressed ones their mask (WMB) and the sizes of the groups (WGS)."""
+    """The place of the weights; if compressed, also of their mask (WMB) and group sizes (WGS)."""
     writer.set("CDMA.D_WEIGHT_FORMAT", WEIGHT_FORMAT="COMPRESSED" if kernels.mask else "UNCOMPRESSED")
     writer.set("CDMA.D_WEIGHT_SIZE_0", BYTE_PER_KERNEL=kernels.kernel_bytes - 1)
     writer.set("CDMA.D_WEIGHT_SIZE_1", WEIGHT_KERNEL=kernels.count - 1)

@@ -35,7 +35,7 @@ def write_normalisation(writer: Writer, operation: Normalisation) -> None:
 
 
 def _tables(writer: Writer, tables: Tables) -> None:
-    """Linear tables, flat outside; LE's value is taken where both have one."""
+    """Linear tables, flat outside; where both tables hit, LE is used."""
     assert tables.le is not None
     ramps = (("LE", tables.le), ("LO", tables.lo))
     for name, ramp in ramps:

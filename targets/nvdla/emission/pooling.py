@@ -6,7 +6,7 @@ from npuc.targets.nvdla.emission.writer import Writer, padding
 from npuc.targets.nvdla.operations.operation import KernelWindow, Pooling, Surface
 
 PAD_VALUE_BITS = (1 << 19) - 1
-"""PDP's padding values, of so many padded columns in a row, are signed and have 19 bits."""
+"""PDP's padding values, one for each number of padded columns, are signed and have 19 bits."""
 
 
 def write_pooling(writer: Writer, operation: Pooling, *, flies: bool = False) -> None:

@@ -17,9 +17,9 @@ def write_sdp(
     flies: bool = False,
     batches: int = 1,
 ) -> None:
-    """SDP on a map in memory, or behind the convolution pipeline where there is no source.
+    """SDP on a map in memory, or behind the convolution pipeline if there is no source.
 
-    flies: the result goes to PDP. batches: cubes one under another in the result, and in maps that are operands.
+    flies: the result goes to PDP. batches: cubes stored one below another, in the result and in operand maps.
     """
     flying = "ON" if source is None else "OFF"
     mode = {"FLYING_MODE": flying, "WINOGRAD": "ON" if winograd else "OFF", "BATCH_NUMBER": batches - 1}
@@ -77,7 +77,7 @@ def _fetch(writer: Writer, letter: str, unit: str, fetch: Fetch | None) -> None:
 
 
 def _unit(writer: Writer, name: str, unit: Unit) -> None:
-    """BS or BN."""
+    """Unit BS or BN."""
     stage = unit.stage
     used = {"BYPASS": not stage.idle, "ALU_BYPASS": stage.alu, "MUL_BYPASS": stage.multiply}
     used["RELU_BYPASS"] = stage.relu
@@ -96,7 +96,7 @@ def _unit(writer: Writer, name: str, unit: Unit) -> None:
 
 
 def _table(writer: Writer, tables: Tables | None) -> None:
-    """EW: bypassed, or its linear tables; where both have a value, LE's is taken if there is one."""
+    """Unit EW: bypassed, or its linear tables; where both tables hit, LE is used if present."""
     bypass = dict.fromkeys(("EW_ALU_BYPASS", "EW_MUL_BYPASS"), "YES")
     if tables is None:
         writer.set("SDP.D_DP_EW_CFG", EW_BYPASS="YES", EW_LUT_BYPASS="YES", **bypass)

@@ -7,11 +7,11 @@ from npuc.targets.nvdla.operations.operation import Transfer
 from npuc.targets.nvdla.operations.timing import cube_bytes
 
 UNIT, LONGEST = 32, 1 << 13
-"""Bytes in which BDMA counts, and the most of these units in a line: SIZE has 13 bits and holds one less."""
+"""The unit of BDMA's sizes in bytes, and the most units in a line: SIZE has 13 bits and is one less."""
 
 
 def write_transfer(writer: Writer, operation: Transfer) -> None:
-    """One copy into BDMA's queue; it begins with the launch."""
+    """Puts one copy into BDMA's queue; it begins with the launch."""
     units = cube_bytes(operation.source, writer.machine) // UNIT
     line = next(each for each in range(min(units, LONGEST), 0, -1) if units % each == 0)
     for side, place in (("SRC", operation.source), ("DST", operation.destination)):

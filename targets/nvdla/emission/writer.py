@@ -1,4 +1,4 @@
-"""Writes registers by their names: fields, whole values, addresses."""
+"""Writes registers by name: fields, whole values, addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from npuc.targets.nvdla.operations.operation import KernelWindow
 
 
 class Writer:
-    """The commands so far, and the registers of a machine."""
+    """Collects register writes for a machine."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -17,7 +17,7 @@ class Writer:
         self.commands: list[Command] = []
 
     def set(self, title: str, **fields: int | str) -> None:
-        """Writes a register by its fields, the others as after reset."""
+        """Writes a register by its fields; the others have their reset values."""
         register = self.map[title]
         self.commands.append(Write(register.address, register.value(**fields)))
 
@@ -26,7 +26,7 @@ class Writer:
         self.commands.append(Write(self.map[title].address, value & 0xFFFFFFFF))
 
     def ram(self, address: int) -> int:
-        """The memory of an address as every unit's RAM_TYPE has it: 0 the second one (CV), 1 DRAM (MC)."""
+        """RAM_TYPE of an address, in any unit: 0 for the second memory (CV), 1 for DRAM (MC)."""
         return int(not self.machine.in_sram(address))
 
     def address(self, block: str, stem: str, value: int) -> None:

@@ -1,1 +1,1 @@
-"""A program in other forms: NVDLA's test programs, and C."""
+"""Programs in other forms: NVDLA's test programs, memory images, and C."""

@@ -1,6 +1,6 @@
-"""A program as C: its commands, blobs and tensors, what runs it, and the loop that plays commands, which is in c/.
+"""A program as C: its commands, blobs and tensors, a whole inference, and the loop in c/ that plays commands.
 
-Nothing in the text depends on when or where it was written.
+The text does not depend on when or where it was written.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ BYTES_A_LINE = 16
 
 
 def exported(program: Program) -> dict[str, bytes]:
-    """The program's sources, the loop, the host's steps, and how to use them, by path.
+    """The program's sources, the loop, the host steps and a README, by path.
 
-    Raises ArtefactError (E502) for a program that is damaged.
+    Raises ArtefactError (E502) for a damaged program.
     """
     contents = Contents.of(program.manifest)
     files = {
@@ -54,7 +54,7 @@ def exported(program: Program) -> dict[str, bytes]:
 
 
 def header(program: Program, contents: Contents) -> str:
-    """npuc_program.h: sizes, and what npuc_program.c defines."""
+    """npuc_program.h: sizes, and declarations of the tables in npuc_program.c."""
     segments = _segments(contents)
     sizes = {
         "DRAM_BASE": f"0x{contents.dram.base:x}u",
@@ -102,7 +102,7 @@ def source(program: Program, contents: Contents) -> str:
 
 
 def _second_memory(machine: Machine) -> str:
-    """What README says of a second memory; nothing where there is none."""
+    """The README's paragraph on the second memory; empty without one."""
     if not machine.sram_bytes:
         return ""
     return (
@@ -117,7 +117,7 @@ def _title(program: Program, contents: Contents) -> str:
 
 
 def _model(program: Program) -> str:
-    """The file that the program was compiled from."""
+    """The name of the file that the program was compiled from."""
     return program.model.name
 
 
@@ -126,14 +126,14 @@ def _segments(contents: Contents) -> list[Segment]:
 
 
 def _records(program: Program) -> Sequence[Sequence[int]]:
-    """The commands as registers.bin has them: kind, address, mask, value."""
+    """The commands as in registers.bin: kind, address, mask, value."""
     return records_of(program.files.get("registers.bin", b""))
 
 
 def _commands(program: Program, contents: Contents) -> Iterable[str]:
-    """Initialisers of the commands; those that write the low word of an address of DRAM say so."""
+    """Initialisers of the commands; writes of the low word of a DRAM address have a kind of their own."""
     registers = register_map_of(contents.machine)
-    decode(program.files.get("registers.bin", b""), registers)  # or E502
+    decode(program.files.get("registers.bin", b""), registers)  # checks the records, or raises E502
     for kind, address, mask, value in _records(program):
         dram = kind == WRITE and not contents.machine.in_sram(value)
         low = dram and "ADDR_LOW" in registers.at(address).name
@@ -147,7 +147,7 @@ def _bytes(data: bytes) -> Iterable[str]:
 
 
 def _tensors(name: str, moves: Sequence[TensorMove], steps: Sequence[object], contents: Contents) -> str:
-    """The tables of a segment's loads or stores: the offsets of every tensor's channels, then the tensors."""
+    """The tables of a segment's loads or stores: the channel offsets of every tensor, then the tensors."""
     offsets = [
         array("uint32_t", f"{name}_channels_{at}", _lines(channel_offsets(move, contents.machine)))
         for at, move in enumerate(moves)
@@ -162,7 +162,7 @@ def _lines(numbers: Sequence[int]) -> Iterable[str]:
 
 
 def channel_offsets(move: TensorMove, machine: Machine) -> list[int]:
-    """Bytes from the first pixel's first byte to each channel: in its atom and surface, or in the pixel."""
+    """Byte offsets of the channels from the start of a pixel: in its atom and surface, or in an image's pixel."""
     place, size = move.place, BYTES[move.place.precision]
     if place.pixels:
         (plane,) = move.image().planes
@@ -185,7 +185,7 @@ def _tensor(offsets: str, move: TensorMove, steps: Sequence[object], contents: C
 
 
 def _scale(tensor: str, steps: Sequence[object]) -> tuple[float, int]:
-    """Scale and zero point by the conversions that give or take a tensor; 0 where there is none."""
+    """Scale and zero point from the conversion before or after a tensor; 0 without a conversion."""
     for step in steps:
         converts = isinstance(step, HostStep) and step.op in ("QuantizeLinear", "DequantizeLinear")
         if isinstance(step, HostStep) and converts and tensor in (*step.inputs, *step.outputs):
@@ -203,7 +203,7 @@ def _segment(at: int, segment: Segment) -> str:
 
 
 def _figures(program: Program, contents: Contents) -> dict[str, object]:
-    """What the README tells of the program."""
+    """The values for the README's template."""
     segments = _segments(contents)
     numbers = {id(each): at for at, each in enumerate(segments)}
     steps = [

@@ -1,7 +1,7 @@
-"""The whole inference in C: npuc_run.c plays segments, and calls what computes the host's steps between them.
+"""The whole inference in C: npuc_run.c plays the segments and computes the host steps between them.
 
-Steps that stand together are one function of npuc_steps.c, by the library of npuc.host_c; one that the library
-cannot compute is declared, for the application to supply.
+Consecutive host steps become one function of npuc_steps.c, built on the library of npuc.host_c; a step that the
+library cannot compute is only declared, for the application to supply.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ BEGIN = """int npuc_run(uint8_t *memory, const struct npuc_hooks *hooks, void *c
 
 
 def files(program: Program, title: str) -> dict[str, bytes]:
-    """npuc_run.h and .c, the host's steps, and the library that they call, by path.
+    """npuc_run.h and .c, the host steps, and the library that they call, by path.
 
-    Raises ArtefactError (E502) for a program that is damaged.
+    Raises ArtefactError (E502) for a damaged program.
     """
     run = _Run(program)
     header = c_text.header(title, "NPUC_RUN_H", "npuc_program.h", (), (DECLARATION,))
@@ -52,7 +52,7 @@ def files(program: Program, title: str) -> dict[str, bytes]:
 
 
 class _Run:
-    """The statements of npuc_run, and the tensors that stand between them."""
+    """The statements of npuc_run, and the tensors passed between them."""
 
     def __init__(self, program: Program) -> None:
         self.types = {each.name: TensorType(each.shape, each.dtype) for each in program.inputs}
@@ -84,14 +84,14 @@ class _Run:
         return "".join([includes, *self.tables, BEGIN, unused, body, "    return 0;\n}\n"])
 
     def _place(self, name: str) -> str:
-        """The first element of a tensor; a constant becomes a table where a statement needs one."""
+        """The C expression of a tensor's first element; a constant becomes a table when first used."""
         if name not in self.places:
             self.places[name] = f"constant_{len(self.tables)}"
             self.tables.append(constant(self.places[name], self.constants[name]))
         return self.places[name]
 
     def _written(self, name: str, kind: TensorType) -> str:
-        """The place of a tensor that is computed now: an output's, or memory of its own."""
+        """The C expression of a tensor about to be computed: an output, or a static array of its own."""
         self.types[name] = kind
         if name not in self.places:
             own = f"tensor_{sum(table.startswith('/*') for table in self.tables)}"
@@ -102,7 +102,7 @@ class _Run:
         return self.places[name]
 
     def _segment(self, segment: Segment) -> None:
-        """Puts what it loads, plays its commands, gets what it stores."""
+        """Puts the tensors that a segment loads, plays its commands, gets the tensors that it stores."""
         here, self.segments = f"npuc_segments[{self.segments}]", self.segments + 1
         for at, move in enumerate(segment.loads):
             place = self._place(move.tensor)
@@ -116,7 +116,7 @@ class _Run:
         self.statements += [f"failed = {call};", "if (failed)", "    return failed;"]
 
     def _steps(self, steps: Sequence[HostStep], later: set[str]) -> None:
-        """Calls a function that computes steps; later: tensors that something behind them needs."""
+        """Calls a function that computes steps; later: the tensors needed after them."""
         given = {name: each for each in steps for name in each.outputs}
         for name, each in given.items():
             if each.op == CONSTANT:
@@ -159,7 +159,7 @@ class _Run:
         ]
 
     def _tensor(self, name: str, place: str) -> str:
-        """A tensor of a call; its shape becomes a table."""
+        """The initialiser of a call's tensor; its shape becomes a table."""
         kind = self.types[name]
         shape = "_".join(["shape", *map(str, kind.shape)]) if kind.shape else "0"
         table = f"static const uint32_t {shape}[] = {listed(kind.shape)};\n\n"
@@ -169,7 +169,7 @@ class _Run:
 
 
 def _parts(program: Program) -> list[Segment | list[HostStep]]:
-    """Segments, and the steps of the host that stand together."""
+    """Segments, and runs of consecutive host steps."""
     found: list[Segment | list[HostStep]] = []
     for _, group in groupby(Contents.of(program.manifest).steps, key=lambda step: isinstance(step, Segment)):
         steps = list(group)
@@ -185,7 +185,7 @@ def _read(part: Segment | Sequence[HostStep]) -> list[str]:
 
 
 def _kind(move: TensorMove) -> str:
-    """Of npuc_put and npuc_get: of fp16 the host has float32."""
+    """The suffix of npuc_put and npuc_get: fp16 tensors are float32 on the host."""
     return "_floats" if move.place.precision == "fp16" else ""
 
 

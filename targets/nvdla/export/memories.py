@@ -1,4 +1,4 @@
-"""Registers and memory of a program for $readmemh, with a map of what lies where."""
+"""A program's registers and memory for $readmemh, with a map of their contents."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RECORD_BYTES = RECORD_WORDS * RECORD.itemsize
 def files(program: Program) -> dict[str, bytes]:
     """registers.hex, dram.hex and map.json.
 
-    A line of registers.hex is a record, most significant digit first: value, mask, byte address, kind (0 write,
-    1 poll, 2 wait). A line of dram.hex is an atom of the machine; `@` counts them from the beginning of the
-    memory, which holds 0 elsewhere. A second memory holds nothing before the program runs.
+    A line of registers.hex is a record, most significant digit first: value, mask, byte address, kind (0 write, 1
+    poll, 2 wait). A line of dram.hex is an atom of the machine; `@` counts atoms from the beginning of the memory,
+    which is 0 elsewhere. A second memory is empty before the program runs.
     """
     contents = Contents.of(program.manifest)
     dram, atom = contents.dram, contents.machine.atom_bytes
@@ -39,7 +39,7 @@ def files(program: Program) -> dict[str, bytes]:
 
 
 def read(path: Path) -> bytes:
-    """The records of a file. Raises ArtefactError (E501) where it cannot be read."""
+    """The records of a file. Raises ArtefactError (E501) if it cannot be read."""
     try:
         return readmemh.image_of(content(path), RECORD_BYTES)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The self test of a program in C: what every segment loads and stores for stored samples, and the comparison."""
+"""The self test of a program in C: samples with what every segment loads and stores, and the comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADERS += npuc_self_test.h
 
 
 class _Recorder(Runner):
-    """A runner that keeps what segments load and store, as npuc_put takes it."""
+    """A runner that records what segments load and store, in the form npuc_put takes."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -43,10 +43,10 @@ def _values(moves: Sequence[TensorMove], tensors: Mapping[str, Array]) -> list[A
 
 
 def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
-    """npuc_vectors.c, the comparison, and a Makefile with both.
+    """npuc_vectors.c, the comparison, and a Makefile that builds both.
 
-    inputs: (samples, *shape) by name. What is expected comes from the functional model, which reads the artefact
-    alone. Raises ArtefactError (E506) for fp16 programs that the model does not compute to the last bit.
+    inputs: (samples, *shape) by name. Expected values come from the functional model, which reads only the
+    artefact. Raises ArtefactError (E506) for fp16 programs that the model does not compute bit-exactly.
     """
     recorder = _Recorder(program)
     if program.precision == "fp16" and not recorder.exact:

@@ -1,9 +1,9 @@
-"""A program as test programs of NVDLA's verification environment, one a segment, with the CRC-32 of its results.
+"""A program as test programs of NVDLA's verification environment, one per segment, with CRC-32 of the results.
 
-The input is one sample like an image, from a fixed seed: noise around zero hides rules that differ. Memory before
-a segment and the results behind it are those of the functional model. A segment runs from reset: what earlier ones
-have set once for all is set again, and every block begins with group 0. Each is run once more as written before
-it is given out.
+The input is one image-like sample from a fixed seed: noise around zero would hide different rounding rules. Memory
+contents before a segment and its results are those of the functional model. Each segment runs from reset: what
+earlier ones set once is set again, and every block begins with group 0. Before it is returned, each test program
+is run once more as written.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from npuc.targets.nvdla.trace import Check, Trace, written
 SEED = 0
 NAME = "trace"
 SLACK, SHORTEST = 3, 2000
-"""How many times its modelled clocks an operation may take, and more clocks for what is short."""
+"""The multiple of its modelled clocks that an operation may take, and clocks added for short ones."""
 FLYING = 2
-"""Operations of a block that may run or wait to run: it is idle when they have ended."""
+"""Operations of a block that may run or be queued: it is idle once they have ended."""
 
 
 class _Recorder(Runner):
-    """A runner that keeps every segment as a test program."""
+    """A runner that records every segment as a test program."""
 
     def __init__(self, program: Program, player: str) -> None:
         super().__init__(program)
@@ -53,7 +53,7 @@ class _Recorder(Runner):
         super()._segment(segment, nvdla, tensors, seen)
         machine = self.contents.machine
         places = [_place(move, machine) for move in segment.stores]
-        if self.player == VERILATOR:  # which checks one region for each interrupt
+        if self.player == VERILATOR:  # it checks one region for each interrupt
             first, behind = min(at for at, _ in places), max(at + size for at, size in places)
             places = [(first, behind - first)]
         checks = [Check(at, size, zlib.crc32(nvdla.memory.read(at, size))) for at, size in places]
@@ -70,7 +70,7 @@ class _Recorder(Runner):
 
 
 def _clocks(program: Program, operations: Sequence[Produced]) -> Sequence[tuple[int, int]]:
-    """The first command of every operation, and the clocks that it may take: those of its layer, shared out."""
+    """The first command of every operation, and the clocks that it may take: a share of its layer's."""
     layers = sorted((row["instruction"], row["cycles"], row["jobs"]) for row in program.report["layers"])
     found: list[tuple[int, int]] = []
     for each in operations:
@@ -80,21 +80,21 @@ def _clocks(program: Program, operations: Sequence[Produced]) -> Sequence[tuple[
 
 
 def _longest(clocks: Sequence[tuple[int, int]], command: int) -> int:
-    """What the operations may take together that still run at a command."""
+    """The most clocks that the operations still running at a command may take together."""
     return sum([taken for start, taken in clocks if start <= command][-FLYING:])
 
 
 def _place(move: TensorMove, machine: Machine) -> tuple[int, int]:
-    """Address and bytes of a tensor's cube."""
+    """Address and size of a tensor's cube."""
     return move.place.address, move.bytes(machine)
 
 
 def from_reset(registers: RegisterMap, earlier: Sequence[Command], commands: Sequence[Command]) -> list[Command]:
-    """Commands as they run from reset, where earlier ones have run before them.
+    """The commands of a segment, changed so that they run from reset without the earlier ones.
 
-    What earlier ones wrote to registers that exist once comes first; polls stand before the first OP_ENABLE, as in
-    NVDLA's own test programs, whose player gives up soon: then the CBUF has had time to be flushed. Blocks whose
-    first group would be 1 change groups: after reset group 0 is the first to run.
+    Earlier writes to registers that exist once come first. Polls precede the first OP_ENABLE, as in NVDLA's own
+    test programs, whose player soon gives up: by then the CBUF has been flushed. Blocks that would begin with
+    group 1 have their groups swapped, as group 0 runs first after reset.
     """
     first: dict[str, int] = {}
     for each in commands:
@@ -110,9 +110,9 @@ def from_reset(registers: RegisterMap, earlier: Sequence[Command], commands: Seq
 
 
 def _exists_once(registers: RegisterMap, command: Write | Poll) -> bool:
-    """Whether a register keeps what an operation was programmed with: it has no groups, nor points at one.
+    """Whether a register keeps its value for later operations: it has no groups and is not a group pointer.
 
-    Those of BDMA say what is copied next, and the copies of earlier segments have been made.
+    BDMA's registers do not count: they describe the next copy, and earlier segments have finished theirs.
     """
     register = registers.at(command.address)
     return not register.of_group and register.name != "S_POINTER" and register.block != BRIDGE
@@ -124,7 +124,7 @@ def _enables(registers: RegisterMap, command: Command) -> bool:
 
 
 def _turned(registers: RegisterMap, command: Command, first: Mapping[str, int]) -> Command:
-    """The command with the groups of its block exchanged, where the first one is 1."""
+    """The command with the groups of its block swapped if the block would begin with group 1."""
     match command:
         case Wait(source, group) if source is not None:
             return Wait(source, group ^ first.get(source, 0))
@@ -135,9 +135,9 @@ def _turned(registers: RegisterMap, command: Command, first: Mapping[str, int]) 
 
 
 def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
-    """The files of all segments for one of commands.PLAYERS, and map.json, which says where their tensors lie.
+    """The files of all segments for one of commands.PLAYERS, and map.json with the places of their tensors.
 
-    Raises ArtefactError (E506) for a segment that needs what an earlier one has left in NVDLA's registers.
+    Raises ArtefactError (E506) for a segment that depends on registers left by an earlier one.
     """
     recorder = _Recorder(program, player)
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
@@ -155,7 +155,7 @@ def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
 
 
 def _expect_alone(trace: Trace, machine: Machine) -> None:
-    """Raises ArtefactError (E506) where a test program does not give its results from reset."""
+    """Raises ArtefactError (E506) if a test program run from reset does not give its results."""
     try:
         after = model.run(machine, trace.commands, trace.memory())
         holds = all(check.holds(after) for check in trace.checks)

@@ -1,8 +1,8 @@
 """Alignment of Start Address and Stride: table 35; its 32 bytes are an atom, its 128 a CBUF entry of nv_full.
 
 Source: in-memory formats, table 35. nv_small has atoms of 8 bytes: its addresses and strides are aligned to 8.
-Weight sizes are aligned to an entry of the CBUF, as the blobs of NVDLA's own compiler are: 128 bytes on nv_full,
-64 on nv_large, 8 on nv_small.
+Weight sizes are aligned to a CBUF entry, like the blobs of NVDLA's own compiler: 128 bytes on nv_full, 64 on
+nv_large, 8 on nv_small.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from npuc.errors import DoesNotFit
 
 @dataclass(frozen=True)
 class Alignment:
-    """A row of table 35 in bytes of nv_full; 0 where it says NA."""
+    """A row of table 35 in bytes of nv_full; 0 for NA."""
 
     start: int
     line: int = 0
@@ -35,10 +35,10 @@ TABLE: Mapping[str, Alignment] = {
     "batch normalization": Alignment(32),
     "element-wise": Alignment(32, 32, size=32),
 }
-"""Table 35. Of an element-wise cube the surface stride is aligned too, as it is a stride of atoms."""
+"""Table 35. The surface stride of an element-wise cube is aligned too, as it is a stride of atoms."""
 
 ATOM = 32
-"""The atom that the table is written for."""
+"""The atom size that the table assumes."""
 
 
 def alignment(form: str, what: str, atom_bytes: int) -> int:
@@ -60,5 +60,5 @@ def expect_aligned(form: str, atom_bytes: int, **found: int) -> None:
 
 
 def aligned(value: int, to: int) -> int:
-    """The next multiple."""
+    """The smallest multiple of `to` that is not below the value."""
     return -(-value // to) * to

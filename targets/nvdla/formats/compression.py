@@ -1,8 +1,10 @@
-"""Sparse Compression option: weights without zeros, a bit for each element (WMB), a size for each group (WGS).
+"""Sparse Compression option: nonzero weights, a bit for each element (WMB), a size for each group (WGS).
 
-Every basic weight format can be compressed: elements are taken in its order. Bits are little endian, groups
-follow each other without gaps; each of the three surfaces is filled with zeros to 128 bytes. A group's size
-counts the bytes of its non-zero weights. Source: in-memory formats, Sparse Compression option, figure 17.
+Every basic weight format can be compressed: elements are taken in its order. Bits are little endian, groups follow
+each other without gaps; each of the three surfaces is padded with zeros to 128 bytes. A group's size is the number
+of bytes of its nonzero weights.
+
+Source: in-memory formats, Sparse Compression option, figure 17.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.weights import Order, scanned, unscanned
 
 SURFACE = 128
-"""Bytes to which each surface is filled."""
+"""Each surface is padded to a multiple of this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Compressed:
 
 
 def compress(order: Order, w: Array) -> Compressed:
-    """The surfaces of weights in an order. Negative zero of fp16 counts as zero."""
+    """The surfaces of weights in an order. The negative zero of fp16 counts as zero."""
     groups = scanned(order, w)
     present = [group[group != 0] for group in groups]
     bits = np.packbits(np.concatenate(groups) != 0, bitorder="little")
@@ -40,7 +42,7 @@ def compress(order: Order, w: Array) -> Compressed:
 
 
 def decompress(order: Order, surfaces: Compressed, dtype: str) -> Array:
-    """The weights (K, C, R, S) of three surfaces."""
+    """The weights (K, C, R, S) stored in three surfaces."""
     count = sum(order.group_elements)
     bits = np.unpackbits(np.frombuffer(surfaces.mask, np.uint8), bitorder="little")[:count].astype(bool)
     elements = np.zeros(count, dtype)

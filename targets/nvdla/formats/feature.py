@@ -1,8 +1,10 @@
 """Feature Data Format: cubes of atoms, line after line, surface after surface.
 
-An atom holds the channels of one pixel that fit into its bytes (32 on nv_full and nv_large, 8 on nv_small, where
-every 32 of the document scales). Order: channel in atom, W, H, surface. Lines and surfaces may lie apart
-(unpacked). Source: in-memory formats, Feature Data Format, figures 10 and 11.
+An atom contains the channels of one pixel that fit its bytes (32 on nv_full and nv_large, 8 on nv_small, where
+every 32 of the document scales). Order: channel in atom, W, H, surface. There may be gaps between lines and
+surfaces (unpacked).
+
+Source: in-memory formats, Feature Data Format, figures 10 and 11.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Cube:
 
     @classmethod
     def packed(cls, machine: Machine, width: int, height: int, channels: int, precision: str = "int8") -> Cube:
-        """The cube whose lines and surfaces lie without gaps."""
+        """A cube whose lines and surfaces have no gaps."""
         line = width * machine.atom_bytes
         return cls(width, height, channels, precision, machine.atom_bytes, line, height * line)
 
@@ -47,28 +49,28 @@ class Cube:
 
     @property
     def bytes(self) -> int:
-        """From the first byte to the last."""
+        """Bytes from the first to the last."""
         last_line = (self.height - 1) * self.line_stride + self.width * self.atom_bytes
         return (self.surfaces - 1) * self.surface_stride + last_line
 
     @property
     def line_packed(self) -> bool:
-        """Whether the lines of a surface lie without gaps."""
+        """Whether there are no gaps between the lines of a surface."""
         return self.line_stride == self.width * self.atom_bytes
 
     @property
     def surface_packed(self) -> bool:
-        """Whether the surfaces lie without gaps."""
+        """Whether there are no gaps between surfaces."""
         return self.surface_stride == self.height * self.line_stride
 
     def expect_valid(self, address: int) -> None:
-        """Raises DoesNotFit (E302) where address or strides are not aligned to the atom (table 35)."""
+        """Raises DoesNotFit (E302) if address or strides are not aligned to the atom (table 35)."""
         expect_aligned(
             "feature", self.atom_bytes, start=address, line=self.line_stride, surface=self.surface_stride
         )
 
     def as_line(self) -> Cube:
-        """A surface-packed 1x1xC cube as the (C/32)x1x32 cube that NVDLA may treat it as, to save bandwidth."""
+        """A surface-packed 1x1xC cube as (C/32)x1x32, which NVDLA may use instead to save bandwidth."""
         if (self.width, self.height) != (1, 1) or not self.surface_packed:
             raise ValueError(f"{self} is not a packed 1x1xC cube")
         line = self.surfaces * self.atom_bytes
@@ -77,7 +79,7 @@ class Cube:
 
 @dataclass(frozen=True)
 class Batch:
-    """Cubes of a batch, alike, so many bytes from one to the next; they may lie between one another's lines."""
+    """Equal cubes at a constant distance in bytes; they may be interleaved line by line."""
 
     cube: Cube
     count: int
@@ -85,17 +87,17 @@ class Batch:
 
     @classmethod
     def stacked(cls, cube: Cube, count: int) -> Batch:
-        """One under another: the cubes are parts of a cube of all their lines, surface after surface."""
+        """Cubes one below another: parts of a cube of all their lines, surface after surface."""
         whole = replace(cube, surface_stride=count * cube.height * cube.line_stride)
         return cls(whole, count, cube.height * cube.line_stride)
 
     @property
     def bytes(self) -> int:
-        """From the first byte to the last."""
+        """Bytes from the first to the last."""
         return (self.count - 1) * self.stride + self.cube.bytes
 
     def expect_valid(self, address: int) -> None:
-        """Raises DoesNotFit (E302) where address or strides are not aligned to the atom (table 35)."""
+        """Raises DoesNotFit (E302) if address or strides are not aligned to the atom (table 35)."""
         self.cube.expect_valid(address)
         expect_aligned("feature", self.cube.atom_bytes, plane=self.stride)
 
@@ -109,14 +111,14 @@ def pack_batch(batch: Batch, values: Array) -> Array:
 
 
 def unpack_batch(batch: Batch, memory: Array) -> Array:
-    """The feature maps (N, C, H, W) that lie in an image (at least batch.bytes,) uint8."""
+    """The feature maps (N, C, H, W) stored in memory (at least batch.bytes,) uint8."""
     return np.stack([unpack(batch.cube, memory[at * batch.stride :]) for at in range(batch.count)])
 
 
 def pack(cube: Cube, values: Array) -> Array:
     """The bytes of feature maps: (..., C, H, W) of the cube's precision to (..., cube.bytes) uint8.
 
-    What lies between lines and surfaces, and the channels that fill the last atom, are 0 (never NaN in fp16).
+    Gaps between lines and surfaces and unused channels of the last atom are 0 (never NaN in fp16).
     """
     memory = np.zeros((*values.shape[:-3], cube.bytes), np.uint8)
     store(cube, values, memory)
@@ -124,7 +126,7 @@ def pack(cube: Cube, values: Array) -> Array:
 
 
 def store(cube: Cube, values: Array, memory: Array) -> None:
-    """Writes feature maps (..., C, H, W) into images (..., cube.bytes); what lies between lines stays."""
+    """Writes feature maps (..., C, H, W) to memory (..., cube.bytes); gaps between lines are left unchanged."""
     filled = np.zeros(
         (*values.shape[:-3], cube.surfaces * cube.atom_elements, *values.shape[-2:]), DTYPES[cube.precision]
     )
@@ -135,7 +137,7 @@ def store(cube: Cube, values: Array, memory: Array) -> None:
 
 
 def unpack(cube: Cube, memory: Array) -> Array:
-    """The feature maps (..., C, H, W) that lie in images (..., at least cube.bytes) uint8."""
+    """The feature maps (..., C, H, W) stored in memory (..., at least cube.bytes) uint8."""
     atoms = np.ascontiguousarray(_atoms(cube, memory))
     split = np.moveaxis(atoms.view(DTYPES[cube.precision]), -1, -3)
     whole = split.reshape(*split.shape[:-4], cube.surfaces * cube.atom_elements, cube.height, cube.width)
@@ -143,7 +145,7 @@ def unpack(cube: Cube, memory: Array) -> Array:
 
 
 def _atoms(cube: Cube, memory: Array) -> Array:
-    """The atoms of images (..., bytes) as a view (..., surface, H, W, byte in atom)."""
+    """The atoms of memory (..., bytes) as a view (..., surface, H, W, byte in atom)."""
     shape = (*memory.shape[:-1], cube.surfaces, cube.height, cube.width, cube.atom_bytes)
     strides = (*memory.strides[:-1], cube.surface_stride, cube.line_stride, cube.atom_bytes, 1)
     return np.lib.stride_tricks.as_strided(memory, shape, strides)

@@ -1,9 +1,11 @@
-"""Bias, PReLU, Batch Normalization and Element-Wise Data Format: what SDP fetches beside its input.
+"""Bias, PReLU, Batch Normalization and Element-Wise Data Format: the operands that SDP fetches.
 
 An operand cube has the atoms of the output, but its own bytes per element: components (ALU, multiplier or both, as
-a pair) times bytes of a component. Atoms of int8 processing have 32 elements, of int16 and fp16 16; on nv_small 8.
-Per layer, operands stand in registers. Source: in-memory formats, from Bias Data Format to Element-Wise Data
-Format, figures 18 to 27, BytesPerAtom = ElementPerAtom * ComponentsPerElement * BytesPerComponent.
+a pair) times bytes of a component. Atoms have 32 elements in int8, 16 in int16 and fp16, 8 on nv_small. Operands
+per layer are in registers.
+
+Source: in-memory formats, from Bias Data Format to Element-Wise Data Format, figures 18 to 27, BytesPerAtom =
+ElementPerAtom * ComponentsPerElement * BytesPerComponent.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ class Operand:
     component_bytes: int
     """1 or 2 (DATA_SIZE)."""
     atom_elements: int
-    """ElementPerAtom, by the processing precision."""
+    """ElementPerAtom, for the processing precision."""
     dtype: str = "int16"
-    """Of a component of two bytes: int16 or float16."""
+    """Type of a two-byte component: int16 or float16."""
 
     @classmethod
     def per_channel(
         cls, machine: Machine, channels: int, components: int, component_bytes: int, precision: str = "int8"
     ) -> Operand:
-        """A 1x1xC operand for this processing precision."""
+        """A 1x1xC operand for a processing precision."""
         return cls.per_element(machine, (channels, 1, 1), components, component_bytes, precision)
 
     @classmethod
@@ -77,17 +79,17 @@ class Operand:
 
     @property
     def bytes(self) -> int:
-        """All surfaces."""
+        """Size of all surfaces."""
         return self.surfaces * self.surface_stride
 
     @property
     def element(self) -> str:
-        """The type of a component as numpy names it."""
+        """The numpy type of a component."""
         return "int8" if self.component_bytes == 1 else self.dtype
 
 
 def pack(operand: Operand, *components: Array) -> bytes:
-    """The bytes of an operand cube; each component (C, H, W), or (C,) per channel; atoms are filled with 0."""
+    """The bytes of an operand cube from components (C, H, W), or (C,) per channel; atoms are padded with 0."""
     shape = (operand.surfaces * operand.atom_elements, operand.height, operand.width, operand.components)
     filled = np.zeros(shape, operand.element)
     for position, values in enumerate(components):

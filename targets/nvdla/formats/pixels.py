@@ -1,10 +1,11 @@
 """Pixel Format: the 36 formats of table 33.
 
-A name gives the components of a pixel from its highest bits to its lowest, little endian in memory: the bytes
-of T_A8B8G8R8 are R, G, B, A. Two planes are separated by `___`: luma, then both chromas. Whatever the order in
-memory, channel 0 is R or Y, 1 is G or U, 2 is B or V, 3 is A or X, as MEAN_RY to MEAN_AX are named. Components of
-10 and 12 bits in planes lie in the low bits of 16. T_R16_F is float16: the document lists its precision as int16
-(and T_A16B16G16R16_F's as fp16); its name and the conversion rules say fp16.
+A name lists the components of a pixel from its highest bits to its lowest, little endian in memory: the bytes of
+T_A8B8G8R8 are R, G, B, A. Two planes are separated by `___`: luma, then both chromas. Whatever the order in
+memory, channel 0 is R or Y, 1 is G or U, 2 is B or V, 3 is A or X, like MEAN_RY to MEAN_AX. Components of 10 and
+12 bits in planes are in the low bits of 16. T_R16_F is float16: the document lists its precision as int16 (and
+T_A16B16G16R16_F's as fp16); its name and the conversion rules say fp16.
+
 Source: in-memory formats, Pixel Format, table 33.
 """
 
@@ -20,7 +21,7 @@ from npuc.ir import Array
 
 CHANNEL_OF = {"R": 0, "Y": 0, "G": 1, "U": 1, "B": 2, "V": 2, "A": 3, "X": 3}
 ATOM = 32
-"""The bytes within which the x offsets of table 33 lie."""
+"""The x offsets of table 33 are within this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ NAMES = (
     "T_V8U8Y8A8", "T_Y8___U8V8_N444", "T_Y8___V8U8_N444", "T_Y10___U10V10_N444", "T_Y10___V10U10_N444",
     "T_Y12___U12V12_N444", "T_Y12___V12U12_N444", "T_Y16___U16V16_N444", "T_Y16___V16U16_N444",
 )  # fmt: skip
-"""In the order of PIXEL_FORMAT's values."""
+"""Formats in the order of PIXEL_FORMAT's values."""
 
 
 def _format(name: str) -> PixelFormat:
@@ -99,9 +100,9 @@ FORMATS: Mapping[str, PixelFormat] = {name: _format(name) for name in NAMES}
 
 
 def unpack(form: PixelFormat, planes: Sequence[Array], *, override_signed: bool = False) -> Array:
-    """The image (H, W, C), int32 or float16, of planes (H, W, bytes of a pixel) uint8.
+    """The image (H, W, C), int32 or float16, from planes (H, W, bytes of a pixel) uint8.
 
-    override_signed: integers are signed whatever the format says (PIXEL_SIGN_OVERRIDE).
+    override_signed: treat integers as signed, whatever the format (PIXEL_SIGN_OVERRIDE).
     """
     height, width = planes[0].shape[:2]
     image = np.zeros((height, width, form.channels), np.float16 if form.floating else np.int32)
@@ -124,7 +125,7 @@ def _component(form: PixelFormat, part: Component, pixels: Array, *, override_si
 
 
 def pack(form: PixelFormat, image: Array) -> list[Array]:
-    """The planes (H, W, bytes of a pixel) uint8 of an image (H, W, C): what unpack reads."""
+    """The planes (H, W, bytes of a pixel) uint8 of an image (H, W, C); the inverse of unpack."""
     packed: list[Array] = []
     for plane in form.planes:
         pixels = np.zeros(image.shape[:2], np.uint64)
@@ -137,9 +138,9 @@ def pack(form: PixelFormat, image: Array) -> list[Array]:
 
 
 def store(form: PixelFormat, values: Array, memory: Array, line_stride: int) -> None:
-    """Writes channels (C, H, W) as an image of one plane: components that there are no channels for become 0.
+    """Writes channels (C, H, W) as an image of one plane; components without a channel become 0.
 
-    memory: the bytes from the first line to the end of the last, whose strides may be longer than the lines.
+    memory: the bytes from the first line to the end of the last; line_stride may exceed the length of a line.
     """
     channels, height, width = values.shape
     image = np.zeros((height, width, form.channels), values.dtype)

@@ -1,8 +1,8 @@
-"""Precision Type: what may be converted into what, and how.
+"""Precision Type: permitted conversions, and how they are computed.
 
 Source: in-memory formats, Precision Conversion: tables 29 to 32, equations 1 and 3. The rendering with figures
-drops rows of table 29 that the other has; they are here. Table 32 lists int16 twice for int8 input; the second is
-read as fp16, as tables 29 to 31 have it.
+lacks rows of table 29 that the other one has; they are included here. Table 32 lists int16 twice for int8 input;
+the second is taken as fp16, as in tables 29 to 31.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from npuc.errors import UnsupportedOperator
 from npuc.ir import Array
 
 DTYPES: Mapping[str, str] = {"int8": "int8", "int16": "int16", "fp16": "float16"}
-"""The element type of a precision, as numpy names it."""
+"""The numpy type of a precision's elements."""
 
 FP16_MOST = 65504.0
-"""The largest fp16: what saturation gives (FP16 Supporting)."""
+"""The largest fp16 number, which saturation gives (FP16 Supporting)."""
 
 HOST_DTYPES: Mapping[str, str] = {"int8": "int8", "int16": "int16", "fp16": "float32"}
-"""The element type of a precision's tensors in the graph and on the host, which converts at NVDLA's border."""
+"""The element type of a precision's tensors in the graph and on the host, converted on transfer to NVDLA."""
 
 Table = Mapping[tuple[str, str], str]
-"""(input, output) -> the precision inside the pipeline; a pair that is absent is an invalid case."""
+"""(input, output) -> the precision inside the pipeline; a missing pair is an invalid case."""
 
 CONVOLUTION: Table = {
     ("integer image", "int8"): "int8",
@@ -60,7 +60,7 @@ TABLES: Mapping[str, tuple[str, Table]] = {
 
 
 def pipeline_precision(layer: str, source: str, result: str) -> str:
-    """The precision in which a layer (a key of TABLES) turns `source` into `result`.
+    """The precision in which a layer (a key of TABLES) converts `source` to `result`.
 
     Raises UnsupportedOperator (E202), which names the table, for an invalid case.
     """
@@ -77,7 +77,7 @@ def pipeline_precision(layer: str, source: str, result: str) -> str:
 def flying_precision(source: str, result: str) -> str:
     """The precision of SDP behind the convolution (on-flying mode), which keeps the bit depth.
 
-    Raises UnsupportedOperator (E202) where the depth changes, or for an invalid case of table 30.
+    Raises UnsupportedOperator (E202) if the depth changes, or for an invalid case of table 30.
     """
     if (source == "int8") != (result == "int8"):
         raise UnsupportedOperator(
@@ -95,7 +95,7 @@ def operand_precision(source: str, result: str) -> str:
 
 
 def precision_of(dtype: str) -> str:
-    """The precision in which NVDLA has tensors of an element type of the graph.
+    """NVDLA's precision for tensors of an element type of the graph.
 
     >>> precision_of("float32")
     'fp16'
@@ -104,13 +104,13 @@ def precision_of(dtype: str) -> str:
 
 
 def received(values: Array, precision: str) -> Array:
-    """A host tensor's values as NVDLA gets them: fp16 rounded to nearest, within +/-65504 (no infinities)."""
+    """A host tensor's values as NVDLA receives them: fp16 rounded to nearest, within +/-65504 (no infinities)."""
     limited = np.clip(values, -FP16_MOST, FP16_MOST) if precision == "fp16" else values
     return limited.astype(DTYPES[precision])
 
 
 def fp17_of_bits(bits: int) -> float:
-    """A number of 17 bits: sign, 6 bits of exponent (bias 31), 10 of mantissa.
+    """The value of 17 bits: sign, 6 bits of exponent (bias 31), 10 of mantissa.
 
     >>> fp17_of_bits(0x7C00), fp17_of_bits(0x7800)
     (1.0, 0.5)
@@ -122,7 +122,7 @@ def fp17_of_bits(bits: int) -> float:
 
 
 def bits_of_fp17(value: float) -> int:
-    """The 17 bits of the nearest number that is not below 2^-30.
+    """The 17 bits of the nearest number; magnitudes below 2^-30 are not supported.
 
     >>> hex(bits_of_fp17(1.0)), fp17_of_bits(bits_of_fp17(1 / 3))
     ('0x7c00', 0.333251953125)
@@ -135,7 +135,7 @@ def bits_of_fp17(value: float) -> int:
 
 
 def half_away(values: Array, shift: int) -> Array:
-    """Integers divided by 2^shift, rounded half away from zero, as every right shift of NVDLA rounds."""
+    """Integers divided by 2^shift, rounded half away from zero like every right shift of NVDLA."""
     wide = values.astype(np.int64)
     half = (1 << shift) >> 1
     return np.sign(wide) * ((np.abs(wide) + half) >> shift)

@@ -1,10 +1,11 @@
-"""Weight Format: kernels in groups, groups in blocks of channels, nothing padded but the end.
+"""Weight Format: kernels in groups, groups in blocks of channels, with padding only at the end.
 
-Order of weights for direct convolution: group, block, H, W, kernel in group, channel in block. A group has as
-many kernels as the MAC array works on (32 in int8, 16 in int16 and fp16; 8 on nv_small), a block the channels that
-a cell multiplies at once (64; 8 on nv_small). Last group and last block are smaller. Zeros fill the whole up
-to an entry of the CBUF: the document says 128 bytes, the entry of nv_full; nv_large has 64, nv_small 8.
-Image input extends channels first: a line of the kernel becomes one pixel of S * C channels.
+Order of weights for direct convolution: group, block, H, W, kernel in group, channel in block. A group has as many
+kernels as the MAC array processes in parallel (32 in int8, 16 in int16 and fp16; 8 on nv_small), a block the
+channels that a cell multiplies at once (64; 8 on nv_small). The last group and block may be smaller. The whole is
+padded with zeros to a CBUF entry: 128 bytes in the document and on nv_full, 64 on nv_large, 8 on nv_small. Image
+input extends channels first: a line of the kernel becomes one pixel of S * C channels.
+
 Source: in-memory formats, Basic Weight for Direct Convolution, Basic Weight for image input, Weight Channel
 Post-extension for image input.
 """
@@ -27,10 +28,10 @@ OPTIONS = {
     "image": (True, True),
     "deconvolution": (True, False),
 }
-"""Table 34: whether a weight type has the sparse compression option, and the post-extension option."""
+"""Table 34: whether a weight type supports the sparse compression option, and the post-extension option."""
 
 POST_EXTENSIONS = (1, 2, 4)
-"""Lines of an image that can be joined."""
+"""Numbers of image lines that can be joined."""
 
 WINOGRAD_BLOCK = 4
 """Channels of a small cube of Winograd weights."""
@@ -38,7 +39,7 @@ WINOGRAD_BLOCK = 4
 
 @dataclass(frozen=True)
 class Order:
-    """How the weights (K, C, R, S) of a layer are scanned; `shape` is theirs after any extension."""
+    """The order in which weights (K, C, R, S) are stored; `shape` is theirs after any extension."""
 
     shape: tuple[int, int, int, int]
     group: int
@@ -46,7 +47,7 @@ class Order:
     lines: int = 1
     """Lines that post-extension joins: 1, 2 or 4."""
     tiled: bool = False
-    """Winograd: a block of channels has all positions of a kernel before the next kernel."""
+    """Winograd: for each block of channels, all positions of a kernel precede the next kernel."""
 
     @property
     def groups(self) -> list[slice]:
@@ -69,9 +70,9 @@ def direct(machine: Machine, shape: tuple[int, int, int, int], precision: str = 
 def image(
     machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8", post_extension: int = 1
 ) -> Order:
-    """The order of weights (K, 4 * S, R, 1) for image input, as pre_extended gives them.
+    """The order of weights (K, 4 * S, R, 1) for image input, as pre_extended returns them.
 
-    Raises UnsupportedOperator (E202) where table 34 or the channel limits of post-extension refuse it.
+    Raises UnsupportedOperator (E202) if table 34 or the channel limits of post-extension forbid it.
     """
     channels = shape[1]
     most = {1: channels, 2: machine.atomic_c // 2, 4: machine.atomic_c // 4}
@@ -85,12 +86,12 @@ def image(
 
 
 def winograd(machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8") -> Order:
-    """The order of transformed weights (K, C, 4, 4): cubes of 4x4x4 elements, kernel by kernel; C in fours."""
+    """The order of transformed weights (K, C, 4, 4): 4x4x4 cubes, kernel by kernel; C is a multiple of 4."""
     return Order(shape, machine.kernel_group(precision), WINOGRAD_BLOCK, tiled=True)
 
 
 def expect_option(kind: str, *, compressed: bool, post_extension: int) -> None:
-    """Raises UnsupportedOperator (E202) for an option that table 34 denies to a weight type."""
+    """Raises UnsupportedOperator (E202) for an option that table 34 does not allow for a weight type."""
     sparse, post = OPTIONS[kind]
     if (compressed and not sparse) or (post_extension != 1 and not post):
         option = "post-extension" if post_extension != 1 else "sparse compression"
@@ -111,7 +112,7 @@ def pre_extended(w: Array, pixel_channels: int) -> Array:
 
 
 def un_pre_extended(w: Array, pixel_channels: int, channels: int) -> Array:
-    """The weights (K, C, R, S) that pre_extended turns into these (K, S * pixel_channels, R, 1)."""
+    """The weights (K, C, R, S) from pre-extended ones (K, S * pixel_channels, R, 1)."""
     kernels, extended, height, _ = w.shape
     return w.reshape(kernels, extended // pixel_channels, pixel_channels, height).transpose(0, 2, 3, 1)[
         :, :channels
@@ -119,12 +120,12 @@ def un_pre_extended(w: Array, pixel_channels: int, channels: int) -> Array:
 
 
 def scanned(order: Order, w: Array) -> list[Array]:
-    """The elements of each group in order: what packing joins and compression works on."""
+    """The elements of each group in storage order, before compression."""
     return [np.concatenate([part.ravel() for part in _parts(order, w[kernels])]) for kernels in order.groups]
 
 
 def _parts(order: Order, w: Array) -> list[Array]:
-    """Views of a group's weights (k, C, R, S), which one after the other are its scan."""
+    """Views of a group's weights (k, C, R, S) that give its storage order when concatenated."""
     if order.lines > 1:
         rows = range(0, w.shape[2], order.lines)
         return [w[:, :, row : row + order.lines].transpose(3, 0, 2, 1) for row in rows]
@@ -137,7 +138,7 @@ def _parts(order: Order, w: Array) -> list[Array]:
 
 
 def unscanned(order: Order, groups: Sequence[Array]) -> Array:
-    """The weights (K, C, R, S) that scanned turns into these groups."""
+    """The weights (K, C, R, S) from the elements of each group; the inverse of scanned."""
     w = np.zeros(order.shape, groups[0].dtype)
     for kernels, elements in zip(order.groups, groups, strict=True):
         start = 0
@@ -148,17 +149,17 @@ def unscanned(order: Order, groups: Sequence[Array]) -> Array:
 
 
 def pack(machine: Machine, order: Order, w: Array) -> bytes:
-    """The weight surface: groups one after the other, zeros up to the next entry of the CBUF."""
+    """The weight surface: the groups in order, padded with zeros to a CBUF entry."""
     data = np.concatenate(scanned(order, w)).tobytes()
     return data.ljust(surface_bytes(machine, order, w.itemsize), b"\0")
 
 
 def surface_bytes(machine: Machine, order: Order, element_bytes: int) -> int:
-    """Bytes of the weight surface."""
+    """Size of the weight surface."""
     return aligned(sum(order.group_elements) * element_bytes, machine.cbuf_entry_bytes)
 
 
 def unpack(order: Order, data: bytes, dtype: str) -> Array:
-    """The weights (K, C, R, S) of a weight surface."""
+    """The weights (K, C, R, S) stored in a weight surface."""
     elements = np.frombuffer(data, dtype, sum(order.group_elements))
     return unscanned(order, np.split(elements, np.cumsum(order.group_elements)[:-1]))

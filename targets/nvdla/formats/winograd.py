@@ -1,9 +1,10 @@
-"""Basic Weight for Winograd Convolution: channel extension, G g G^T, and the channels that fill 32 bytes.
+"""Basic Weight for Winograd Convolution: channel extension, G g G^T, and channels padded to 32 bytes.
 
 The document multiplies "W, each 4x4x1" with "G, 4x4x3"; W is 3x3 and G 4x3 (the matrix it prints). Its figure 15
-calls a 5x5 kernel of 64 bytes "5x5x488": with stride 2 it becomes 3x3 of 256 bytes. The order of what comes out
-is that of weights.winograd. Source: in-memory formats, Basic Weight for Winograd Convolution; the integer form as
-on the RTL.
+calls a 5x5 kernel of 64 bytes "5x5x488": with stride 2 it becomes 3x3 of 256 bytes. weights.winograd defines the
+order of the result.
+
+Source: in-memory formats, Basic Weight for Winograd Convolution; the integer form as on the RTL.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from npuc.targets.nvdla.machine.parameters import BYTES
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 KERNEL = 3
 CUBE = 32
-"""Bytes to which the channels of a pixel are filled."""
+"""The channels of a pixel are padded to a multiple of this many bytes."""
 TILE = 4
-"""Rows and columns of data and of weights that are multiplied at once; outputs are computed in fours too."""
+"""Rows and columns of data and weights that are multiplied at once; outputs are also multiples of 4."""
 
 
 def extended_extent(outputs: int) -> int:
-    """Rows or columns of data, padding included, for so many outputs: both in fours.
+    """Rows or columns of data, padding included, for so many outputs: both are multiples of 4.
 
     >>> extended_extent(8), extended_extent(7)
     (12, 12)
@@ -33,10 +34,10 @@ def extended_extent(outputs: int) -> int:
 
 
 def extended(w: Array, stride_y: int, stride_x: int) -> Array:
-    """Weights (K, C, R, S) of a convolution with strides as those of one without: (K, strides * C, 3, 3).
+    """Weights (K, C, R, S) of a strided convolution as those of one without strides: (K, strides * C, 3, 3).
 
     Channel (row phase * stride_x + column phase) * C + c, as CDMA extends the data. Raises UnsupportedOperator
-    (E202) where the kernel does not become 3x3.
+    (E202) if the kernel does not become 3x3.
     """
     kernels, channels, height, width = w.shape
     if -(-height // stride_y) > KERNEL or -(-width // stride_x) > KERNEL:
@@ -57,13 +58,13 @@ def transformed(w: Array) -> Array:
 
 
 def transformed_integers(w: Array) -> Array:
-    """(2G) g (2G)^T of integer weights: int64, four times G g G^T; CLIP_TRUNCATE takes the 4 back."""
+    """(2G) g (2G)^T of integer weights: int64, four times G g G^T; CLIP_TRUNCATE removes the factor 4."""
     twice = (2 * G).astype(np.int64)
     return np.einsum("ir,kcrs,js->kcij", twice, w.astype(np.int64), twice, optimize=True)
 
 
 def filled(w: Array, precision: str) -> Array:
-    """Weights whose channels are filled with zeros to 32 bytes."""
+    """Weights with channels padded with zeros to 32 bytes."""
     channels = aligned(w.shape[1] * BYTES[precision], CUBE) // BYTES[precision]
     found = np.zeros((len(w), channels, *w.shape[2:]), w.dtype)
     found[:, : w.shape[1]] = w

@@ -1,4 +1,4 @@
-"""Loadables: what NVDLA's stock runtime and kernel driver run, as flatbuffers. Read, written and interpreted."""
+"""Loadables, the flatbuffers that NVDLA's stock runtime and kernel driver run: read, written and interpreted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npuc.targets.nvdla.machine.registers import register_map
 
 
 def read(data: bytes) -> schema.Loadable:
-    """The tables of a loadable. Raises ArtefactError (E502) for data that is none, or damaged."""
+    """The tables of a loadable. Raises ArtefactError (E502) for other or damaged data."""
     return flatbuffer.read(schema.Loadable, data, schema.IDENTIFIER)
 
 
@@ -26,18 +26,18 @@ def write(loadable: schema.Loadable) -> bytes:
 def register_writes(
     loadable: schema.Loadable, machine: Machine, base: Callable[[int], int]
 ) -> list[list[RegisterWrite]]:
-    """For every task of the engine, the register writes that the stock firmware makes of it.
+    """The register writes of the stock firmware, for every task of the engine.
 
-    base: where a memory lies, by its id. Raises ArtefactError (E502) for descriptors that make no sense.
+    base: the address of a memory by its id. Raises ArtefactError (E502) for invalid descriptors.
     """
     steps = (_steps(loadable, each, machine, base, in_order=False) for each in tasks.engine_tasks(loadable))
     return [[step for step in task if not isinstance(step, Wait)] for task in steps]
 
 
 def commands(loadable: schema.Loadable, machine: Machine, base: Callable[[int], int]) -> list[Command]:
-    """What the stock firmware does with all tasks of the engine, as a register program with its waiting points.
+    """The stock firmware's run of all tasks of the engine, as a register program with its waiting points.
 
-    base: where a memory lies, by its id. Raises ArtefactError (E502) for descriptors that make no sense.
+    base: the address of a memory by its id. Raises ArtefactError (E502) for invalid descriptors.
     """
     registers = register_map(machine.registers)
     return [

@@ -1,4 +1,4 @@
-"""The memory that operations of a task read and write, and which of them must end before which."""
+"""The memory that operations of a task read and write, and which operations must end before others."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from npuc.targets.nvdla.model.memory import Pattern, overlap
 
 RESULT = "result"
 ELEMENT_BYTES = (1, 2, 2)
-"""Of int8, int16 and fp16, as descriptors number precisions."""
+"""Bytes of int8, int16 and fp16, in the order of the descriptors' precision numbers."""
 APART = 1 << 36
-"""Bytes between memories where operations are compared."""
+"""The distance between memories when accesses are compared."""
 Locate = Callable[[str, of.Cube], int]
-"""The address of a cube, by its name in the operation's surfaces."""
+"""Computes the address of a cube, given its name in the operation's surfaces."""
 
 
 def by_memory(_name: str, cube: of.Cube) -> int:
-    """An address that tells memories apart."""
+    """An address that is unique across memories."""
     return cube.address * APART + cube.offset
 
 
 def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> Iterator[tuple[str, Pattern]]:
-    """Every cube of feature data or operands in memory: its name and its bytes. Weights are never written."""
+    """Name and bytes of every cube of feature data or operands in memory; weights are never written."""
     for name, element_bytes, components in _parts(op, surfaces):
         cube: of.Cube = getattr(surfaces, name)
         atoms = -(-cube.channels * element_bytes // atom_bytes)
@@ -45,10 +45,10 @@ def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> I
 
 
 def _stacked(op: of.Operation, cube: of.Cube, name: str) -> tuple[int, int]:
-    """The lines of a cube and their stride; those of a batch are one cube, its images one under another.
+    """The number and stride of a cube's lines; the images of a batch count as one cube, one below another.
 
-    Operands are the same for all images: the descriptors know no other. Raises ArtefactError (E506) for images
-    that lie otherwise.
+    Operands are the same for all images, as descriptors cannot express anything else. Raises ArtefactError (E506)
+    for images with gaps.
     """
     if not isinstance(op, of.Convolution | of.Sdp) or op.batch < 2 or name not in ("source", RESULT):
         return cube.height, cube.line_stride
@@ -61,7 +61,7 @@ def _stacked(op: of.Operation, cube: of.Cube, name: str) -> tuple[int, int]:
 
 
 def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:
-    """Name, bytes of an element, and operands an element."""
+    """Name, bytes of an element, and operands per element."""
     match op:
         case of.Convolution():
             if op.data_format == of.FEATURE_FORMAT:
@@ -86,17 +86,17 @@ def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:
 
 @dataclass(frozen=True)
 class Accesses:
-    """What an operation touches."""
+    """The memory that an operation accesses."""
 
     engine: int
     reads: tuple[Pattern, ...]
     writes: tuple[Pattern, ...]
     behind: bool
-    """Whether it takes the result of the operation before it in the list, through the pipe."""
+    """Whether it receives the result of the previous operation in the list through the pipe."""
 
 
 def ends(operations: Sequence[Accesses]) -> list[int]:
-    """For every operation the last one of its chain through the pipe: with it, all of the chain has ended."""
+    """For every operation the last one of its pipe chain; once that has ended, the whole chain has."""
     found = list(range(len(operations)))
     for at in reversed(range(len(operations) - 1)):
         if operations[at + 1].behind:
@@ -109,13 +109,13 @@ class Needed:
     """The operations that must have ended before another: the last ones of their chains."""
 
     to_read: frozenset[int]
-    """Before it reads: they write what it reads."""
+    """Before it reads: they write its input."""
     to_write: frozenset[int]
-    """Before it writes: they read or write there."""
+    """Before it writes: they read or write the same memory."""
 
 
 def before(operations: Sequence[Accesses]) -> list[Needed]:
-    """What each operation needs; operations: in an order that gives the results."""
+    """The operations that each one depends on; operations: in an order that computes correct results."""
     last, known = ends(operations), _Known(operations)
 
     def needed(at: int, *, writes: bool) -> frozenset[int]:
@@ -125,7 +125,7 @@ def before(operations: Sequence[Accesses]) -> list[Needed]:
 
 
 class _Known:
-    """All patterns by their first and last byte, so that few pairs are looked at closely."""
+    """All patterns with their first and last byte, so that only few pairs are compared in detail."""
 
     def __init__(self, operations: Sequence[Accesses]) -> None:
         each = [
@@ -141,7 +141,7 @@ class _Known:
         self.ends = self.starts + np.array([pattern.size for pattern in self.patterns], np.int64)
 
     def conflicts(self, at: int, *, writes: bool) -> set[int]:
-        """Earlier operations that write what this one reads, or that touch what it writes."""
+        """Earlier operations that write what this one reads, or access what it writes."""
         found: set[int] = set()
         for own in np.flatnonzero((self.owners == at) & (self.writes == writes)):
             near = (self.owners < at) & (self.starts < self.ends[own]) & (self.ends > self.starts[own])

@@ -1,7 +1,8 @@
 """Averages that the stock firmware cannot program, as convolutions.
 
-PDP multiplies sums by two reciprocals; npuc lets them carry the change of scale. The firmware knows only those of
-the kernel's extents. A convolution with weights of 1 has the same sums, and SDP multiplies and rounds as PDP does.
+PDP multiplies sums by two reciprocals, which npuc also uses to change the scale. The firmware only knows those of
+the kernel's extents. A convolution with weights of 1 gives the same sums, and SDP multiplies and rounds as PDP
+does.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ MOST_MULTIPLIER, MOST_SHIFT = (1 << 15) - 1, 31
 def expressed(
     operations: Sequence[Captured], machine: Machine, constants: Constants, scratch: int
 ) -> list[Captured]:
-    """The operations with convolutions in place of averages that the firmware cannot program.
+    """The operations, with convolutions in place of averages that the firmware cannot program.
 
-    constants: takes their weights. scratch: the address from which maps may lie that went to PDP on the fly.
-    Raises ArtefactError (E506) for an average that no convolution computes exactly.
+    constants: receives their weights. scratch: the start of memory for maps that went to PDP on the fly. Raises
+    ArtefactError (E506) for an average that no convolution computes exactly.
     """
     found: list[Captured] = []
     for each in operations:
@@ -59,7 +60,7 @@ def expressed(
 
 
 def _landed(sdp: Captured, pdp: Captured, address: int) -> tuple[Captured, Captured]:
-    """SDP with its result in memory instead of the pipe, and PDP that takes it there."""
+    """SDP with its result in memory instead of the pipe, and PDP reading it from there."""
     cube = replace(sdp.surfaces.result, type=of.DRAM, address=0)
     lines = replace(
         pdp.surfaces.source, type=of.DRAM, line_stride=cube.line_stride, surface_stride=cube.surface_stride
@@ -77,7 +78,7 @@ def _landed(sdp: Captured, pdp: Captured, address: int) -> tuple[Captured, Captu
 
 
 def _convolutions(average: Captured, machine: Machine, constants: Constants) -> Iterator[Convolution]:
-    """One for every surface, in tiles of rows where the CBUF is small."""
+    """One convolution for every surface, in tiles of rows if the CBUF is too small."""
     op, source, result = average.op, average.surfaces.source, average.surfaces.result
     if not isinstance(op, of.Pdp) or op.precision or op.splits > 1 or any(op.pad_values):
         raise _inexpressible("its precision, splits or padding values")
@@ -119,7 +120,7 @@ def _part(average: Captured, name: str, surface: int, row: int, rows: int, chann
 
 
 def _window(window: of.WindowFields, shape: Geometry, tile: RowTile) -> KernelWindow:
-    """How the kernel moves over a tile: padding at the borders of the map only."""
+    """The window of the kernel on a tile: padding only at the borders of the map."""
     start = tile.row * shape.stride_y - shape.top
     end = start + (tile.rows - 1) * shape.stride_y + shape.reach
     sides = (max(-start, 0), window.pad_left, max(end - shape.height, 0), window.pad_right)
@@ -127,7 +128,7 @@ def _window(window: of.WindowFields, shape: Geometry, tile: RowTile) -> KernelWi
 
 
 def _scaled(average: Captured, taps: int) -> Sdp:
-    """SDP that makes of every sum of so many elements what PDP makes of it."""
+    """SDP that turns sums of `taps` elements into the same results as PDP."""
     sums = np.arange(-128 * taps, 127 * taps + 1, dtype=np.int64)
     wanted = sums
     for reciprocal in average.reciprocals or ():
@@ -146,13 +147,13 @@ def _scaled(average: Captured, taps: int) -> Sdp:
 
 
 def _reduced(reciprocal: int) -> tuple[int, int]:
-    """A reciprocal as the least multiplier and shift."""
+    """A reciprocal as the smallest multiplier and shift."""
     zeros = (reciprocal & -reciprocal).bit_length() - 1
     return reciprocal >> min(zeros, RECIPROCAL_BITS), RECIPROCAL_BITS - min(zeros, RECIPROCAL_BITS)
 
 
 def _factors(ratio: float) -> Iterator[tuple[int, int]]:
-    """Multipliers of 15 bits and shifts near a ratio, the shortest shifts first."""
+    """Pairs of a 15-bit multiplier and a shift near a ratio, the smallest shifts first."""
     for shift in range(MOST_SHIFT + 1):
         middle = round(ratio * 2**shift)
         for multiplier in (middle, middle - 1, middle + 1):

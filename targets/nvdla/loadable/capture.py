@@ -1,6 +1,6 @@
-"""The operations of a register program as descriptors, whatever the compiler has emitted.
+"""Recovers operations as descriptors from a register program, whatever compiler emitted it.
 
-The writes are played into the register groups; an operation is what its blocks' groups hold when they are enabled.
+Writes go to a register file; an operation consists of its blocks' register groups at the time they are enabled.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Captured:
     op: of.Operation
     surfaces: Any
     addresses: Mapping[str, int]
-    """Of each cube in memory, by its name in the surfaces."""
+    """The address of each cube in memory, by its name in the surfaces."""
     lut: of.Lut | None = None
     behind: bool = False
-    """Whether it takes the result of the operation before it through the pipe."""
+    """Whether it receives the result of the previous operation through the pipe."""
     reciprocals: tuple[int, int] | None = None
-    """Of an average's width and height, where they are not those of its kernel."""
+    """Of an average's width and height, if they are not those of its kernel."""
 
 
 @dataclass(frozen=True)
 class _Enabled:
-    """An engine as it was enabled: when, its blocks' registers, and its tables if it uses any."""
+    """An engine when it was enabled: position, its blocks' registers, and its tables if used."""
 
     at: int
     groups: Mapping[str, Group]
@@ -50,15 +50,15 @@ class _Enabled:
 
 
 def captured(commands: Iterable[Command], machine: Machine) -> list[Captured]:
-    """The operations in order, each behind the one whose result it takes.
+    """The operations in order, each behind the one whose result it receives.
 
-    Raises ArtefactError (E506) for what descriptors cannot express.
+    Raises ArtefactError (E506) for anything that descriptors cannot express.
     """
     return _joined(_enabled(commands, machine), machine)
 
 
 def _enabled(commands: Iterable[Command], machine: Machine) -> Mapping[str, list[_Enabled]]:
-    """What was enabled of each engine (CONV, SDP, PDP, CDP, RBK), in order."""
+    """The operations enabled on each engine (CONV, SDP, PDP, CDP, RBK), in order."""
     file = RegisterFile(register_map(machine.registers))
     found: dict[str, list[_Enabled]] = {"CONV": [], "SDP": [], "PDP": [], "CDP": [], "RBK": []}
     waiting: dict[str, Group] = {}
@@ -82,7 +82,7 @@ def _enabled(commands: Iterable[Command], machine: Machine) -> Mapping[str, list
 def _collect(
     found: Mapping[str, list[_Enabled]], waiting: dict[str, Group], block: str, at: int, file: RegisterFile
 ) -> None:
-    """Moves an engine's blocks from what waits, once all of them are enabled; its RDMA comes first."""
+    """Records an engine once all of its blocks are enabled; its RDMA is enabled first."""
     if block in found:
         names = (block, RDMAS.get(block, ""))
         groups = {name: waiting.pop(name) for name in names if name in waiting}
@@ -98,7 +98,7 @@ def _uses_table(group: Group) -> bool:
 
 
 def _joined(enabled: Mapping[str, Sequence[_Enabled]], machine: Machine) -> list[Captured]:
-    """Chains through the pipe, in the order in which they were complete."""
+    """The operations by pipe chains, in the order in which chains were complete."""
     convolutions = iter(enabled["CONV"])
     pooled = [(each, _pdp(each)) for each in enabled["PDP"]]
     flying = iter([pair for pair in pooled if pair[1].behind])

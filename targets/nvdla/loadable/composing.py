@@ -1,6 +1,6 @@
 """A compiled program as a loadable: descriptors, memories, addresses, tasks.
 
-Structure and order: The loadable (facts); every rule of it is a check in rules.py.
+Structure and order: The loadable (facts); every rule of it is checked in rules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAGE = schema.ALIGNMENT
 
 @dataclass(frozen=True)
 class Built:
-    """Operations with the addresses of their cubes, and the memories they need."""
+    """Operations with the addresses of their cubes, look-up tables, weights, and the size of map memory."""
 
     operations: tuple[Captured, ...]
     luts: tuple[of.Lut, ...]
@@ -40,7 +40,7 @@ class Built:
 
 
 def composed(program: Program, ports: Ports) -> schema.Loadable:
-    """The loadable of a program. Raises ArtefactError (E506) for what descriptors cannot express."""
+    """The loadable of a program. Raises ArtefactError (E506) for anything that descriptors cannot express."""
     machine = Contents.of(program.manifest).machine
     built = _built(program, ports, machine)
     memories = Memories(built.weights, built.map_bytes, ports, machine)
@@ -84,7 +84,7 @@ def _built(program: Program, ports: Ports, machine: Machine) -> Built:
 
 
 def _constants(program: Program, contents: Contents) -> Constants:
-    """The image of weights, to which more may be added."""
+    """The image of weights, which can be extended."""
     if len(contents.dram.images) != 1 or contents.dram.images[0].file not in program.files:
         raise ArtefactError("E502", "manifest.json is damaged: dram.images", remedy="compile the model again")
     image = contents.dram.images[0]
@@ -92,7 +92,7 @@ def _constants(program: Program, contents: Contents) -> Constants:
 
 
 def _uses(at: int, each: Captured, machine: Machine) -> list[Use]:
-    """Cubes in memory, what is read first."""
+    """The cubes in memory that an operation uses, those read first."""
     found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda name, _: each.addresses[name])
     uses = [Use(at, name, place, name == RESULT) for name, place in found]
     return sorted(uses, key=lambda use: use.writes)
@@ -101,7 +101,7 @@ def _uses(at: int, each: Captured, machine: Machine) -> list[Use]:
 def _located(
     at: int, each: Captured, places: Mapping[tuple[int, str], tuple[int, int]], weights: int, machine: Machine
 ) -> Captured:
-    """The operation, its cubes with addresses by index and offset, and their sizes."""
+    """The operation, its cubes with sizes and with addresses by index and offset."""
     found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda name, _: each.addresses[name])
     sizes = {name: place.size for name, place in found}
     changed: dict[str, of.Cube] = {}
@@ -118,7 +118,7 @@ def _with_table(each: Captured, luts: Sequence[of.Lut]) -> Captured:
 
 
 def _engine_lists(built: Built, machine: Machine, data: int) -> list[tuple[str, int, bytes]]:
-    """Name, sub-interface and bytes of the lists of an engine's task, in the order of its addresses."""
+    """The lists of an engine's task in address order: name, sub-interface and bytes."""
     common = graph([_accesses(each, machine) for each in built.operations])
     heads = tuple(
         next((at for at, each in enumerate(common) if each.engine == engine), of.NONE)
@@ -140,7 +140,7 @@ def _engine_lists(built: Built, machine: Machine, data: int) -> list[tuple[str, 
 
 
 def _accesses(each: Captured, machine: Machine) -> Accesses:
-    """What an operation touches, by memory."""
+    """The memory that an operation accesses."""
     found = list(cubes(each.op, each.surfaces, machine.atom_bytes, by_memory))
     reads: list[Pattern] = [place for name, place in found if name != RESULT]
     writes = [place for name, place in found if name == RESULT]
@@ -148,7 +148,7 @@ def _accesses(each: Captured, machine: Machine) -> Accesses:
 
 
 def _cpu_lists(softmax: Sequence[Port], machine: Machine, data: int, base: int) -> list[tuple[str, int, bytes]]:
-    """The lists of the CPU's task: a softmax for every output that ends in one; base: where the maps begin."""
+    """The lists of the CPU's task: a softmax for every output that ends in one; base: start of the maps."""
     network = emulation.EmulatedNetwork(operations=data + 1, buffers=data + 2, operation_count=len(softmax))
     operations: list[bytes] = []
     buffers: list[bytes] = []

@@ -1,9 +1,11 @@
-"""The dependency graph of a task: which operation waits for which event of which other.
+"""The dependency graph of a task: which events of other operations each operation waits for.
 
-An operation can name one consumer an engine. The engines run their operations in order, in two register groups:
-an operation is programmed when the one before its predecessor has ended. So it is enough that the first operation
-of an engine waits for what it needs, that its successor is enabled behind it, and that neighbours of one engine
-wait for one another where they share memory. Source: The loadable (facts), Rules the firmware follows.
+An operation can name one consumer per engine. Engines run their operations in order, in two register groups: an
+operation is programmed when the one before its predecessor has ended. So it suffices that the first operation of
+an engine waits for what it needs, that each successor is enabled after its predecessor, and that neighbours of one
+engine wait for one another if they share memory.
+
+Source: The loadable (facts), Rules the firmware follows.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from npuc.targets.nvdla.loadable.descriptors import (
 
 
 def graph(operations: Sequence[Accesses]) -> list[Common]:
-    """The dependencies of operations, which are in an order that gives the results."""
+    """The dependencies of operations, given in an order that computes correct results."""
     edges = _Edges(operations)
     edges.chains()
     edges.hazards(before(operations))
@@ -34,7 +36,7 @@ def graph(operations: Sequence[Accesses]) -> list[Common]:
 
 
 class _Edges:
-    """Edges in the making."""
+    """Collects the edges of the graph."""
 
     def __init__(self, operations: Sequence[Accesses]) -> None:
         self.operations = operations
@@ -42,17 +44,19 @@ class _Edges:
         """By operation and engine: the consumer and its event."""
         self.parents: dict[int, int] = {}
         self.waits: list[dict[int, int]] = [{} for _ in operations]
-        """By operation and engine: the last operation that has ended before it is enabled."""
+        """By operation and engine: the last operation that must have ended before it is enabled."""
 
     def chains(self) -> None:
-        """Through the pipe: a taker waits until its giver is programmed, which waits until that is enabled."""
+        """Edges through the pipe: a consumer waits until its producer is programmed, which waits until that is
+        enabled.
+        """
         for at, each in enumerate(self.operations):
             if each.behind:
                 self.consumers[at - 1][each.engine] = (at, PROGRAMMED)
                 self.parents[at] = at - 1
 
     def hazards(self, needed: Sequence[Needed]) -> None:
-        """Across engines: operations wait for the last of each engine that they need."""
+        """Edges across engines: an operation waits for the last operation of each engine that it depends on."""
         for at, each in enumerate(self.operations):
             before = needed[at].to_read | needed[at].to_write
             for other in sorted(before):
@@ -62,24 +66,24 @@ class _Edges:
                     self.consumers[other][each.engine] = (at, COMPLETED)
 
     def engines(self) -> None:
-        """Each engine's operations, one behind the other."""
+        """Edges between successive operations of each engine."""
         for engine in range(len(ENGINES)):
             own = [at for at, each in enumerate(self.operations) if each.engine == engine]
             for first, second in pairwise(own):
                 self.consumers[first][engine] = (second, self._event(first, second))
 
     def _event(self, first: int, second: int) -> int:
-        """What the second of two neighbours waits for: the first's end where they share memory, else its start.
+        """What the second of two neighbours waits for: the first's end if they share memory, else its start.
 
-        That the first is programmed is not enough: the second could be enabled before it, by the taker of its
-        result, and the firmware, which believes that the group enabled last ends last, would take the groups
-        in another order than the hardware.
+        Waiting for the first to be programmed is not enough: the consumer of the second's result could enable the
+        second first, and the firmware, which assumes that the group enabled last ends last, would then use the
+        groups in another order than the hardware.
         """
         engine = self.operations[second].engine
         return COMPLETED if self.waits[second].get(engine) == first else ENABLED
 
     def result(self) -> list[Common]:
-        """The descriptors, each with the number of edges that come in."""
+        """The descriptors, each with its number of incoming edges."""
         incoming = [0] * len(self.operations)
         for each in self.consumers:
             for consumer, _ in each.values():

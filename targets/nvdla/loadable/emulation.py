@@ -1,7 +1,9 @@
 """Tasks that the runtime computes on the CPU: softmax over channels.
 
-The structures are those of the runtime's emulator; in int8 it computes with half-precision inputs and results,
-each by its scale. Source: The loadable (facts), interface 2; the CPU tasks in two loadables of NVDLA's compiler.
+The structures are those of the runtime's emulator; in int8 it computes in half precision, with a scale for the
+input and one for the result.
+
+Source: The loadable (facts), interface 2; the CPU tasks in two loadables of NVDLA's compiler.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ POWER, SOFTMAX = 0, 1
 INT8, INT8_SMALL, FP16 = 0, 1, 3
 """Formats of a buffer; INT8_SMALL is int8 in atoms of 8 bytes."""
 FORMATS = {8: INT8_SMALL, 32: INT8}
-"""Of int8 maps by the bytes of an atom."""
+"""Format of int8 maps, by the bytes of an atom."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedNetwork:
-    """Where the lists are, as positions in the task's address list."""
+    """The places of the lists, as positions in the task's address list."""
 
     operations: int = number("h", NONE)
     buffers: int = number("h", NONE)
@@ -33,7 +35,7 @@ class EmulatedNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedOperation:
-    """A softmax: scales of input and result; axis 1 is that of channels."""
+    """A softmax: scales of input and result; axis 1 is the channels."""
 
     kind: int = number("B", SOFTMAX)
     reserved: tuple[int, ...] = unused(3)
@@ -61,14 +63,14 @@ class EmulatedBuffer:
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedBuffers:
-    """What an operation reads and writes."""
+    """The input and result of an operation."""
 
     source: EmulatedBuffer = field(default_factory=EmulatedBuffer)
     result: EmulatedBuffer = field(default_factory=EmulatedBuffer)
 
 
 def softmax(operation: EmulatedOperation, values: Array) -> Array:
-    """The runtime's softmax of channels: int8 or float16 values (C) in, the same out."""
+    """The runtime's softmax over channels: int8 or float16 values (C), the result in the same type."""
     whole = np.issubdtype(values.dtype, np.integer)
     scaled = (values * np.float32(operation.input_scale)).astype(np.float16) if whole else values
     exact = scaled.astype(np.float32)

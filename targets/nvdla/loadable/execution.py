@@ -1,4 +1,4 @@
-"""A loadable run as the stock runtime and firmware run it, on the functional model."""
+"""Runs a loadable like the stock runtime and firmware, on the functional model."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Executed:
 
 
 def run(loadable: schema.Loadable, machine: Machine, inputs: Mapping[str, bytes]) -> Executed:
-    """Runs all tasks on the inputs' buffers, by the names of their tensors.
+    """Runs all tasks on the inputs' buffers, given by tensor name.
 
-    Raises ArtefactError: E502 for descriptors that make no sense, E503 where the hardware would hang or race.
+    Raises ArtefactError: E502 for invalid descriptors, E503 where the hardware would hang or race.
     """
     bases = _bases(loadable)
     memory = Memory.covering((bases[each.id], max(each.size, 1)) for each in loadable.memory_list)
@@ -63,7 +63,7 @@ def run(loadable: schema.Loadable, machine: Machine, inputs: Mapping[str, bytes]
 
 
 def _bases(loadable: schema.Loadable) -> dict[int, int]:
-    """Where memories lie, one behind the other."""
+    """The address of every memory, one behind the other."""
     found: dict[int, int] = {}
     at = BASE
     for each in loadable.memory_list:
@@ -73,7 +73,7 @@ def _bases(loadable: schema.Loadable) -> dict[int, int]:
 
 
 def _engine(loadable: schema.Loadable, task: schema.Task, nvdla: Nvdla, bases: Mapping[int, int]) -> None:
-    """The firmware's register writes on the functional model."""
+    """Runs the firmware's register writes on the functional model."""
     address = tasks.addresses(loadable, task, bases.__getitem__)
     registers = register_map(nvdla.machine.registers)
     steps = Runner(tasks.read(loadable, task), nvdla.machine, address, in_order=True).steps()
@@ -81,7 +81,7 @@ def _engine(loadable: schema.Loadable, task: schema.Task, nvdla: Nvdla, bases: M
 
 
 def _cpu(loadable: schema.Loadable, task: schema.Task, nvdla: Nvdla, bases: Mapping[int, int]) -> None:
-    """The runtime's emulation. Raises ArtefactError (E502) for anything but softmax."""
+    """Runs the runtime's emulation. Raises ArtefactError (E502) for anything but softmax."""
     address = tasks.addresses(loadable, task, bases.__getitem__)
     network = unpack(emulation.EmulatedNetwork, tasks.content(loadable, task, 0))
     operations = tasks.content(loadable, task, network.operations)

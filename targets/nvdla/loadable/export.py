@@ -1,7 +1,7 @@
-"""The loadable of a compiled program, with the scales that the user needs, as files.
+"""The loadable of a compiled program, and the scales that the user needs, as files.
 
-Before it is given out, the loadable is read back, interpreted as the stock firmware does and run on the functional
-model with a sample of every kind: what the engine computes must be the program's own results, bit for bit.
+Before it is returned, the loadable is read back, interpreted like the stock firmware and run on the functional
+model with a sample of every kind: the engine must compute the program's own results, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REMEDY = "export as nvdla-trace or c"
 
 
 def files(program: Program) -> dict[str, bytes]:
-    """network.nvdla and tensors.json. Raises ArtefactError (E506) for a program that no loadable can be."""
+    """network.nvdla and tensors.json. Raises ArtefactError (E506) for a program that no loadable can express."""
     _expect_one_memory(program)
     ports = ports_of(program)
     data = loadables.write(composed(program, ports))
@@ -43,9 +43,9 @@ def files(program: Program) -> dict[str, bytes]:
 
 
 def _expect_one_memory(program: Program) -> None:
-    """Raises ArtefactError (E506) where the second memory is used.
+    """Raises ArtefactError (E506) if the second memory is used.
 
-    A loadable can name it (domain 1), but its size is not the loadable's: the stock driver's is not known here.
+    A loadable can name it (domain 1), but not state its size, and the stock driver's size is unknown.
     """
     contents = Contents.of(program.manifest)
     commands = decode(program.files.get("registers.bin", b""), register_map_of(contents.machine))
@@ -59,7 +59,7 @@ def _expect_one_memory(program: Program) -> None:
 
 
 class _Recorder(Runner):
-    """A runner that keeps what is loaded, as bytes, and what is stored."""
+    """A runner that records what is loaded, as bytes, and what is stored."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -78,19 +78,19 @@ class _Recorder(Runner):
 
 
 def _bound(recorder: _Recorder, ports: Ports) -> dict[str, bytes]:
-    """What the buffers of the inputs hold, by name."""
+    """The contents of the input buffers, by name."""
     return {port.name: recorder.given[port.move.tensor] for port in ports.inputs}
 
 
 def given_of(program: Program, ports: Ports, inputs: Mapping[str, Array]) -> dict[str, bytes]:
-    """What the buffers of the inputs hold for one sample, by name."""
+    """The contents of the input buffers for one sample, by name."""
     recorder = _Recorder(program)
     recorder(inputs)
     return _bound(recorder, ports)
 
 
 def executed(loadable: schema.Loadable, machine: Machine, given: Mapping[str, bytes]) -> Executed:
-    """What the firmware computes. Raises ArtefactError (E506) where it would hang, or run into its own results."""
+    """The firmware's run. Raises ArtefactError (E506) if it would hang or overwrite its own results."""
     try:
         return run(loadable, machine, given)
     except ArtefactError as error:
@@ -101,7 +101,7 @@ def executed(loadable: schema.Loadable, machine: Machine, given: Mapping[str, by
 
 
 def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> None:
-    """Raises ArtefactError (E506) where the firmware would not compute what the program computes."""
+    """Raises ArtefactError (E506) if the firmware's results would differ from the program's."""
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
     recorder = _Recorder(program)
     for sample in varied(inputs, seed=SEED).first(len(KINDS)).batches(1):
@@ -110,7 +110,7 @@ def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> N
 
 
 def _expect_recorded(recorder: _Recorder, ports: Ports, loadable: schema.Loadable) -> None:
-    """The same for the sample that has been recorded."""
+    """The same for the recorded sample."""
     contents = recorder.contents
     given = _bound(recorder, ports)
     after = executed(loadable, contents.machine, given)

@@ -1,7 +1,7 @@
-"""Tables of a flatbuffer, declared once as frozen dataclasses: their reader and their writer.
+"""Flatbuffer tables, declared as frozen dataclasses: reader and writer.
 
-A field's type is a number (u8, u16, u32, u64, i16, i32), `string`, a table's class or Triple; in a list, a vector.
-The fields have the order of their declaration; a number of 0 is not stored.
+A field's type is a number (u8, u16, u32, u64, i16, i32), `string`, a table's class or TRIPLE, or a vector of one.
+The fields are in the order of their declaration; numbers that are 0 are not stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_SLOT, SLOT_BYTES, OFFSET_BYTES = 4, 2, 4
 
 @dataclass(frozen=True)
 class Kind:
-    """What a field holds; `vector`: any number of them."""
+    """The type of a field; vector: any number of elements."""
 
     of: str | type[Any]
     vector: bool = False
@@ -49,7 +49,7 @@ def _kinds(cls: type[Any]) -> list[tuple[str, Kind]]:
 
 
 def read(cls: type[T], data: bytes, identifier: bytes) -> T:
-    """The root table. Raises ArtefactError (E502) for data that is no such flatbuffer."""
+    """The root table. Raises ArtefactError (E502) for data that is not such a flatbuffer."""
     from flatbuffers.table import Table
 
     if data[4:8] != identifier:
@@ -122,7 +122,7 @@ def _write_table(builder: Builder, value: Any) -> int:
 
 
 def _outside(kind: Kind) -> bool:
-    """Whether a value lies outside its table."""
+    """Whether a value is stored outside its table."""
     return kind.vector or kind.of == "string"
 
 

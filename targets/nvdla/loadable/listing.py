@@ -1,4 +1,4 @@
-"""A loadable as text: what it holds, and the register writes that the stock firmware makes of it."""
+"""A loadable as text: its contents, and the register writes that the stock firmware makes of it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DATA_TYPES = ("unknown", "float", "half", "int16", "int8")
 FLAGS = {schema.ALLOCATE: "allocated", schema.SET: "filled", schema.INPUT: "input", schema.OUTPUT: "output"}
 INTERFACES = {schema.DLA: "engine", schema.EMU: "CPU"}
 REGION = 1 << 32
-"""Where the listing puts memories: apart from one another by this many bytes, from 0 on, by their ids."""
+"""The distance between memories in the listing's addresses: memory n begins at n times this."""
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """One entry a line, as a listing of instructions has them; `word` is a register write's address and value.
+    """One entry per line, like a listing of instructions; `word`: address and value of a register write.
 
-    Raises ArtefactError (E501) for a file that cannot be read, E502 for one that is damaged.
+    Raises ArtefactError (E501) for an unreadable file, E502 for a damaged one.
     """
     try:
         data = content(path)
@@ -44,7 +44,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def machine_of(loadable: schema.Loadable) -> Machine:
-    """The configuration that a loadable is for, as far as it says: by the atoms of its tensors."""
+    """The configuration that a loadable is for, as far as the atoms of its tensors tell."""
     small = any(each.pixel_format == SMALL_FEATURE for each in loadable.tensor_desc_list)
     return SMALL if small else FULL
 
@@ -82,7 +82,7 @@ def _broken(loadable: schema.Loadable) -> Iterator[tuple[str, str]]:
 
 
 def _writes(loadable: schema.Loadable) -> Iterator[tuple[str, str]]:
-    """The register writes, addresses as offsets into memories: memory n begins at n * 2^32."""
+    """The register writes, with addresses as offsets in memories: memory n begins at n * 2^32."""
     machine = machine_of(loadable)
     registers = register_map(machine.registers)
     try:

@@ -1,6 +1,6 @@
 """The lists of a loadable: memories, addresses, tasks, events, tensors. Ids are positions.
 
-Source: The loadable (facts), as three loadables of NVDLA's own compiler have it.
+Source: The loadable (facts), as in three loadables of NVDLA's own compiler.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from npuc.targets.nvdla.machine.parameters import Machine
 PAGE = schema.ALIGNMENT
 VERSIONS = {schema.DLA: schema.DLA_VERSION, schema.EMU: schema.EMU_VERSION}
 DUMMIES = {schema.DLA: 1, schema.EMU: 3}
-"""Memories without a meaning at the end of a task's address list."""
+"""Number of dummy memories at the end of a task's address list."""
 WAIT, SIGNAL = 0, 1
 """What a task does with an event."""
 
 
 class Memories:
-    """A loadable in the making: data first (a dummy, weights, maps, inputs and outputs), then what tasks need."""
+    """Builds a loadable: first data (a dummy, weights, maps, inputs and outputs), then the tasks' lists."""
 
     def __init__(self, weights: bytes, map_bytes: int, ports: Ports, machine: Machine) -> None:
         self.memories = [schema.Memory(id=0, flags=schema.ALLOCATE, size=PAGE, alignment=PAGE)]
@@ -37,10 +37,10 @@ class Memories:
         both = enumerate((*ports.inputs, *ports.outputs))
         self.tensors = tuple(port.described(number, machine) for number, port in both)
         self.data = len(self.memories) - 1
-        """Memories that every task's address list has."""
+        """The number of memories in every task's address list."""
 
     def allocated(self, size: int, role: int = 0, bind: int = 0, tensor: int = 0) -> int:
-        """The id of a memory; bind: the number of the input or output, tensor: its place in the tensor list."""
+        """Adds a memory, returns its id; bind: number of the input or output; tensor: tensor list position."""
         number = len(self.memories)
         flags = schema.ALLOCATE | role
         memory = schema.Memory(
@@ -50,7 +50,7 @@ class Memories:
         return number
 
     def filled(self, name: str, data: bytes, interface: int = 0, sub_interface: int = 0) -> int:
-        """The id of a memory that holds a blob."""
+        """Adds a memory filled with a blob and returns its id."""
         number = len(self.memories)
         self.memories.append(
             schema.Memory(
@@ -72,7 +72,7 @@ class Memories:
         return number
 
     def task(self, interface: int, lists: Sequence[tuple[str, int, bytes]]) -> None:
-        """A task with its lists, the network's description first; it waits for the task before."""
+        """Adds a task with its lists, the network's description first; it waits for the previous task."""
         number = len(self.tasks)
         own = [self.filled(f"task-{number}-{name}", data, interface, kind) for name, kind, data in lists]
         own += [self.allocated(PAGE) for _ in range(DUMMIES[interface])]
@@ -92,7 +92,7 @@ class Memories:
         return number
 
     def loadable(self) -> schema.Loadable:
-        """All lists; addresses are those of whole memories."""
+        """The loadable; addresses are those of whole memories."""
         return schema.Loadable(
             task_list=tuple(self.tasks),
             memory_list=tuple(self.memories),

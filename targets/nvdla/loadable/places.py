@@ -1,8 +1,8 @@
-"""Where a program's bytes lie in a loadable: the user's inputs and outputs have memories of their own.
+"""The placement of a program's data in a loadable, where the user's inputs and outputs have their own memories.
 
-A program has all maps in one memory, one after the other in time. What is read of an input's place, before
-anything else is written there, is read from the input's memory; what happens in an output's place after the last
-use of it for something larger happens in the output's memory.
+A program has all maps in one memory and reuses it over time. Reads from an input's place before anything else is
+written there become reads from the input's memory. Accesses within an output's place after its last use for
+anything larger become accesses to the output's memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.model.memory import Pattern
 
 DUMMY, WEIGHTS, MAPS, FIRST_BOUND = 0, 1, 2, 3
-"""Memories by their ids; those of inputs and outputs follow."""
+"""Ids of memories; those of inputs and outputs follow."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Bound:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The address after the last byte."""
         return self.start + self.bytes
 
     def holds(self, place: Pattern) -> bool:
-        """Whether a pattern lies within."""
+        """Whether a pattern is within the place."""
         return self.start <= place.address and place.address + place.size <= self.end
 
     def touches(self, place: Pattern) -> bool:
-        """Whether a pattern's span shares a byte with it."""
+        """Whether a pattern's span shares a byte with the place."""
         return place.address < self.end and place.address + place.size > self.start
 
 
@@ -56,7 +56,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Layout:
-    """The program's memory: where constants and maps begin, and the inputs and outputs."""
+    """The program's memory: the start and size of the maps, and the inputs and outputs."""
 
     maps: int
     map_bytes: int
@@ -65,13 +65,13 @@ class Layout:
 
 
 Places = Mapping[tuple[int, str], tuple[int, int]]
-"""By operation and cube: the memory and the offset in it."""
+"""Memory and offset, by operation and cube."""
 
 
 def placed(uses: Sequence[Use], layout: Layout) -> Places:
-    """The memory of every cube; uses in the order of operations, of each its reads first.
+    """The placement of every cube; uses: in the order of operations, the reads of each one first.
 
-    Raises ArtefactError (E506) where an input or output shares its place in a way that needs a copy.
+    Raises ArtefactError (E506) if an input or output shares its place in a way that would need a copy.
     """
     if layout.map_bytes < 0:
         raise ArtefactError("E502", "manifest.json is damaged: the images end beyond the memory")
@@ -99,7 +99,7 @@ def _first_write(uses: Sequence[Use], bound: Bound) -> int:
 
 
 def _last_stranger(uses: Sequence[Use], bound: Bound) -> int:
-    """The position of the last use of a place for something that is not within it, or -1."""
+    """The position of the last use that overlaps a place without being within it, or -1."""
     strangers = [at for at, use in enumerate(uses) if bound.touches(use.place) and not bound.holds(use.place)]
     return max(strangers, default=-1)
 
@@ -118,7 +118,7 @@ def _bound(use: Use, at: int, layout: Layout, until: Mapping[str, int], since: M
 
 
 def _own(owners: Array, use: Use, memory: int, layout: Layout) -> None:
-    """Notes who has written; raises ArtefactError (E506) where a read finds other memory than was written."""
+    """Records writes by memory; raises ArtefactError (E506) for a read from another memory than was written."""
     for start, end in use.place.spans() - layout.maps:
         part = owners[start:end]
         if use.writes:

@@ -1,7 +1,7 @@
-"""What the user of a loadable binds: the tensors that the program's one segment loads and stores.
+"""Inputs and outputs that the user of a loadable binds: the tensors that the program's one segment moves.
 
-The runtime knows no host steps but softmax: conversions to and from int8 are the user's, with the scales that
-stand beside the loadable.
+The runtime computes no host step but softmax: conversions to and from integers are left to the user, with the
+scales exported beside the loadable.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ FEATURE_NCXHWX, FEATURE_CATEGORY = 3, 2
 IMAGE_NHWC, IMAGE_CATEGORY = 2, 0
 DATA_TYPES = {"int8": 4, "int16": 3, "fp16": 2}
 PIXEL_FORMATS = {8: 37, 32: 36}
-"""Of feature data, by the bytes of an atom."""
+"""Pixel format of feature data, by the bytes of an atom."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output: its name to the user, how it lies in memory, and its scale."""
+    """An input or output: its name for the user, its memory layout, and its scale."""
 
     name: str
     move: TensorMove
     scale: float | None
     zero: int = 0
-    """The integer that stands for 0."""
+    """The integer that represents 0."""
     softmax: bool = False
     """Whether a softmax over its channels follows."""
 
@@ -71,7 +71,7 @@ class Ports:
 
 
 def ports_of(program: Program) -> Ports:
-    """What the user binds. Raises ArtefactError (E506) for host steps that the runtime does not compute."""
+    """The tensors to bind. Raises ArtefactError (E506) for host steps that the runtime does not compute."""
     contents = Contents.of(program.manifest)
     segments = [step for step in contents.steps if isinstance(step, Segment)]
     if len(segments) != 1:
@@ -99,7 +99,7 @@ def _host(steps: Sequence[Any]) -> list[HostStep]:
 
 
 def _input(move: TensorMove, steps: Sequence[HostStep]) -> Port:
-    """The network's input that becomes a loaded tensor, or the slice that does, and the conversion's scale."""
+    """The network's input, or the slice of it, that becomes a loaded tensor, with the scale of its conversion."""
     makers = {name: step for step in steps for name in step.outputs}
     name, scale, zero = move.tensor, None, 0
     part = ""
@@ -115,7 +115,7 @@ def _input(move: TensorMove, steps: Sequence[HostStep]) -> Port:
 
 
 def _output(move: TensorMove, steps: Sequence[HostStep]) -> Port:
-    """The network's output that a stored tensor becomes, or a part of, its scale, and whether softmax follows."""
+    """The network's output, or the part of it, that a stored tensor becomes, with its scale and any softmax."""
     name, scale, zero, softmax, part = move.tensor, None, 0, False, ""
     while readers := [step for step in steps if name in step.inputs]:
         step = readers[0]
@@ -139,7 +139,7 @@ def _over_channels(step: HostStep, move: TensorMove) -> bool:
 
 
 def _expect_packed(port: Port, machine: Machine) -> None:
-    """Raises ArtefactError (E506) where channels do not follow one another, as a tensor descriptor has them."""
+    """Raises ArtefactError (E506) if channels have gaps, which tensor descriptors cannot express."""
     channels, height, width = port.move.map_shape
     place, atom = port.move.place, machine.atom_bytes
     if place.pixels:
@@ -184,4 +184,4 @@ def scales(ports: Ports) -> Mapping[str, list[dict[str, Any]]]:
 
 
 SOFTMAX_SCALE = 1 / 127
-"""Of a softmax's int8 result."""
+"""The scale of a softmax's int8 result."""

@@ -1,9 +1,11 @@
 """How the firmware runs a task's operations: a register program with its waiting points.
 
-The firmware programs operations into the two register groups of each engine and enables them as their dependencies
-are resolved: by completion, by programming, or by the enabling of another operation. The tables of an engine are
-not in groups: an operation with others than those in use is programmed when the one before has ended. Source: The
-loadable (facts), Rules the firmware follows; checked line by line against its own logs of three loadables.
+The firmware programs operations into the two register groups of each engine, and enables them once their
+dependencies are resolved: completion, programming, or enabling of another operation. An engine's tables are not
+double-buffered: an operation with tables other than those in use is programmed once the previous one has ended.
+
+Source: The loadable (facts), Rules the firmware follows; checked line by line against its own logs of three
+loadables.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ BLOCKS: Mapping[int, tuple[str, ...]] = {
     of.CDP: ("CDP", "CDP_RDMA"),
     of.RUBIK: ("RBK",),
 }
-"""In the order in which their pointers are set; the second of two is the RDMA."""
+"""The order in which pointers are set; the second of two blocks is the RDMA."""
 PAIR = 2
 
 
 @dataclass
 class _Group:
-    """A register group that holds an operation."""
+    """A register group with its operation."""
 
     index: int
     group: int
@@ -45,23 +47,23 @@ class _Group:
 
 @dataclass
 class _Engine:
-    """What the firmware keeps of an engine."""
+    """The firmware's state of an engine."""
 
     groups: dict[int, _Group] = field(default_factory=dict[int, _Group])
     rdma_busy: set[int] = field(default_factory=set[int])
     consumer: int = 0
     rdma_consumer: int = 0
     last: int = of.NONE
-    """The operation that was prepared last."""
+    """The operation prepared last."""
     last_group: int = 1
-    """The group that was enabled last; the other one ends first."""
+    """The group enabled last; the other one ends first."""
 
 
 class Runner:
-    """The firmware on a task.
+    """The firmware running a task.
 
-    Whatever is enabled has ended when the next events are handled; in order: unless it takes its input from
-    another operation, which is not enabled yet. (The logs that this is compared with are not in order.)
+    Enabled operations are assumed to have ended when the next events are handled. in_order: except those that take
+    their input from another operation that is not enabled yet. (The logs used for comparison are not in order.)
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Runner:
         self._programming = of.NONE
 
     def steps(self) -> list[RegisterWrite | Wait]:
-        """All register writes, and the interrupts that are handled between them.
+        """All register writes, and the interrupts handled between them.
 
         Raises ArtefactError (E502) for a task that never ends.
         """
@@ -112,9 +114,9 @@ class Runner:
         return parent in self._enabled and self._ends(parent)
 
     def _submit(self, engine: int, index: int) -> None:
-        """Takes a free group and programs the operation into it.
+        """Allocates a free group and programs the operation into it.
 
-        Raises ArtefactError (E502) for an operation of another engine, or for none.
+        Raises ArtefactError (E502) for an operation of another engine, or an invalid index.
         """
         if not 0 <= index < len(self._task.common) or self._task.common[index].engine != engine:
             raise ArtefactError(
@@ -136,7 +138,7 @@ class Runner:
             state.groups[group].pending = True
 
     def _tables_are_free(self, state: _Engine, group: _Group) -> bool:
-        """Whether the engine's tables may be written: no other group holds tables of its own."""
+        """Whether the engine's tables may be written: no other group uses different ones."""
         others = (each.lut for each in state.groups.values() if each is not group)
         return group.lut == of.NONE or all(each in (of.NONE, group.lut) for each in others)
 
@@ -152,7 +154,7 @@ class Runner:
             self._enable(group.index)
 
     def _submit_next(self, engine: int) -> None:
-        """The next operation of the same engine, if a group is free."""
+        """Submits the next operation of an engine, if a group is free."""
         last = self._engines[engine].last
         if last != of.NONE:
             index = self._task.common[last].consumers[engine].index
@@ -186,7 +188,7 @@ class Runner:
                 self._enable(consumer.index)
 
     def _enable(self, index: int) -> None:
-        """Enables an operation that is programmed and waits for nothing."""
+        """Enables an operation that is programmed and has no dependencies left."""
         engine = self._task.common[index].engine
         groups = self._engines[engine].groups.values()
         held = [each for each in groups if each.index == index and not (each.active or each.pending)]
@@ -205,7 +207,7 @@ class Runner:
         self._notify(index, of.ENABLED)
 
     def _complete(self, index: int, *, last: bool) -> None:
-        """Frees the group of an operation that has ended, and goes on with what waited for it."""
+        """Frees the group of an ended operation, and continues with what waited for it."""
         engine = self._task.common[index].engine
         state = self._engines[engine]
         group = next(each for each in state.groups.values() if each.index == index)

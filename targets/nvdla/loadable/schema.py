@@ -1,4 +1,4 @@
-"""The tables of a loadable: tasks, memory, addresses, events, blobs, tensors, in the order of their fields.
+"""The tables of a loadable: tasks, memories, addresses, events, blobs, tensors, with fields in file order.
 
 Source: The loadable (facts): what NVDLA's runtime reads.
 """
@@ -23,7 +23,7 @@ ALIGNMENT = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is submitted at once: its addresses, the events it waits for and signals."""
+    """A unit of submission: its addresses, the events it waits for and signals."""
 
     id: int = scalar("u16")
     interface: int = scalar("u32")
@@ -35,7 +35,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """A region of memory and the blobs that it is filled with."""
+    """A region of memory and the blobs that fill it."""
 
     id: int = scalar("u16")
     domain: int = scalar("u8")
@@ -50,7 +50,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """A place in a region."""
+    """A location in a region."""
 
     id: int = scalar("u16")
     mem_id: int = scalar("u16")
@@ -60,7 +60,7 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What tasks wait for or signal."""
+    """An event that tasks wait for or signal."""
 
     id: int = scalar("u16")
     type: int = scalar("u8")
@@ -111,7 +111,7 @@ class TensorDesc:
 
 @dataclass(frozen=True, kw_only=True)
 class Reloc:
-    """A place in a blob that depends on how a tensor is bound."""
+    """A location in a blob that depends on how a tensor is bound."""
 
     address_id: int = scalar("u16")
     write_id: int = scalar("u16")

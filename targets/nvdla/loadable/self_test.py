@@ -1,4 +1,4 @@
-"""The self test of a loadable: what the runtime's buffers hold for stored samples, and what compares them."""
+"""The self test of a loadable: the runtime's buffers for stored samples, and the comparison."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ descriptors of the loadable as the stock firmware does.
 def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     """Buffers of inputs and outputs by sample, self_test.json, README.md and npuc_compare.c.
 
-    inputs: (samples, *shape) by name. Raises ArtefactError (E506) for a program that no loadable can be, and for
-    fp16 programs that the model does not compute to the last bit.
+    inputs: (samples, *shape) by name. Raises ArtefactError (E506) for a program that no loadable can express, and
+    for fp16 programs that the model does not compute bit-exactly.
     """
     if program.precision == "fp16" and not Runner(program).exact:
         limit = f"{EXACT_PRODUCTS} products"
@@ -80,7 +80,7 @@ def _commands(ports: Ports) -> Iterator[str]:
 
 
 def _mask(port: Port, machine: Machine) -> bytes:
-    """A byte for each element of an output's buffer: 1 where it is one of the tensor."""
+    """A byte for each element of an output's buffer: 1 if it belongs to the tensor."""
     cube = port.move.cube(machine)
     filled = np.zeros((cube.channels, cube.height, cube.width), DTYPES[cube.precision])
     filled[port.move.place.lane_numbers] = 1

@@ -1,4 +1,4 @@
-"""Packed structures of little-endian numbers, declared once as frozen dataclasses: their reader and their writer.
+"""Packed structures of little-endian numbers, declared as frozen dataclasses: reader and writer.
 
 >>> @dataclass(frozen=True, kw_only=True)
 ... class Pair:
@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Place:
-    """How a field is stored: a code of the struct module, repeated, or a structure of its own."""
+    """How a field is stored: a code of the struct module, repeated, or a nested structure."""
 
     code: str = ""
     count: int = 0
@@ -33,7 +33,7 @@ class Place:
 
 
 def number(code: str, default: float = 0) -> Any:
-    """A number, by its code in the struct module."""
+    """A number, given by its code in the struct module."""
     return field(default=default, metadata={"place": Place(code)})
 
 
@@ -43,17 +43,17 @@ def numbers(code: str, count: int) -> Any:
 
 
 def unused(count: int) -> Any:
-    """Bytes without a meaning, kept as found."""
+    """Bytes without a meaning, preserved as found."""
     return numbers("B", count)
 
 
 def places(cls: type[Any]) -> list[tuple[str, Place]]:
-    """The fields of a structure in order, each with how it is stored."""
+    """The fields of a structure in order, each with its storage."""
     return [(each.name, each.metadata.get("place") or _nested(each)) for each in fields(cls)]
 
 
 def _nested(each: Field[Any]) -> Place:
-    """The place of a structure inside: a field whose default is made by its class."""
+    """The storage of a nested structure: a field whose default factory is the structure's class."""
     made_by: Any = each.default_factory
     return Place(structure=made_by)
 
@@ -63,14 +63,14 @@ def _format(place: Place) -> str:
 
 
 def size(cls: type[Any]) -> int:
-    """Bytes of a structure."""
+    """Size of a structure."""
     return sum(
         size(place.structure) if place.structure else struct.calcsize(_format(place)) for _, place in places(cls)
     )
 
 
 def unpack(cls: type[S], data: bytes, offset: int = 0) -> S:
-    """The structure at an offset. Raises ArtefactError (E502) where the data ends before it."""
+    """The structure at an offset. Raises ArtefactError (E502) if the data ends before it."""
     if offset < 0 or offset + size(cls) > len(data):
         reason = f"{cls.__name__} at byte {offset} of {len(data)}"
         raise ArtefactError("E502", reason, limit=f"{size(cls)} bytes")
@@ -87,7 +87,7 @@ def unpack(cls: type[S], data: bytes, offset: int = 0) -> S:
 
 
 def pack(value: Any) -> bytes:
-    """The bytes of a structure. Raises EncodingError (E301) for a number that its field cannot hold."""
+    """The bytes of a structure. Raises EncodingError (E301) for a number that does not fit its field."""
     parts: list[bytes] = []
     for name, place in places(type(value)):
         held = getattr(value, name)
@@ -103,7 +103,7 @@ def pack(value: Any) -> bytes:
 
 
 def assembled(cls: type[S], values: Mapping[str, int | tuple[int, ...]]) -> S:
-    """A structure of the numbers at dotted names ("source.width"), the others as by default.
+    """A structure from numbers at dotted names ("source.width"), with defaults for the others.
 
     Raises EncodingError (E301) for a name that is no field, or not of this structure.
     """

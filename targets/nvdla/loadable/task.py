@@ -1,4 +1,4 @@
-"""A DLA task of a loadable: its descriptors and its addresses."""
+"""A DLA task of a loadable: its descriptors and addresses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def engine_tasks(loadable: schema.Loadable) -> list[schema.Task]:
 
 
 def read(loadable: schema.Loadable, task: schema.Task) -> Task:
-    """The descriptors of a DLA task. Raises ArtefactError (E502) where one is missing or makes no sense."""
+    """The descriptors of a DLA task. Raises ArtefactError (E502) for a missing or invalid one."""
     network = unpack(of.Network, content(loadable, task, 0))
     count = network.operation_count
     graph = content(loadable, task, network.dependencies)
@@ -52,7 +52,7 @@ def _kinds(common: of.Common) -> tuple[type[of.Operation], type]:
 
 
 def content(loadable: schema.Loadable, task: schema.Task, index: int) -> bytes:
-    """The blob behind an entry of the task's address list."""
+    """The blob that an entry of the task's address list points to."""
     address = _entry(loadable, task, index)
     memory = _by_id(loadable.memory_list, address.mem_id, "memory")
     blobs = {each.name: each.data for each in loadable.blobs}
@@ -79,7 +79,7 @@ def _by_id(entries: Sequence[Any], number: int, what: str) -> Any:
 
 
 def addresses(loadable: schema.Loadable, task: schema.Task, base: Callable[[int], int]) -> Callable[[int], int]:
-    """The address of an entry of the task's address list; base: that of a memory by its id."""
+    """Maps an index of the task's address list to an address; base: the address of a memory by its id."""
 
     def address(index: int) -> int:
         entry = _entry(loadable, task, index)

@@ -1,1 +1,1 @@
-"""The configurations of NVDLA, its registers, and programs as sequences of register writes."""
+"""NVDLA's configurations and registers, and programs as sequences of register writes."""

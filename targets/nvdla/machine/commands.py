@@ -1,6 +1,6 @@
-"""A register program: what a driver does, in order. The artefact and the test programs hold such lists.
+"""Register programs: what a driver does, in order. Artefacts and test programs contain such lists.
 
-Writes set registers; between them the driver waits, for an interrupt or until a register has a value.
+Writes set registers; between them the driver waits for an interrupt, or until a register has a value.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SEQUENTIAL, SEQUENCERS, VERILATOR = PLAYERS = ("sequential", "sequencers", "verilator")
-"""Who plays a register program as a test program: one player in order, a sequencer for every block, or the
-Verilator test bench of NVDLA's tree, which looks for interrupts when all registers have been written."""
+"""Who executes a register program as a test program: one player in order, a sequencer for each block, or the
+Verilator test bench of NVDLA's tree, which looks for interrupts after all registers have been written.
+"""
 
 
 @dataclass(frozen=True)
 class Write:
-    """A register is written."""
+    """The driver writes a register."""
 
     address: int
     """In bytes."""
@@ -32,7 +33,7 @@ class Poll:
 
 @dataclass(frozen=True)
 class Wait:
-    """The driver waits for an interrupt: a source of GLB.S_INTR_STATUS and its group, or any."""
+    """The driver waits for an interrupt: a source of GLB.S_INTR_STATUS and its group, or any interrupt."""
 
     source: str | None = None
     """SDP, PDP, CDP, BDMA, RUBIK, CDMA_DAT, CDMA_WT or CACC."""

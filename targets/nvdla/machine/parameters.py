@@ -1,7 +1,7 @@
-"""The numbers of an NVDLA configuration, once; a TOML file overrides any of them.
+"""The parameters of NVDLA's configurations; a TOML file overrides any of them.
 
 Source: in-memory formats (atoms of 32 bytes, kernel groups of 32 and 16, blocks of 64 elements are those of
-nv_full); the numbers of nv_small and nv_large, the CBUF and the units as NVDLA's own configurations have them.
+nv_full); the numbers of nv_small and nv_large, the CBUF and the units as in NVDLA's own configurations.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from npuc.storage.machine_files import DEMANDS, MOST, bad_machine, described, re
 
 MACHINES = Path(__file__).parents[1] / "machines"
 MOST_BANKS = {"nv_small": 32, "nv_full": 16}
-"""Of the CBUF, by register map: what D_BANK has bits for."""
+"""The most banks of the CBUF, by register map, limited by the bits of D_BANK."""
 UNITS = {"nv_full": {"atom_bytes": 32, "cbuf_entry_bytes": 128}}
-"""Bytes in which registers count strides and sizes of weights, where they are not single ones."""
+"""The units in bytes in which registers count strides and weight sizes, if not single bytes."""
 SECOND = 1 << 48
-"""Where addresses of the second memory are counted from where both memories have one address space (model)."""
+"""The offset of the second memory's addresses where the model puts both memories in one address space."""
 PAGE_BYTES = 256
-"""What the second memory is a multiple of: buffers begin at such addresses."""
+"""The size of the second memory is a multiple of this; buffers begin at such addresses."""
 OF_SRAM = ("sram_bytes", "sram_bytes_per_clock", "sram_latency")
-"""What a machine without a second memory does not tell."""
+"""Parameters that a machine without a second memory omits."""
 PAGE = "nvdla.md"
-"""Of docs/."""
+"""The page of docs/ that describes the parameters."""
 BYTES = {"int8": 1, "int16": 2, "fp16": 2}
 """Bytes of an element by precision."""
 MOST_BATCHES = 32
-"""Images of a batch at most: what the registers of every configuration have room for."""
+"""The most images of a batch that the registers of every configuration allow."""
 MOST_EXTENT = 8192
-"""Columns, rows and channels of a cube: registers of 13 bits hold them, less one."""
+"""The most columns, rows or channels of a cube: 13-bit registers contain one less."""
 MOST_STRIDE, MOST_KERNEL = 8, 32
 """The largest stride and the largest kernel of a convolution, in elements."""
 SRAM_BASE = 0x5000_0000
@@ -49,83 +49,83 @@ class Machine:
     atom_bytes: int = 8
     """Bytes of an atom of a feature cube, to which addresses and strides are aligned."""
     atomic_c: int = 8
-    """Channels that a MAC cell multiplies in a clock, in elements of any precision: a channel block of weights."""
+    """Channels that a MAC cell multiplies per clock, in elements of any precision: a channel block of weights."""
     atomic_k: int = 8
-    """Kernels that the MAC array computes side by side in int8; half as many in int16 and fp16."""
+    """Kernels that the MAC array computes in parallel in int8; half as many in int16 and fp16."""
     cbuf_banks: int = 32
     cbuf_entries: int = 512
-    """Entries of a bank."""
+    """Per bank."""
     cbuf_entry_bytes: int = 8
     int16: bool = False
     fp16: bool = False
     winograd: bool = False
     compression: bool = False
-    """CDMA and CSC take compressed weights."""
+    """Whether CDMA and CSC accept compressed weights."""
     max_batches: int = 1
     """Images that a convolution takes at once (multi-batch mode): 32 on nv_full; the others have no such mode."""
     elementwise: bool = False
-    """SDP has the element-wise unit Y (EW)."""
+    """Whether SDP has the element-wise unit Y (EW)."""
     sdp_lut: bool = False
     rubik: bool = False
     bdma: bool = False
     sdp_elements: int = 1
-    """Elements that SDP takes in a clock."""
+    """Elements that SDP processes per clock."""
     pdp_elements: int = 1
     pdp_columns: int = 128
-    """Columns of results that PDP keeps, in lines of all windows that are open at once."""
+    """Result columns that PDP can store, over the lines of all windows open at once."""
     cdp_elements: int = 1
     rubik_bytes: int = 32
-    """Bytes that RUBIK takes in a clock: an atom of nv_full, as nobody has measured it."""
+    """Bytes that RUBIK processes per clock: an atom of nv_full, an assumption, as nobody has measured it."""
     dma_bytes: int = 8
-    """Bytes that the memory interface is wide."""
+    """The width of the memory interface in bytes."""
     bytes_per_clock: float = 8.0
-    """Bytes that memory hands over in a clock; what is written has a channel of its own, as wide.
+    """Bytes that memory delivers per clock; writes have a channel of their own, equally wide.
 
-    Where memory takes a request of dma_bytes every other clock, as in NVDLA's own harness, it is half of those.
+    If memory takes a request of dma_bytes every other clock, as in NVDLA's own harness, this is half of dma_bytes.
     """
     latency: int = 32
-    """Clocks from a request to memory's first answer."""
+    """Clocks from a request to memory's first response."""
     sram_bytes: int = 0
-    """Of the second memory, for maps between layers; 0 if there is none."""
+    """Size of the second memory, used for maps between layers; 0 if there is none."""
     sram_bytes_per_clock: float = 64.0
-    """The same as bytes_per_clock, of the second memory, whose interface is as wide (dma_bytes)."""
+    """bytes_per_clock of the second memory, whose interface has the same width (dma_bytes)."""
     sram_latency: int = 32
-    """The same as latency, of the second memory."""
+    """latency of the second memory."""
     clocks_per_write: float = 2.4
-    """Clocks that a register write takes on its bus, as the driver of NVDLA's own harness has it."""
+    """Clocks per register write on the configuration bus, as with the driver of NVDLA's own harness."""
     clock_mhz: int = 1000
     dram_mb_per_second: int = MOST
-    """The bandwidth of memory, where that is what is known of it: it bounds bytes_per_clock."""
+    """The bandwidth of memory, if that is what is known: it bounds bytes_per_clock."""
     scales: str = "free"
-    """What activations may have: one of machine_files.DEMANDS."""
+    """Restriction of activation scales: one of machine_files.DEMANDS."""
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """What the convolution pipeline computes in."""
+        """The precisions of the convolution pipeline."""
         return ("int8", *(["int16"] if self.int16 else []), *(["fp16"] if self.fp16 else []))
 
     @property
     def cbuf_bytes(self) -> int:
-        """The convolution buffer."""
+        """Size of the convolution buffer."""
         return self.cbuf_banks * self.bank_bytes
 
     @property
     def bank_bytes(self) -> int:
-        """One bank of the convolution buffer."""
+        """Size of one bank of the convolution buffer."""
         return self.cbuf_entries * self.cbuf_entry_bytes
 
     def macs_per_cycle(self, precision: str) -> int:
-        """Multiply-accumulates of the array."""
+        """Multiply-accumulates of the array per clock."""
         return self.atomic_c * self.kernel_group(precision)
 
     @property
     def dram_bytes_per_cycle(self) -> float:
-        """Bytes that memory and its interface hand over in a clock."""
+        """Bytes per clock from memory, bounded by its interface."""
         return min(float(self.dma_bytes), self.bytes_per_clock, self.dram_mb_per_second / self.clock_mhz)
 
     @property
     def sram_bytes_per_cycle(self) -> float:
-        """Bytes that the second memory and its interface hand over in a clock."""
+        """Bytes per clock from the second memory, bounded by its interface."""
         return min(float(self.dma_bytes), self.sram_bytes_per_clock)
 
     @property
@@ -134,7 +134,7 @@ class Machine:
         return self.bdma and self.registers == "nv_full" and self.sram_bytes > 0
 
     def in_sram(self, address: int) -> bool:
-        """Whether an address of a register program is one of the second memory."""
+        """Whether an address of a register program is in the second memory."""
         return SRAM_BASE <= address < SRAM_BASE + self.sram_bytes
 
     def atom_elements(self, precision: str) -> int:
@@ -146,17 +146,17 @@ class Machine:
         return self.atomic_k // BYTES[precision]
 
     def capacity_bytes(self, memory: str) -> int | None:
-        """Bytes of a memory named as on the command line: cbuf, sram; dram has no limit here."""
+        """Size of a memory by its name on the command line: cbuf, sram; dram has no limit here."""
         return {"cbuf": self.cbuf_bytes, "sram": self.sram_bytes or None}.get(memory)
 
     def as_dict(self) -> dict[str, Any]:
-        """The values as the manifest records them, of a second memory where there is one."""
+        """The values as the manifest records them; those of the second memory only if there is one."""
         values = asdict(self)
         return values if self.sram_bytes else {name: values[name] for name in values if name not in OF_SRAM}
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str) -> Machine:
-        """A machine from names and values. Raises DoesNotFit (E305) for what no NVDLA can be."""
+        """A machine from names and values. Raises DoesNotFit (E305) for values that no NVDLA can have."""
         present = {name: value for name, value in values.items() if (name, value) != ("sram_bytes", 0)}
         machine = described(cls, present, origin, PAGE)
         if machine.registers not in ("nv_small", "nv_full"):
@@ -172,7 +172,7 @@ class Machine:
 
 
 def _expect_consistent(machine: Machine, origin: str) -> None:
-    """Raises DoesNotFit (E305) where two values contradict each other."""
+    """Raises DoesNotFit (E305) if two values contradict each other."""
     if machine.cbuf_banks < 2:
         raise _bad(origin, "cbuf_banks = 1", "2 or more: data and weights have banks of their own")
     if machine.cbuf_banks > MOST_BANKS[machine.registers]:
@@ -201,7 +201,7 @@ def _expect_consistent(machine: Machine, origin: str) -> None:
 
 
 def machine_kind(machine: Machine) -> str:
-    """The configuration of NVDLA whose registers and units a machine has."""
+    """The configuration of NVDLA that has a machine's registers and units."""
     return machine.registers if machine.registers == "nv_full" or not machine.elementwise else "nv_large"
 
 
@@ -228,10 +228,10 @@ CONFIGURATIONS: Mapping[str, Machine] = {each.name: each for each in (SMALL, LAR
 
 
 def load(target: str, name_or_file: str | None = None, scales: str | None = None) -> Machine:
-    """The configuration of a target, with the values of a TOML file in place of its own.
+    """The configuration of a target, modified by the values of a TOML file.
 
-    scales: in place of what the machine asks of them. Raises DoesNotFit (E305) for an unreadable file or invalid
-    values.
+    scales: overrides the machine's restriction of scales. Raises DoesNotFit (E305) for an unreadable file or
+    invalid values.
     """
     machine = _described(target, name_or_file)
     return replace(machine, scales=scales or machine.scales)

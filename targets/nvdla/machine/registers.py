@@ -1,8 +1,9 @@
 """NVDLA's registers, declared from the tables in tables/ as words of npuc.bits.
 
-A register map has its registers by name (`CDMA.D_BANK`, or `NVDLA_CDMA.D_BANK_0` as NVDLA's test programs write
-it) and by byte address. From each declaration come encoder, decoder and listing; bits that no field takes are
-declared as `reserved_HIGH_LOW` and kept. nv_large has the map of nv_small.
+A register map finds registers by name (`CDMA.D_BANK`, or `NVDLA_CDMA.D_BANK_0` as in NVDLA's test programs) and by
+byte address. Encoder, decoder and listing derive from each declaration; unused bits are declared as
+`reserved_HIGH_LOW` and preserved. nv_large has the map of nv_small.
+
 Source: the register tables of nv_small and nv_full (block, register, address, reset value, field, lsb, width,
 named values).
 """
@@ -39,7 +40,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Register:
-    """One register: where it lies and what its bits mean."""
+    """One register: its address and the meaning of its bits."""
 
     block: str
     name: str
@@ -55,28 +56,28 @@ class Register:
 
     @cached_property
     def of_group(self) -> bool:
-        """Whether it exists once per ping-pong group (D_...), instead of once (S_... and others)."""
+        """Whether it exists once per ping-pong group (D_...) instead of only once (S_... and others)."""
         return self.name.startswith("D_")
 
     @cached_property
     def word(self) -> type[Any]:
-        """The declaration as a word of npuc.bits, its defaults the reset value."""
+        """The declaration as a word of npuc.bits, whose defaults are the reset value."""
         return _declared(self)
 
     @cached_property
     def places(self) -> Mapping[str, Bits]:
-        """Where each field lies."""
+        """The bit position of each field."""
         return places(self.word)
 
     @cached_property
     def _encoded(self) -> dict[tuple[tuple[str, int | str], ...], int]:
-        """Values that were encoded before: layers have most fields in common."""
+        """A cache of encoded values: layers have most fields in common."""
         return {}
 
     def value(self, **values: int | str) -> int:
-        """The register with these fields, by number or name; the others as after reset.
+        """The register value with these fields, by number or name; the others have their reset values.
 
-        Raises EncodingError (E301) for an unknown field or name, and for a number that its field cannot hold.
+        Raises EncodingError (E301) for an unknown field or name, and for a number that does not fit its field.
         """
         key = tuple(values.items())
         if key not in self._encoded:
@@ -85,11 +86,11 @@ class Register:
         return self._encoded[key]
 
     def decoded(self, value: int) -> Any:
-        """The word that a value is; encode gives the value back."""
+        """A value decoded as a word; encoding it gives the same value."""
         return decode(self.word, value)
 
     def text(self, value: int) -> str:
-        """The fields of a value by name: DATA_BANK=11 WEIGHT_BANK=2. Reserved bits appear where they are set."""
+        """The fields of a value by name: DATA_BANK=11 WEIGHT_BANK=2. Reserved bits are shown if they are set."""
         fields = shown(self.decoded(value))
         return " ".join(
             f"{name}={_number_text(each)}"
@@ -138,7 +139,7 @@ def _reserved(low: int, high: int, reset: int) -> tuple[str, type[int], Any]:
 
 @dataclass(frozen=True, eq=False)
 class RegisterMap:
-    """The registers of a configuration in order of their addresses; there is one object of each map."""
+    """The registers of a configuration in address order; there is a single object for each map."""
 
     name: str
     registers: tuple[Register, ...]
@@ -173,7 +174,7 @@ class RegisterMap:
         return found
 
     def text(self, address: int, value: int) -> str:
-        """One register write as a listing shows it: CDMA.D_BANK DATA_BANK=0xb WEIGHT_BANK=2."""
+        """A register write as in listings: CDMA.D_BANK DATA_BANK=0xb WEIGHT_BANK=2."""
         register = self.at(address)
         return f"{register.title} {register.text(value)}"
 

@@ -1,4 +1,4 @@
-"""A functional model of NVDLA: a register program on a memory image, block by block as the hardware has them."""
+"""A functional model of NVDLA: runs a register program on a memory image, block by block as in the hardware."""
 
 from npuc.targets.nvdla.model.memory import Memory
 from npuc.targets.nvdla.model.nvdla import Nvdla, run

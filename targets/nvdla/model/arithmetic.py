@@ -37,17 +37,17 @@ def shift_either(values: Array, shift: int, bits: int) -> Array:
 
 
 def limits(bits: int) -> tuple[int, int]:
-    """Smallest and largest signed number of so many bits."""
+    """The smallest and largest signed number of so many bits."""
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
 def saturate(values: Array, bits: int) -> Array:
-    """The values within a signed number of bits."""
+    """The values, saturated to a signed number of bits."""
     return np.clip(values, *limits(bits))
 
 
 def signed(value: int, width: int) -> int:
-    """The number that the bits of a field are in two's complement.
+    """The bits of a field as a two's complement number.
 
     >>> signed(0xFFFF, 16), signed(0x7FFF, 16)
     (-1, 32767)

@@ -1,6 +1,7 @@
-"""PDP's average of integers: a sum times two reciprocals, each product rounded, in as many bits as the unit has.
+"""PDP's integer average: a sum times two reciprocals, each product rounded, in the bit widths of the unit.
 
-Nothing saturates: what does not fit wraps.
+Nothing saturates: values that do not fit wrap.
+
 Source: Arithmetic, PDP, average; seen on the RTL.
 """
 
@@ -13,26 +14,26 @@ import numpy as np
 from npuc.ir import Array
 
 RECIPROCAL_BITS = 16
-"""PDP multiplies sums by reciprocals of this many fractional bits."""
+"""Fractional bits of the reciprocals by which PDP multiplies sums."""
 ONE = 1 << RECIPROCAL_BITS
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Bits of the sums and products of an average; all are signed."""
+    """Bits of the sums and products of an average, all signed."""
 
     element: int
     row: int
-    """The sum of a row of the window."""
+    """Of the sum of one row of the window."""
     pad: int
-    """What PAD_VALUE adds to a row."""
+    """Of the PAD_VALUE added to a row."""
     window: int
     first: int
-    """Behind the first reciprocal."""
+    """Of the product with the first reciprocal."""
 
     @property
     def room(self) -> int:
-        """How many elements of any value the bits behind the first reciprocal hold."""
+        """The most elements, whatever their values, whose sum fits the bits of the first product."""
         return 1 << (self.first - self.element)
 
 
@@ -41,13 +42,13 @@ WIDTHS = {1: Widths(8, 11, 11, 14, 11), 2: Widths(16, 22, 19, 22, 19)}
 
 
 def wrapped(values: Array, bits: int) -> Array:
-    """int64, the lowest bits of each read as a signed number."""
+    """The lowest bits of int64 values, read as signed numbers."""
     half = np.int64(1) << (bits - 1)
     return ((values + half) & (2 * half - 1)) - half
 
 
 def multiplied(values: Array, reciprocal: int, bits: int) -> Array:
-    """Rounded half away from zero, in so many bits: a positive product loses upper ones before the rounding."""
+    """Rounded half away from zero and wrapped; a positive product loses its upper bits before the rounding."""
     product = values * np.int64(reciprocal)
     whole, part = product >> RECIPROCAL_BITS, product & (ONE - 1)
     negative = whole + (part > ONE // 2)
@@ -56,5 +57,5 @@ def multiplied(values: Array, reciprocal: int, bits: int) -> Array:
 
 
 def divided(sums: Array, factors: tuple[int, int], widths: Widths) -> Array:
-    """Sums (int64) times the reciprocals of width and height."""
+    """Averages from int64 sums: the sums times the reciprocals of width and height."""
     return multiplied(multiplied(sums, factors[0], widths.first), factors[1], widths.element)

@@ -1,4 +1,4 @@
-"""BDMA: copies lines and surfaces of bytes from one place of memory to another."""
+"""BDMA: copies lines and surfaces of bytes within memory."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "BDMA"
 UNIT = 32
-"""Bytes in which sizes and strides count."""
+"""The unit of sizes and strides, in bytes."""
 SLOTS = 20
 
 
 class Queue:
-    """Copies that wait for a launch."""
+    """Copies waiting for a launch."""
 
     def __init__(self) -> None:
         self._waiting: list[Group] = []
 
     def add(self, group: Group) -> None:
-        """Queues a copy by its registers. Raises ArtefactError (E503) where all slots are taken."""
+        """Queues a copy described by its registers. Raises ArtefactError (E503) if all slots are taken."""
         if len(self._waiting) == SLOTS:
             raise trap(BLOCK, f"more than {SLOTS} copies wait", limit=f"{SLOTS}", remedy="launch them first")
         self._waiting.append(group)
 
     def launch(self, machine: Machine, port: Port) -> None:
-        """Runs what waits, in order."""
+        """Runs the queued copies in order."""
         if not machine.bdma:
             raise trap(BLOCK, f"{machine.name} has no BDMA")
         for each in self._waiting:
@@ -35,7 +35,7 @@ class Queue:
 
 
 def copy(group: Group, port: Port) -> None:
-    """One copy."""
+    """Runs one copy."""
     source, target = (_place(group, side) for side in ("SRC", "DST"))
     port.cube(target, UNIT, write=True)[...] = port.cube(source, UNIT).copy()
 

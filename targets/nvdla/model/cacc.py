@@ -1,7 +1,8 @@
-"""CACC: accumulates, undoes the Winograd transform, truncates and saturates to 32 bits.
+"""CACC: accumulates, reverses the Winograd transform, truncates and saturates to 32 bits.
 
-Partial sums saturate at 34 bits (int8) or 48 bits (int16) with every addition. Where no sum can come near that,
-the order of additions does not matter and whole layers are summed by BLAS in a type that is exact for them.
+Every addition saturates partial sums to 34 bits (int8) or 48 bits (int16). If no sum can reach that, the order of
+additions does not matter and BLAS sums whole layers in a type that is exact for them.
+
 Source: Numbers, as on the RTL.
 """
 
@@ -24,7 +25,7 @@ PARTIAL_BITS = {1: 34, 2: 48}
 """Bits of a partial sum by the bytes of an element."""
 OUT_BITS = 32
 LARGEST = 1 << 28
-"""Numbers that the model takes for a map."""
+"""The most numbers of a map in the model."""
 LARGEST_WEIGHT = 128
 """The largest magnitude of int8."""
 EXACT_FLOAT32, EXACT_FLOAT64 = 1 << 24, 1 << 53
@@ -33,9 +34,9 @@ OUTPUT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 
 
 def accumulate(group: Group, layer: LaidOutConvolution, *, exact: bool) -> tuple[Array, int]:
-    """Sums (batch, Ho, Wo, K), int64 of 32 bits or float32, and how many of them saturated.
+    """Sums (batch, Ho, Wo, K), int64 of 32 bits or float32, and the number that saturated.
 
-    exact: fp16 to the bit; else its products are summed in double, which is fast and as accurate as fp16 can be.
+    exact: fp16 bit-exactly; otherwise in double precision, which is fast and as accurate as fp16 can be.
     """
     if (group["DATAOUT_HEIGHT"] + 1, group["DATAOUT_WIDTH"] + 1) != layer.out:
         limit = f"{layer.out[1]} x {layer.out[0]}, as CSC"
@@ -63,7 +64,7 @@ def accumulate(group: Group, layer: LaidOutConvolution, *, exact: bool) -> tuple
 
 
 def _half_sums(layer: LaidOutConvolution, image: Array) -> Array:
-    """The sums (Ho, Wo, K) of one image in fp16, float32, added in the hardware's order."""
+    """The fp16 sums (Ho, Wo, K) of one image as float32, added in the hardware's order."""
     total: Array | None = None
     absent: Array | None = None
     for data, weights in steps(layer, image, by_block=True):
@@ -84,14 +85,14 @@ def _half_sums(layer: LaidOutConvolution, image: Array) -> Array:
 
 
 def _of_outputs(group: half_products.Group) -> half_products.Group:
-    """A^T r A of sums (16, tiles, K): those of the four outputs of a tile, (4, tiles, K)."""
+    """A^T r A of sums (16, tiles, K): the four outputs of each tile, (4, tiles, K)."""
     r = group.total.reshape(TILE, TILE, *group.total.shape[1:])
     out = np.einsum("ip,pqtk,jq->ijtk", OUTPUT_TRANSFORM, r, OUTPUT_TRANSFORM)
     return half_products.Group(out.reshape(-1, *group.total.shape[1:]), group.top)
 
 
 def _nans(data: Array, weights: Array, known: Array | None) -> Array | None:
-    """The NaN of every sum (places, kernels), where it is one: the first of the weights, else of the data."""
+    """The NaN of each sum (places, kernels) that is one: the first among the weights, otherwise the data."""
     if not np.isnan(data).any() and not np.isnan(weights).any():
         return known
     first = [
@@ -111,7 +112,7 @@ def _tiled(layer: LaidOutConvolution, sums: Array) -> Array:
 
 
 def _image_sums(layer: LaidOutConvolution, image: Array, bound: float) -> Array:
-    """The sums (Ho, Wo, K) of one image, int64 or float64; bound: what none of them exceeds."""
+    """The sums (Ho, Wo, K) of one image, int64 or float64; bound: their largest possible magnitude."""
     most = limits(34 if layer.floating else PARTIAL_BITS[image.dtype.itemsize])[1]
     if layer.floating or bound <= most:
         dtype = np.float32 if bound < EXACT_FLOAT32 and not layer.floating else np.float64
@@ -123,9 +124,9 @@ def _image_sums(layer: LaidOutConvolution, image: Array, bound: float) -> Array:
 
 
 def _bound(layer: LaidOutConvolution, image: Array) -> float:
-    """What no partial sum exceeds: the largest value times the sum of a kernel's weights.
+    """An upper bound of partial sums: the largest value times the sum of a kernel's absolute weights.
 
-    Of few products of int8 it is that of the largest weights there can be: they need not be looked at.
+    For few int8 products it assumes the largest possible weights, so that they need not be inspected.
     """
     if layer.floating:
         return 0.0
@@ -141,7 +142,7 @@ def _bound(layer: LaidOutConvolution, image: Array) -> float:
 
 
 def _summed(layer: LaidOutConvolution, image: Array, dtype: type[np.floating]) -> Array:
-    """All products summed in a type that is exact for them, or in double for fp16."""
+    """The sum of all products in a type that is exact for them, or in double for fp16."""
     total: Array | None = None
     for step in steps(layer, image.astype(dtype) if not layer.winograd else image, by_block=False):
         part = multiply(step, dtype)
@@ -151,7 +152,7 @@ def _summed(layer: LaidOutConvolution, image: Array, dtype: type[np.floating]) -
 
 
 def _saturating(layer: LaidOutConvolution, image: Array, most: int) -> Array:
-    """The same in the hardware's order, every addition saturating."""
+    """The same in the hardware's order, with saturating additions."""
     total: Array | None = None
     for step in steps(layer, image, by_block=True):
         part = multiply(step, np.float64)
@@ -161,7 +162,7 @@ def _saturating(layer: LaidOutConvolution, image: Array, most: int) -> Array:
 
 
 def _untransformed(layer: LaidOutConvolution, sums: Array) -> Array:
-    """A^T m A of the sums (16, tiles, K) as outputs (Ho, Wo, K)."""
+    """A^T m A of the sums (16, tiles, K), as outputs (Ho, Wo, K)."""
     Ho, Wo = layer.out
     tiles = -(-Ho // TILE_STEP), -(-Wo // TILE_STEP)
     m = sums.astype(np.float64).reshape(TILE, TILE, *tiles, -1)

@@ -1,7 +1,7 @@
-"""CDMA: fetches features or an image, converts and pads it, and fetches weights, into the convolution buffer.
+"""CDMA: fetches features or an image, converts and pads them, and fetches weights, into the convolution buffer.
 
-Source: in-memory formats (Precision Conversion, Feature Data Format, Pixel Format, FP16 Supporting); the limits of
-the buffer as the hardware has them.
+Source: in-memory formats (Precision Conversion, Feature Data Format, Pixel Format, FP16 Supporting); the buffer
+limits of the hardware.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "CDMA"
 PIXEL_CHANNELS = 4
-"""Channels that have a mean."""
+"""The most channels that can have a mean."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What lies in the weight banks: bytes as in memory; mask and sizes of groups where they are compressed."""
+    """Contents of the weight banks: bytes as in memory; with mask and group sizes if compressed."""
 
     data: bytes
     mask: bytes | None = None
@@ -44,7 +44,7 @@ class Buffered:
     reports: dict[str, int]
     """Counting registers."""
     banks: tuple[int, int]
-    """DATA_BANK and WEIGHT_BANK: where they differ, the hardware empties the buffer."""
+    """DATA_BANK and WEIGHT_BANK; the hardware empties the buffer when they change."""
     keeps_data: bool = False
     keeps_weights: bool = False
 
@@ -55,16 +55,16 @@ def precision(group: Group, field: str) -> str:
 
 
 def expect_precision(block: str, machine: Machine, found: str) -> None:
-    """Raises ArtefactError (E503) for a precision that the configuration has not."""
+    """Raises ArtefactError (E503) if the configuration does not support a precision."""
     if found not in machine.precisions:
         raise trap(block, f"{machine.name} has no {found}", limit=", ".join(machine.precisions))
 
 
 def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> Buffered:
-    """What an operation finds in the buffer; `kept`: what the one before left there.
+    """The buffer contents of an operation; kept: what the previous one left in the buffer.
 
-    Raises ArtefactError (E503) for what lies outside memory, is not aligned or does not fit the buffer, and where
-    data is to be reused that no operation has left.
+    Raises ArtefactError (E503) for data that is outside memory, not aligned or too large for the buffer, and for
+    reuse of data that no operation has left.
     """
     expect_precision(BLOCK, machine, precision(group, "PROC_PRECISION"))
     _expect_batches(group, machine)
@@ -86,7 +86,7 @@ def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> 
 
 
 def _expect_batches(group: Group, machine: Machine) -> None:
-    """Raises ArtefactError (E503) for more images than are taken at once; batches are for direct convolution."""
+    """Raises ArtefactError (E503) for more batches than supported; only direct convolution has batches."""
     batches, image = group["BATCHES"] + 1, group.named("DATAIN_FORMAT") == "PIXEL"
     most = 1 if image or group["CONV_MODE"] else machine.max_batches
     if batches > most:
@@ -95,7 +95,7 @@ def _expect_batches(group: Group, machine: Machine) -> None:
 
 
 def _expect_banks(group: Group, machine: Machine) -> None:
-    """Raises ArtefactError (E503) where the banks, or the data in them, are more than there are."""
+    """Raises ArtefactError (E503) if there are fewer banks than asked for, or they cannot contain the data."""
     data, weight = group["DATA_BANK"] + 1, group["WEIGHT_BANK"] + 1
     mask = int(group.named("WEIGHT_FORMAT") == "COMPRESSED")
     if data + weight + mask > machine.cbuf_banks:
@@ -115,7 +115,7 @@ def _expect_banks(group: Group, machine: Machine) -> None:
 
 
 def _features(group: Group, machine: Machine, port: Port) -> tuple[Array, dict[str, int]]:
-    """The data cube (batch, H, W, C), converted and, for Winograd, padded and extended."""
+    """The input (batch, H, W, C), converted and, for Winograd, padded and extended."""
     image = group.named("DATAIN_FORMAT") == "PIXEL"
     raw = pixels.fetch(group, machine, port) if image else _cube(group, machine, port)
     _expect_entries(group, machine, raw.shape[-1])
@@ -130,12 +130,12 @@ def _features(group: Group, machine: Machine, port: Port) -> tuple[Array, dict[s
 
 
 def _infinity(group: Group) -> float:
-    """What an infinity becomes: Winograd adds up in fp17 before it multiplies."""
+    """The value of an infinity: Winograd adds in fp17 before it multiplies."""
     return fp16.FP17_MOST if group["CONV_MODE"] else fp16.INFINITY
 
 
 def _cube(group: Group, machine: Machine, port: Port) -> Array:
-    """Features (batch, H, W, C) as they lie in memory."""
+    """The feature cube in memory (batch, H, W, C)."""
     kind = precision(group, "IN_PRECISION")
     if kind != precision(group, "PROC_PRECISION"):
         raise trap(BLOCK, "feature data is not converted in the convolution pipeline", limit="table 29")
@@ -156,7 +156,7 @@ def _cube(group: Group, machine: Machine, port: Port) -> Array:
 
 
 def entries_per_slice(machine: Machine, width: int, channels: int, kind: str) -> int:
-    """Entries that a line of a feature cube takes in the buffer."""
+    """CBUF entries of a line of a feature cube."""
     atoms = -(-channels // machine.atom_elements(kind))
     whole, part = divmod(atoms, machine.cbuf_entry_bytes // machine.atom_bytes)
     per_entry = machine.cbuf_entry_bytes // machine.atom_bytes
@@ -164,7 +164,7 @@ def entries_per_slice(machine: Machine, width: int, channels: int, kind: str) ->
 
 
 def _expect_entries(group: Group, machine: Machine, channels: int) -> None:
-    """Raises ArtefactError (E503) where a line takes more than ENTRIES, so that lines would overlap."""
+    """Raises ArtefactError (E503) if a line takes more than ENTRIES, so that lines would overlap."""
     kind = precision(group, "PROC_PRECISION")
     if group["CONV_MODE"]:
         atoms = (group["DATAIN_WIDTH_EXT"] + 1) // 4 * -(-_extended(group, channels) * BYTES[kind] // 32)
@@ -183,7 +183,7 @@ def _extended(group: Group, channels: int) -> int:
 
 
 def _converted(group: Group, raw: Array, result: str) -> Array:
-    """Equation 1: (d - offset) * SF, the offset per channel where means are enabled."""
+    """Equation 1: (d - offset) * SF, with an offset per channel if means are enabled."""
     if group["MEAN_FORMAT"]:
         if raw.shape[-1] > PIXEL_CHANNELS:
             raise trap(BLOCK, f"means of {raw.shape[-1]} channels", limit=f"{PIXEL_CHANNELS}")
@@ -198,14 +198,14 @@ def _converted(group: Group, raw: Array, result: str) -> Array:
 
 
 def _as_it_is(raw: Array, result: str) -> Array:
-    """Integers without a conversion: the lowest bits, whatever their sign."""
+    """Unconverted integers: the lowest bits, whatever the sign."""
     if result == "fp16":
         raise trap(BLOCK, "an integer image is processed as fp16 without a conversion", limit="CVT_EN = ENABLE")
     return raw.astype(DTYPES[result])
 
 
 def _winograd_extended(group: Group, data: Array) -> Array:
-    """Padded on all sides; with a stride, the phases of columns and rows become channels.
+    """The data padded on all sides; with a stride, the phases of rows and columns become channels.
 
     Channel (row phase * stride_x + column phase) * C + c, as in the weights (channel extension for Winograd).
     """
@@ -223,19 +223,19 @@ def _winograd_extended(group: Group, data: Array) -> Array:
 
 
 def pad_value(group: Group, data: Array) -> int | float:
-    """The value that stands for what lies outside the map, in the type of the data."""
+    """The value outside the map, in the type of the data."""
     if np.issubdtype(data.dtype, np.floating):
         return float(np.uint16(group["PAD_VALUE"]).view(np.float16))
     return group.signed("PAD_VALUE", 8 * data.dtype.itemsize)
 
 
 def _weights_at(group: Group, surface: str) -> int:
-    """The address of weights, their mask (WMB) or the sizes of their groups (WGS), all in one memory."""
+    """The address of weights, their mask (WMB) or their group sizes (WGS), all in one memory."""
     return group.address(f"{surface}_ADDR_LOW", f"{surface}_ADDR_HIGH", "WEIGHT_RAM_TYPE")
 
 
 def _weights(group: Group, machine: Machine, port: Port) -> Weights:
-    """The weight surface; compressed, with its mask (WMB) and the sizes of its groups (WGS)."""
+    """The weights; if compressed with their mask (WMB) and group sizes (WGS)."""
     start = _weights_at(group, "WEIGHT")
     size = group.bytes("WEIGHT_BYTES")
     kind = precision(group, "PROC_PRECISION")

@@ -1,7 +1,8 @@
 """CDP: local response normalisation across channels.
 
-Input converter; sum of squares of 3, 5, 7 or 9 neighbouring channels (those beyond the cube count 0); look-up
-tables; times the converted input; output converter. Both the sum and the product can be bypassed.
+Input converter; sum of squares over 3, 5, 7 or 9 neighbouring channels (0 beyond the cube); look-up tables;
+product with the converted input; output converter. Both the sum and the product can be bypassed.
+
 Source: the test programs cdp_*; fp16: Arithmetic, Look-up tables in fp16 (sums of squares in fp32, no converters).
 """
 
@@ -23,7 +24,7 @@ INFINITY = fp16.FP17_MOST
 
 
 def fetch(group: Group, machine: Machine, port: Port) -> Array:
-    """The input cube as channels (H, W, C); lanes behind the last channel are left out."""
+    """The input cube as channels (H, W, C), without the lanes beyond the last channel."""
     kind = group.named("INPUT_DATA").lower()
     height, width, channels = (group[each] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
     surfaces = -(-channels // machine.atom_elements(kind))
@@ -73,7 +74,7 @@ def _square_sums(group: Group, data: Array) -> Array:
     padded = np.pad(squares, ((0, 0), (0, 0), (reach, reach)))
     add = fp16.add if floating else np.add
     total = squares
-    for each in range(1, reach + 1):  # those at equal distances first
+    for each in range(1, reach + 1):  # the nearest channels first
         below, above = (padded[..., reach + side : reach + side + channels] for side in (-each, each))
         around = add(below, above)
         total = add(around, total) if each == 1 else add(total, around)
@@ -81,7 +82,7 @@ def _square_sums(group: Group, data: Array) -> Array:
 
 
 def _converted_out(group: Group, values: Array, kind: str, reports: dict[str, int]) -> Array:
-    """(x - offset) * scale >> shift, saturated to the output."""
+    """(x - offset) * scale >> shift, saturated to the output type."""
     narrow = BYTES[kind] == 1
     offset = group.signed("DATOUT_OFFSET", 25 if narrow else 32)
     shift = group["DATOUT_SHIFTER"]

@@ -1,4 +1,4 @@
-"""CMAC_A and CMAC_B: the multipliers. Each has half of the kernels of a group; together they are one product."""
+"""CMAC_A and CMAC_B, the multipliers. Each has half of the kernels of a group; modelled as one product."""
 
 from __future__ import annotations
 

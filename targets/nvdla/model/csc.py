@@ -1,7 +1,8 @@
-"""CSC: sequences the convolution: which data meets which weights, operation by operation.
+"""CSC: sequences the convolution, pairing data with weights step by step.
 
-The order is the hardware's: block of channels, kernel row, kernel column; one step covers all output positions and
-all kernels. Weights are decompressed here, and Winograd data is transformed (pre-addition).
+The order is that of the hardware: channel block, kernel row, kernel column; one step covers all output positions
+and all kernels. CSC also decompresses weights and transforms Winograd data (pre-addition).
+
 Source: in-memory formats, Weight Format; Winograd, image input and compression as on the nv_full RTL.
 """
 
@@ -25,7 +26,7 @@ from npuc.targets.nvdla.model.traps import trap
 BLOCK = "CSC"
 TILE, TILE_STEP = 4, 2
 INPUT_TRANSFORM = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
-"""C^T of F(2x2, 3x3): t = C^T d C belongs to the document's G for the weights."""
+"""C^T of F(2x2, 3x3): t = C^T d C matches the document's G for the weights."""
 
 Step = tuple[Array, Array]
 """Data (..., positions, channels) and weights (..., channels, kernels) that CMAC multiplies."""
@@ -33,7 +34,7 @@ Step = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class LaidOutConvolution:
-    """A convolution laid out: its registers, its data and its weights as numbers."""
+    """A convolution ready to run: its registers, data and weights, as numbers."""
 
     group: Group
     images: Array
@@ -41,11 +42,11 @@ class LaidOutConvolution:
     kernels: Array
     """(R, S, C, K); Winograd: (4, 4, C, K)."""
     block: int
-    """Channels of a block."""
+    """Channels of a channel block."""
 
     @property
     def winograd(self) -> bool:
-        """Whether the sums are of transformed data."""
+        """Whether the data is transformed."""
         return bool(self.group["CONV_MODE"])
 
     @property
@@ -60,7 +61,7 @@ class LaidOutConvolution:
 
 
 def lay_out(group: Group, machine: Machine, buffered: Buffered) -> LaidOutConvolution:
-    """The layer that the buffer and the registers describe. Raises ArtefactError (E503) where they disagree."""
+    """The convolution that buffer and registers describe. Raises ArtefactError (E503) if they disagree."""
     channels = group["DATAIN_CHANNEL_EXT"] + 1
     found = buffered.features.shape[-1]
     if channels != found:
@@ -71,7 +72,7 @@ def lay_out(group: Group, machine: Machine, buffered: Buffered) -> LaidOutConvol
 
 
 def _expect_kernels(group: Group, channels: int) -> None:
-    """Raises ArtefactError (E503) where kernels do not have the channels of the data or the size of their form."""
+    """Raises ArtefactError (E503) if the kernels do not match the data's channels or their form's size."""
     kernel_channels = group["WEIGHT_CHANNEL_EXT"] + 1
     size = group["WEIGHT_HEIGHT_EXT"] + 1, group["WEIGHT_WIDTH_EXT"] + 1
     if group["CONV_MODE"] and (size != (TILE, TILE) or channels % TILE):
@@ -102,7 +103,7 @@ def kernel_weights(group: Group, machine: Machine, weights: Weights) -> Array:
 
 
 def _order(group: Group, machine: Machine, shape: tuple[int, int, int, int], kind: str) -> formats.Order:
-    """How the weights of this mode are scanned."""
+    """The order in which the weights of the convolution's mode are stored."""
     if group["CONV_MODE"]:
         return formats.winograd(machine, shape, kind)
     if group.named("DATAIN_FORMAT") == "PIXEL":
@@ -111,7 +112,7 @@ def _order(group: Group, machine: Machine, shape: tuple[int, int, int, int], kin
 
 
 def _decompressed(order: formats.Order, weights: Weights, kind: str) -> bytes:
-    """The weights with the zeros that the mask stands for, group by group."""
+    """The weights with the zeros restored that the mask marks, group by group."""
     assert weights.mask is not None and weights.group_sizes is not None
     count = sum(order.group_elements)
     mask = np.unpackbits(np.frombuffer(weights.mask, np.uint8), bitorder="little")[:count].astype(bool)
@@ -131,7 +132,10 @@ def _decompressed(order: formats.Order, weights: Weights, kind: str) -> bytes:
 
 
 def steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> Iterator[Step]:
-    """The products of one image (H, W, C) in order; by_block: block of channels by block, as the hardware adds."""
+    """The products of one image (H, W, C) in order.
+
+    by_block: per channel block, in the order in which the hardware adds.
+    """
     if layer.winograd:
         return _winograd_steps(layer, image, by_block=by_block)
     if layer.group.named("DATAIN_FORMAT") == "PIXEL":
@@ -149,7 +153,7 @@ def _strides(group: Group) -> tuple[int, int]:
 
 
 def _padded(layer: LaidOutConvolution, image: Array, extent: tuple[int, int]) -> Array:
-    """The image with its left and top padding, cut or padded to the rows and columns that windows reach."""
+    """The image with its left and top padding, cropped or padded to the rows and columns that windows reach."""
     top, left = layer.group["PAD_TOP"], layer.group["PAD_LEFT"]
     image = image[: max(extent[0] - top, 0), : max(extent[1] - left, 0)]
     if image.shape[:2] == extent:
@@ -174,9 +178,9 @@ def _direct_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) ->
 
 
 def _image_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> Iterator[Step]:
-    """Image input: a line of the kernel is one pixel of S * C channels, a window of a line of the image.
+    """Image input: a kernel line is one pixel of S * C channels, its data a window of a line of the image.
 
-    by_block: post-extension takes several lines at once, as many channels of one pixel.
+    by_block: post-extension joins several lines, as further channels of one pixel.
     """
     (Ho, Wo), (sy, sx) = layer.out, _strides(layer.group)
     R, _, extended, _ = layer.kernels.shape
@@ -215,7 +219,7 @@ def _winograd_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) 
 
 
 def _pre_added(d: Array, behind: int) -> Array:
-    """C^T of the axis that so many axes, itself included, are from the last; sums rounded to fp17."""
+    """C^T along the axis that is `behind` axes from the end (1 = last); sums rounded to fp17."""
     lines = np.moveaxis(d, -behind, 0)
     parts = (
         fp16.subtract(lines[0], lines[2], fp16.fp17),

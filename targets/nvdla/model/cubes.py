@@ -1,6 +1,6 @@
-"""Feature cubes inside the model: (batch, surface, H, W, lane), as they lie in memory, channel lanes filled up.
+"""Feature cubes inside the model: (batch, surface, H, W, lane), with full surfaces as in memory.
 
-The lanes behind the last channel are computed like all others: their results are written too.
+Lanes beyond the last channel are computed and written like all others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def write(port: Port, place: Pattern, machine: Machine, values: Array) -> None:
 
 
 def as_lanes(values: Array, lanes: int) -> Array:
-    """Channels (..., H, W, C) as surfaces (..., surface, H, W, lane); what fills the last surface is 0."""
+    """Channels (..., H, W, C) as surfaces (..., surface, H, W, lane), filling up the last surface with 0."""
     channels = values.shape[-1]
     surfaces = -(-channels // lanes)
     if surfaces * lanes != channels:
@@ -42,14 +42,14 @@ def as_channels(values: Array) -> Array:
 
 
 def with_lanes(values: Array, lanes: int, channels: int) -> Array:
-    """A cube of so many channels in surfaces of another number of lanes."""
+    """A cube rearranged into surfaces of another number of lanes."""
     if values.shape[-1] == lanes:
         return values
     return as_lanes(as_channels(values)[..., :channels], lanes)
 
 
 def wide(values: Array, infinity: float, *, flush: bool) -> Array:
-    """Integers as int64, fp16 as float32 by the rules of a block."""
+    """Integers as int64, fp16 as float32 with infinities and NaN handled as the block does."""
     if np.issubdtype(values.dtype, np.floating):
         return fp16.received(values, infinity, flush=flush)
     return values.astype(np.int64)

@@ -1,9 +1,10 @@
-"""The arithmetic of fp16: what values become on the way in and out, and sums and products inside.
+"""The arithmetic of fp16: conversion of inputs and outputs, and internal sums and products.
 
-Inside are fp32 and fp17 (1 sign, 6 exponent, 10 mantissa bits), here both as float32: without denormals and
-infinities. A result is rounded to nearest, ties to even; one too small becomes zero with its sign, one too large
-the largest number. A sum that is zero has the sign of its first operand. A NaN keeps its sign and the ten bits
-that it came with; of two, the first operand's stays.
+Internal formats are fp32 and fp17 (1 sign, 6 exponent, 10 mantissa bits), both without denormals and infinities,
+represented here as float32. Results are rounded to nearest, ties to even; underflow gives zero with the sign of
+the result, overflow the largest number. A sum of zero has the sign of its first operand. A NaN keeps its sign and
+its ten payload bits; of two NaNs the first operand is kept.
+
 Source: Arithmetic, Common floating-point operators; seen on the RTL.
 """
 
@@ -17,22 +18,22 @@ from npuc.ir import Array
 
 MOST = 65504.0
 INFINITY = 65536.0
-"""What an infinity is to the multipliers of the convolution."""
+"""The value of an infinity in the multipliers of the convolution."""
 FP32_MOST = float(np.finfo(np.float32).max)
 FP17_MOST = 4292870144.0
 FP17_SMALLEST = 2.0**-30
 FP32_SMALLEST = 2.0**-126
 PAYLOAD = 0x3FF
-"""The bits of a NaN that travel, the lowest of the mantissa in every format."""
+"""The payload bits of a NaN that are preserved, the lowest of the mantissa in every format."""
 QUIET_NAN = 0x7FC00000
 FP17_DROPPED = 42
-"""Bits of a double's mantissa that fp17 has not."""
+"""Mantissa bits of a double beyond those of fp17."""
 
 Rounding = Callable[[Array], Array]
 
 
 def received(values: Array, infinity: float, *, flush: bool) -> Array:
-    """fp16 as float32: infinities become +/-`infinity`, NaN 0 where it is flushed; fp16 denormals are exact."""
+    """fp16 as float32: infinities become +/-`infinity`, NaN becomes 0 if flushed; denormals are exact."""
     wide = values.astype(np.float32)
     if np.isfinite(wide).all():
         return wide
@@ -47,7 +48,7 @@ def _wide_nans(values: Array) -> Array:
 
 
 def stored(values: Array) -> Array:
-    """float32 as the fp16 that is written: rounded to nearest, clipped to +/-65504, with denormals."""
+    """float32 as fp16 output: rounded to nearest, clipped to +/-65504, with denormals."""
     narrow = np.clip(values, -MOST, MOST).astype(np.float16)
     absent = np.isnan(values)
     if not absent.any():
@@ -58,24 +59,24 @@ def stored(values: Array) -> Array:
 
 
 def nans(values: Array) -> int:
-    """How many are NaN: for the counting registers."""
+    """The number of NaN, for the counting registers."""
     return int(np.isnan(values).sum())
 
 
 def infinities(values: Array) -> int:
-    """How many are infinite: for the counting registers."""
+    """The number of infinities, for the counting registers."""
     return int(np.isinf(values).sum())
 
 
 def inner(values: Array) -> Array:
-    """A double as fp32 (float32); NaN as it is."""
+    """Doubles rounded to fp32 (float32); NaN is unchanged."""
     wide = np.clip(values, -FP32_MOST, FP32_MOST)
     small = np.abs(wide) < FP32_SMALLEST * (1 - 2.0**-25)
     return np.where(small, np.copysign(0.0, wide), wide).astype(np.float32)
 
 
 def fp17(values: Array) -> Array:
-    """Numbers as fp17 (float32): what PDP, CDP and tables compute in; NaN as it is."""
+    """Numbers rounded to fp17 (float32), the format of PDP, CDP and tables; NaN is unchanged."""
     wide = np.atleast_1d(np.asarray(values, np.float64))
     bits = wide.view(np.int64)
     even = bits + ((bits >> FP17_DROPPED & 1) + ((1 << (FP17_DROPPED - 1)) - 1)) & -(1 << FP17_DROPPED)
@@ -87,14 +88,14 @@ def fp17(values: Array) -> Array:
 
 
 def add(first: Array, second: Array, rounding: Rounding = inner) -> Array:
-    """The sum; a difference of equal numbers has the sign of the first."""
+    """The sum; the difference of equal numbers has the sign of the first."""
     total = first.astype(np.float64) + second
     found = rounding(np.where(total == 0, np.copysign(0.0, first), total))
     return _with_nans(found, first, second)
 
 
 def subtract(first: Array, second: Array, rounding: Rounding = inner) -> Array:
-    """The sum of the first and the second with its other sign."""
+    """The first number plus the negated second."""
     return add(first, np.negative(second), rounding)
 
 
@@ -114,18 +115,18 @@ def smaller(first: Array, second: Array) -> Array:
 
 
 def rectified(values: Array) -> Array:
-    """ReLU: -0 and every negative number become +0, NaN passes."""
+    """ReLU: -0 and negative numbers become +0, NaN passes."""
     return np.where((values > 0) | np.isnan(values), values, np.float32(0))
 
 
 def _key(values: Array) -> Array:
-    """Sign and magnitude as an integer that orders them: -0 is below +0."""
+    """An integer key that orders numbers, -0 below +0."""
     bits = np.asarray(values, np.float32).view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits)
 
 
 def _with_nans(found: Array, first: Array, second: Array) -> Array:
-    """The result, where an operand is NaN the first such."""
+    """The result, replaced by the first NaN operand where there is one."""
     if not np.isnan(found).any() and not np.isnan(first).any() and not np.isnan(second).any():
         return found
     return np.where(np.isnan(first), first, np.where(np.isnan(second), second, found)).astype(np.float32)

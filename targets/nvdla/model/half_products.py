@@ -1,8 +1,9 @@
-"""The convolution pipeline in fp16, bit for bit: products aligned in steps of 16, and sums of 39 bits.
+"""The convolution pipeline in fp16, bit for bit: products aligned in steps of 16, and 39-bit sums.
 
-One group is the products of an atom operation of one kernel, or in Winograd those of a tile's 16 positions and
-four channels. A product is still a carry-save pair when it is shifted to the group's exponent, and its halves are
-cut separately: what is shifted is too small by up to two units of the last place.
+A group consists of the products of one atom operation of one kernel, for Winograd of those of a tile's 16
+positions and four channels. A product is still a carry-save pair when it is shifted to the group's exponent, and
+its halves are truncated separately: a shifted product is too small by up to two units of the last place.
+
 Source: Arithmetic, Direct convolution in fp16 (CMAC, CACC); seen on the RTL.
 """
 
@@ -15,25 +16,25 @@ import numpy as np
 from npuc.ir import Array
 
 STEP = 4
-"""Bits of an alignment step: exponents count in sixteens."""
+"""Bits of an alignment step: exponents are powers of 16."""
 POINT = 25
 """A number is magnitude * 2^(4 * block - 25)."""
 ABSENT = -32
-"""The block of a zero, which no group's largest is."""
+"""The block of a zero, below that of any product."""
 OUT_OF_REACH = 8
-"""Steps by which a product is shifted out."""
+"""Alignment steps that shift a product out completely."""
 PAIR_BIAS = 0x55550000
-"""What the two halves of a product exceed it by: 2^16 for each of the eight rows of the multiplier."""
+"""The excess of a product's two halves: 2^16 for each of the eight rows of the multiplier."""
 BOOTH_DIGITS = 8
 SUM_DROPPED, OUT_DROPPED = 14, 29
-"""Bits of a double's mantissa that a partial sum (39 bits) and a result (24 bits) have not."""
+"""Mantissa bits of a double beyond a partial sum (39 bits) and a result (24 bits)."""
 CHUNK = 1 << 17
-"""Products at once: their arrays stay in the cache."""
+"""Products computed at once, so that the arrays stay in the cache."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Numbers of fp16 as the multipliers take them: sign and magnitude, and the block exponent (0..7)."""
+    """fp16 numbers as the multipliers take them: sign and magnitude, and the block exponent (0..7)."""
 
     signed: Array
     """int32, up to 2^14 * 2."""
@@ -41,7 +42,7 @@ class Operands:
     """int8; ABSENT for zeros."""
 
     def __getitem__(self, part: tuple[slice | None, ...]) -> Operands:
-        """Some of them, or the same with further axes."""
+        """A part of the numbers, or all of them with further axes."""
         return Operands(self.signed[part], self.block[part])
 
 
@@ -56,22 +57,22 @@ def operands(values: Array) -> Operands:
 
 @dataclass(frozen=True)
 class Group:
-    """What the multipliers give for every position and kernel, (..., positions, kernels)."""
+    """Sums of products for every position and kernel (..., positions, kernels)."""
 
     total: Array
-    """int64; Winograd has one for each position of the tile."""
+    """int64; for Winograd one sum for each position of the tile."""
     top: Array
     """The largest block of a product, which scales the total: its unit is 2^(4 * top - 50)."""
 
     def values(self) -> Array:
-        """The sums as doubles, which hold them exactly."""
+        """The sums as doubles, exactly."""
         return np.ldexp(self.total.astype(np.float64), STEP * self.top.astype(np.int32) - 2 * POINT)
 
 
 def multiply(data: Operands, weights: Operands, positions: int = 1) -> Group:
-    """The group of data (places, group) and weights (group, kernels); the group is `positions` equal parts.
+    """The group of data (places, group) and weights (group, kernels); the group has `positions` equal parts.
 
-    Result: total (places, kernels), or (positions, places, kernels) where there are several.
+    Returns a total (places, kernels), or (positions, places, kernels) for several positions.
     """
     places, kernels = data.signed.shape[0], weights.signed.shape[1]
     wide = places >= kernels  # the longer axis comes last
@@ -101,7 +102,7 @@ def _chunk(first: Operands, second: Operands, positions: int, *, wide: bool) -> 
 
 
 def _shifted(weights: Operands, data: Operands, steps: Array) -> Array:
-    """The products, each shifted right by so many steps as its halves are."""
+    """The products, each shifted right by its steps, with the halves truncated separately."""
     products = weights.signed * data.signed
     reached = steps < OUT_OF_REACH
     cut = np.where(reached, steps, 0)
@@ -117,7 +118,7 @@ def _shifted(weights: Operands, data: Operands, steps: Array) -> Array:
 
 
 def _lost(weights: Operands, data: Operands, products: Array, cut: Array) -> Array:
-    """1 where the halves lose a carry, of products that are shifted by 4 or 8 bits: only their low bytes count."""
+    """1 where the halves of products shifted by 4 or 8 bits lose a carry; this depends on low bytes only."""
     total, carries = _low_half(_rows(weights.signed, data.signed, 4, np.uint8))
     half = total ^ carries ^ (total & carries) << np.uint8(1)  # the upper rows add nothing here
     mask = np.array([0, 0x0F, 0xFF, 0, 0, 0, 0, 0], np.uint8)[cut]
@@ -125,7 +126,7 @@ def _lost(weights: Operands, data: Operands, products: Array, cut: Array) -> Arr
 
 
 def _far(weights: Operands, data: Operands, shape: tuple[int, ...], where: tuple[Array, ...], cut: Array) -> Array:
-    """Products of a few places, shifted by 12 bits or more."""
+    """Products at some places, shifted by 12 bits or more."""
     w, d = (np.broadcast_to(each.signed, shape)[where] for each in (weights, data))
     rows = _rows(w, d, BOOTH_DIGITS, np.uint32)
     low, high = _low_half(rows[:5]), _low_half(rows[5:])
@@ -136,11 +137,11 @@ def _far(weights: Operands, data: Operands, shape: tuple[int, ...], where: tuple
 
 
 def _rows(weights: Array, data: Array, digits: int, dtype: type[np.unsignedinteger]) -> list[Array]:
-    """The rows of the multiplier (radix 4, Booth), four and their carries as five numbers for each half."""
+    """The multiplier's rows (radix-4 Booth): four rows and their carries as five numbers for each half."""
     magnitude, negative = np.abs(weights), weights < 0
     found: list[Array] = []
     carries = dtype(0)
-    multiplicand, minus = data.astype(dtype), data < 0  # what zeros give is never looked at
+    multiplicand, minus = data.astype(dtype), data < 0  # the rows of zeros are never used
     any_minus, bias = minus.any(), dtype(1 << 16 & np.iinfo(dtype).max)
     for digit in range(digits):
         low = (magnitude >> (2 * digit - 1)) & 1 if digit else 0
@@ -160,7 +161,7 @@ def _rows(weights: Array, data: Array, digits: int, dtype: type[np.unsignedinteg
 
 
 def _low_half(rows: list[Array]) -> tuple[Array, Array]:
-    """Five numbers as two with the same sum."""
+    """Reduces five numbers to two with the same sum."""
     pair = _compressed(rows[0], rows[1], rows[2])
     return _compressed(*_compressed(*pair, rows[3]), rows[4])
 
@@ -172,10 +173,10 @@ def _compressed(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
 
 
 def add(first: Array, second: Array) -> Array:
-    """The sum rounded to 39 significant bits, ties away from zero; doubles that hold both."""
+    """The sum rounded to 39 significant bits, ties away from zero; all are doubles."""
     total = first + second
     beyond = total - first
-    error = (first - (total - beyond)) + (second - beyond)  # what the double lost, exactly
+    error = (first - (total - beyond)) + (second - beyond)  # the rounding error of the double, exactly
     bits = total.view(np.int64)
     tie = (bits & ((1 << SUM_DROPPED) - 1)) == 1 << (SUM_DROPPED - 1)
     bits = bits - (tie & (error != 0) & ((error < 0) != (total < 0)))
@@ -183,10 +184,10 @@ def add(first: Array, second: Array) -> Array:
 
 
 def result(total: Array) -> Array:
-    """What SDP gets: 24 significant bits, ties away from zero, as float32."""
+    """The result passed to SDP: 24 significant bits, ties away from zero, as float32."""
     return _rounded(total.view(np.int64), OUT_DROPPED).astype(np.float32)
 
 
 def _rounded(bits: Array, dropped: int) -> Array:
-    """A double's bits without the last ones, ties away from zero."""
+    """Doubles without their last `dropped` bits, rounded with ties away from zero."""
     return ((bits + (1 << (dropped - 1))) & -(1 << dropped)).view(np.float64)

@@ -1,8 +1,10 @@
 """The two look-up tables of SDP and CDP: LE (65 entries, exponential or linear) and LO (257 entries, linear).
 
-Each table finds its index and interpolates, or continues with a slope below its start and beyond its end. If both
-tables hit, or they miss on different sides, LUT_HYBRID_PRIORITY chooses; if only one hits, it is taken; if both
-miss below or both above, LUT_UFLOW_PRIORITY or LUT_OFLOW_PRIORITY. A value equal to the start counts as below.
+Each table finds its index and interpolates, or extrapolates with a slope below its start and beyond its end. If
+both tables hit, or they miss on different sides, LUT_HYBRID_PRIORITY chooses; if only one hits, it is used; if
+both miss below or both above, LUT_UFLOW_PRIORITY or LUT_OFLOW_PRIORITY chooses. A value equal to the start counts
+as below.
+
 Source: the test programs sdp_*_ew_* and cdp_*; fp16: values of 11 significant bits and 6 bits of exponent (fp17).
 """
 
@@ -19,7 +21,7 @@ from npuc.targets.nvdla.model.register_file import Group, LookUpTables
 
 LE, LO = "LE", "LO"
 FARTHEST = 46
-"""Beyond 2^46 no slope leads back to a value of 38 bits: every result is saturated."""
+"""Beyond 2^46 no slope leads back to a 38-bit value: every result is saturated."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,10 @@ class Arithmetic:
 
     fraction_bits: int
     slope_bits: int
-    """To which the slope's part is saturated."""
+    """To which the product of distance and slope is saturated."""
     out_bits: int
     rounds_sum: bool
-    """Whether the interpolated value is rounded, or its distance from the entry below."""
+    """Whether the interpolated value is rounded, or only its distance from the entry below."""
 
 
 SDP = Arithmetic(35, 32, 32, rounds_sum=True)
@@ -40,14 +42,14 @@ CDP = Arithmetic(16, 56, 16, rounds_sum=False)
 
 @dataclass(frozen=True)
 class Table:
-    """One table as the registers set it up."""
+    """One table as set up by registers."""
 
     entries: Array
     start: int
     end: int
     exponential: bool
     select: int
-    """Binary digits of a step (linear)."""
+    """Binary logarithm of the step (linear)."""
     offset: int
     """Binary logarithm of the first step (exponential)."""
     slopes: tuple[tuple[int, int], tuple[int, int]]
@@ -61,7 +63,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Found:
-    """What a table gives for every value."""
+    """The results of one table for every value, and where it misses below or beyond."""
 
     values: Array
     below: Array
@@ -69,7 +71,7 @@ class Found:
 
     @property
     def hit(self) -> Array:
-        """Where the table's own range holds the value."""
+        """Where the value is in the table's range."""
         return ~(self.below | self.beyond)
 
 
@@ -103,7 +105,7 @@ def _limit(group: Group, name: str, side: str) -> int:
 
 
 def look_up(group: Group, stored: LookUpTables, values: Array, unit: Arithmetic) -> tuple[Array, dict[str, int]]:
-    """The function of the tables for integers (int64) or float32, and how often which table served."""
+    """The function of the tables for integers (int64) or float32, and the counts of hits and misses."""
     floating = np.issubdtype(values.dtype, np.floating)
     le, lo = (
         _found_floating(each, values, unit) if floating else _found(each, values, unit)
@@ -125,7 +127,7 @@ def look_up(group: Group, stored: LookUpTables, values: Array, unit: Arithmetic)
 
 
 def _found(table: Table, x: Array, unit: Arithmetic) -> Found:
-    """Integers through one table."""
+    """Looks up integers in one table."""
     distance = x - table.start
     inside = np.maximum(distance, 1)
     if table.exponential:
@@ -151,7 +153,7 @@ def _found(table: Table, x: Array, unit: Arithmetic) -> Found:
 
 
 def _scaled(part: Array, digits: Array, bits: int) -> Array:
-    """part / 2^digits as a fraction of so many bits, the rest cut off."""
+    """part / 2^digits as a fraction of `bits` bits, truncated."""
     return np.where(digits > bits, part >> np.maximum(digits - bits, 0), part << np.maximum(bits - digits, 0))
 
 
@@ -162,13 +164,13 @@ def _interpolated(y0: Array, y1: Array, fraction: Array, unit: Arithmetic) -> Ar
 
 
 def _sloped(entry: Array, distance: Array, slope: tuple[int, int], unit: Arithmetic) -> Array:
-    """The entry at an end of the table, and from there a straight line."""
+    """The entry at an end of the table, continued by a straight line."""
     scale, shift = slope
     return saturate(entry + shift_either(distance * scale, shift, unit.slope_bits), unit.out_bits)
 
 
 def _found_floating(table: Table, x: Array, unit: Arithmetic) -> Found:
-    """fp16 values (as float32) through one table; start, end and entries hold bits of floats."""
+    """Looks up fp16 values (as float32) in one table; start, end and entries contain bits of floats."""
     start, end = _float32(table.start), _float32(table.end)
     distance = fp16.subtract(x, np.array(start, np.float32))
     inside = np.where(distance > 0, distance, np.float32(1))
@@ -193,20 +195,20 @@ def _found_floating(table: Table, x: Array, unit: Arithmetic) -> Found:
 
 
 def _blended(y0: Array, y1: Array, fraction: Array) -> Array:
-    """SDP: both entries times their shares, which are rounded before."""
+    """SDP: the sum of both entries times their shares, which are rounded first."""
     shares = fp16.fp17(1 - fraction), fp16.fp17(fraction)
     first, second = (fp16.multiply(each, entry, fp16.fp17) for each, entry in zip(shares, (y0, y1), strict=True))
     return fp16.add(first, second, fp16.fp17)
 
 
 def _risen(y0: Array, y1: Array, fraction: Array) -> Array:
-    """CDP: the entry before, and a share of the way to the next one."""
+    """CDP: the lower entry plus a share of the way to the next one."""
     rise = fp16.fp17(fp16.subtract(y1, y0))
     return fp16.add(fp16.multiply(rise, fp16.fp17(fraction), fp16.fp17), y0, fp16.fp17)
 
 
 def _sloped_floating(entry: Array, x: Array, bound: float, scale: int) -> Array:
-    """The entry at an end of the table, and from there a straight line."""
+    """The entry at an end of the table, continued by a straight line."""
     factor = np.array(scale, np.int16).view(np.float16).astype(np.float32)
     distance = fp16.fp17(fp16.subtract(x, np.array(bound, np.float32)))
     return fp16.add(fp16.multiply(distance, factor, fp16.fp17), entry, fp16.fp17)

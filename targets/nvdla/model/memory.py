@@ -1,7 +1,7 @@
-"""The memories that NVDLA's DMA engines read and write: regions of bytes, and nothing between them.
+"""The memories that NVDLA's DMA engines access: regions of bytes, with nothing between them.
 
-The second memory has addresses from SECOND on. It holds nothing at first: what nobody has written
-there must not be read.
+The second memory has addresses from SECOND on. It is undefined at first: bytes must be written before they are
+read.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from npuc.targets.nvdla.machine.parameters import SECOND
 from npuc.targets.nvdla.model.traps import trap
 
 LARGEST_CUBE = 1 << 30
-"""Bytes of a cube that the model takes; strides may lay lines over one another."""
+"""The most bytes of a cube in the model; strides may make lines overlap."""
 PAGE = 4096
 LARGEST_GAP = 1 << 26
-"""Bytes that an endless memory adds at once."""
+"""The most bytes by which an endless memory grows at once."""
 
 
 class Memory:
-    """Regions by address; regions that touch are one."""
+    """Regions by address; adjacent regions are merged."""
 
     def __init__(self, regions: Iterable[tuple[int, Array]] = (), *, endless: bool = False) -> None:
-        """Regions (address, bytes uint8) are copied. Raises ValueError where two overlap.
+        """Copies regions (address, uint8 bytes). Raises ValueError if two overlap.
 
-        endless: 0 lies around the regions, which are whole pages, and may be overwritten.
+        endless: the regions, which are whole pages, are surrounded by zeros that may be overwritten.
         """
         self._endless = endless
         self._written: tuple[int, Array] | None = None
-        """The address of the second memory, and whether each of its bytes has been written."""
+        """The address of the second memory, and for each of its bytes whether it has been written."""
         self._starts: list[int] = []
         self._regions: list[Array] = []
         self._add(regions)
 
     @classmethod
     def blank(cls, address: int, size: int, second: tuple[int, int] | None = None) -> Memory:
-        """One region of zeros, and a second memory (address, bytes), which lies behind it."""
+        """One region of zeros, and optionally a second memory (address, bytes) at higher addresses."""
         found = cls()
         found._starts, found._regions = [address], [np.zeros(size, np.uint8)]
         if second is not None:
@@ -52,12 +52,12 @@ class Memory:
 
     @classmethod
     def covering(cls, spans: Iterable[tuple[int, int]], unit: int = PAGE, *, endless: bool = False) -> Memory:
-        """Zeros where spans (address, bytes) lie, in whole units of that many bytes."""
+        """Zeros that cover spans (address, bytes), in multiples of a unit."""
         units = sorted({each for at, size in spans for each in range(at // unit, -(-(at + size) // unit))})
         return cls(((each * unit, np.zeros(unit, np.uint8)) for each in units), endless=endless)
 
     def _add(self, regions: Iterable[tuple[int, Array]]) -> None:
-        """More regions beside those that are there."""
+        """Adds regions to the existing ones."""
         every = sorted([*self.regions, *regions], key=lambda each: each[0])
         self._starts, self._regions = [], []
         for start, parts in _joined(every):
@@ -65,14 +65,14 @@ class Memory:
             self._regions.append(np.concatenate(parts))
 
     def copy(self) -> Memory:
-        """The same bytes, to be changed apart."""
+        """An independent copy."""
         found = Memory(self.regions, endless=self._endless)
         if self._written is not None:
             found._written = self._written[0], self._written[1].copy()
         return found
 
     def written(self, address: int, size: int) -> Array | None:
-        """Whether each byte at an address of the second memory has been written (shared); None for others."""
+        """Whether each byte of a range of the second memory has been written (shared); None for other ranges."""
         if (
             self._written is None
             or not self._written[0] <= address <= self._written[0] + len(self._written[1]) - size
@@ -87,7 +87,7 @@ class Memory:
         return list(zip(self._starts, self._regions, strict=True))
 
     def view(self, address: int, size: int) -> Array | None:
-        """The bytes at an address (uint8, shared), or None where they do not all lie in one region."""
+        """The bytes of a range (uint8, shared), or None if they are not all in one region."""
         found = self._within(address, size)
         if found is None and self._endless and size <= LARGEST_GAP:
             pages = range(address // PAGE, -(-(address + size) // PAGE))
@@ -104,16 +104,16 @@ class Memory:
         return region[offset : offset + size] if offset + size <= len(region) else None
 
     def read(self, address: int, size: int) -> bytes:
-        """A copy of bytes. Raises ArtefactError (E503) outside memory."""
+        """A copy of a range of bytes. Raises ArtefactError (E503) outside memory."""
         return Port(self, "memory").view(address, size).tobytes()
 
     def write(self, address: int, data: bytes | Array) -> None:
-        """Bytes from outside. Raises ArtefactError (E503) outside memory."""
+        """Writes bytes from outside. Raises ArtefactError (E503) outside memory."""
         Port(self, "memory").view(address, len(data))[:] = np.frombuffer(data, np.uint8)
 
 
 def _joined(regions: Iterable[tuple[int, Array]]) -> Iterable[tuple[int, list[Array]]]:
-    """Runs of regions that touch: their address and their parts."""
+    """Runs of adjacent regions: address and parts."""
     start, end, parts = 0, -1, list[Array]()
     for address, data in regions:
         if address < end:
@@ -130,7 +130,7 @@ def _joined(regions: Iterable[tuple[int, Array]]) -> Iterable[tuple[int, list[Ar
 
 @dataclass(frozen=True)
 class Pattern:
-    """Bytes in a pattern: surfaces of lines, each line `line_bytes` long without gaps."""
+    """A pattern of bytes: surfaces of lines, each line `line_bytes` long without gaps."""
 
     address: int
     line_bytes: int
@@ -141,23 +141,23 @@ class Pattern:
 
     @property
     def size(self) -> int:
-        """From the first byte to the last."""
+        """Bytes from the first to the last."""
         return (self.surfaces - 1) * self.surface_stride + (self.lines - 1) * self.line_stride + self.line_bytes
 
     @cached_property
     def end(self) -> int:
-        """The address behind the last byte."""
+        """The address after the last byte."""
         return self.address + self.size
 
     def moved(self, by: int) -> Pattern:
-        """The same pattern so many bytes further."""
+        """The pattern shifted by `by` bytes."""
         if not by:
             return self
         rest = self.lines, self.line_stride, self.surfaces, self.surface_stride
         return Pattern(self.address + by, self.line_bytes, *rest)
 
     def spans(self) -> Array:
-        """The bytes as intervals (n, 2) from start to end, sorted."""
+        """The pattern as sorted intervals (n, 2) of start and end."""
         surfaces = np.arange(self.surfaces, dtype=np.int64) * self.surface_stride
         lines = np.arange(self.lines, dtype=np.int64) * self.line_stride
         if self.line_stride == self.line_bytes:
@@ -180,7 +180,7 @@ def overlap(first: Pattern, second: Pattern) -> bool:
 
 @dataclass
 class Port:
-    """A block's way to memory; it remembers what was read and written."""
+    """A block's access to memory, which records reads and writes."""
 
     memory: Memory
     block: str
@@ -188,11 +188,11 @@ class Port:
     writes: list[Pattern] = field(default_factory=list[Pattern])
 
     def named(self, block: str) -> Port:
-        """The same port for another block of the operation."""
+        """The same port under the name of another block of the operation."""
         return Port(self.memory, block, self.reads, self.writes)
 
     def view(self, address: int, size: int) -> Array:
-        """The bytes (uint8, shared). Raises ArtefactError (E503) where they leave memory."""
+        """A range of bytes (uint8, shared). Raises ArtefactError (E503) outside memory."""
         found = self.memory.view(address, size)
         if found is None:
             second, at = divmod(address, SECOND)
@@ -207,7 +207,7 @@ class Port:
         return found
 
     def fetch(self, address: int, size: int) -> Array:
-        """Bytes (uint8, shared) that are read."""
+        """A range of bytes (uint8, shared), recorded as read."""
         place = Pattern(address, size)
         self.reads.append(place)
         found = self.view(address, size)
@@ -215,10 +215,10 @@ class Port:
         return found
 
     def cube(self, place: Pattern, atom_bytes: int, *, unit: int | None = None, write: bool = False) -> Array:
-        """A cube of atoms (surface, H, W, byte in atom) as it lies in memory, shared.
+        """A cube of atoms (surface, H, W, byte of the atom) in its memory layout, shared.
 
-        unit: what address and strides are aligned to, if not the atom.
-        Raises ArtefactError (E503) where it leaves memory or is not aligned.
+        unit: the alignment of address and strides, if not the atom. Raises ArtefactError (E503) if the cube is
+        outside memory or not aligned.
         """
         self._expect_aligned(place, unit or atom_bytes)
         if place.line_bytes * place.lines * place.surfaces > LARGEST_CUBE:
@@ -232,7 +232,7 @@ class Port:
         )
 
     def _expect_written(self, place: Pattern, *, write: bool) -> None:
-        """Notes what is written to the second memory; raises ArtefactError (E503) for a read of anything else."""
+        """Records writes to the second memory; raises ArtefactError (E503) for a read of unwritten bytes."""
         flags = self.memory.written(place.address, place.size)
         if flags is None:
             return

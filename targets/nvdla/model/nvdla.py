@@ -1,9 +1,9 @@
-"""NVDLA as a driver sees it: registers that are written, interrupts that are waited for.
+"""NVDLA from the driver's point of view: register writes, polls and interrupts.
 
-An operation runs as soon as the last of its blocks is enabled; its interrupts are raised, its groups are free for
-the next layer and the other groups follow (ping-pong). The hardware takes its time, though: until the driver has
-waited for the interrupt, the operation counts as running. What it writes must not be read, nor its registers be
-written; the model refuses programs that would race.
+An operation runs as soon as the last of its blocks is enabled: its interrupts are raised, its register groups are
+free again, and the other groups come next (ping-pong). As real hardware takes time, the operation counts as
+running until the driver has waited for its interrupt. Until then no other operation may read its results and
+nothing may write its registers; the model refuses programs with such races.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from npuc.targets.nvdla.model.traps import trap
 REMEDY = "enable every block of the layer"
 REMEDY_OF_RACES = "wait for its interrupt first"
 BLOCK_OF = {"CDMA_DAT": "CDMA", "CDMA_WT": "CDMA", "RUBIK": "RBK"}
-"""The block that raises an interrupt, where their names differ."""
+"""The block that raises an interrupt, where the names differ."""
 STATUS = ("_STATUS", "_PERF_", "_NUM", "OUT_SATURATION")
-"""Parts of the names of registers that only a block sets: writing them changes nothing."""
+"""Parts of the names of read-only registers, which only the block sets; writes to them are ignored."""
 
 Interrupt = tuple[str, int]
 
 
 class Nvdla:
-    """One NVDLA with its memory. The memory that is given is changed.
+    """One NVDLA with its memory, which it modifies.
 
-    exact: whether sums of convolutions in fp16 are those of the hardware to the bit, or summed in double.
+    exact: whether fp16 convolutions are summed bit-exactly like the hardware, or in double precision.
     """
 
     def __init__(self, machine: Machine, memory: Memory, *, exact: bool = True) -> None:
@@ -44,14 +44,14 @@ class Nvdla:
         self._operations = Operations(machine, memory, self.registers, exact=exact)
         self._copies = bdma.Queue()
         self._raised: dict[Interrupt, deque[int]] = {}
-        """Interrupts that nobody has waited for, each with its places in the order of all."""
+        """Interrupts not waited for yet, each with its positions in the order in which all were raised."""
         self._count = 0
         self._running: list[ExecutedOperation] = []
         self._beside: dict[int, tuple[ExecutedOperation, ...]] = {}
-        """What ran when each group of CDMA was enabled."""
+        """The operations that were running when each group of CDMA was enabled."""
 
     def execute(self, commands: Iterable[Command]) -> None:
-        """Runs a program to its end. Raises ArtefactError (E503) where the hardware could not."""
+        """Runs a whole program. Raises ArtefactError (E503) where the hardware could not run it."""
         for command in commands:
             match command:
                 case Write():
@@ -65,7 +65,9 @@ class Nvdla:
             raise trap(left[0], f"enabled, but never ran: {self._operations.missing()}", remedy=REMEDY)
 
     def write(self, address: int, value: int) -> None:
-        """A register write. Raises ArtefactError (E503) for a group that runs, EncodingError for no register."""
+        """A register write. Raises ArtefactError (E503) if its group is running, EncodingError for an unknown
+        register.
+        """
         register = self.registers.map.at(address)
         self._expect_free(register)
         enables = register.name == "D_OP_ENABLE"
@@ -85,7 +87,7 @@ class Nvdla:
             self._command_copies(register)
 
     def read(self, address: int) -> int:
-        """What the driver reads from a register, once everything that can run has run."""
+        """The value that the driver reads from a register, after every operation that can run has run."""
         register = self.registers.map.at(address)
         if register.title == "CDMA.S_CBUF_FLUSH_STATUS":
             return 1
@@ -97,7 +99,7 @@ class Nvdla:
         return self.registers.get(register.block, register.name, group)
 
     def poll(self, command: Poll) -> None:
-        """The driver waits for a value: what still ran of the polled block has then ended."""
+        """Polls a register for a value; the running operations of the polled block then count as ended."""
         register, found = self.registers.map.at(command.address), self.read(command.address)
         if found & command.mask != command.value & command.mask:
             reason = f"polled for {command.value & command.mask:#x}: {self._operations.missing()}"
@@ -106,7 +108,7 @@ class Nvdla:
             self._running = [each for each in self._running if register.block not in ("GLB", *each.groups)]
 
     def wait(self, command: Wait) -> None:
-        """The driver waits for an interrupt. Raises ArtefactError (E503) where it would wait for ever."""
+        """Waits for an interrupt. Raises ArtefactError (E503) if it never comes."""
         wanted = [
             each for each in self._pending() if command.source is None or each == (command.source, command.group)
         ]
@@ -120,16 +122,16 @@ class Nvdla:
         self._end(first)
 
     def _pending(self) -> list[Interrupt]:
-        """Interrupts that nobody has waited for."""
+        """The raised interrupts that have not been waited for."""
         return [each for each, places in self._raised.items() if places]
 
     def _end(self, interrupt: Interrupt) -> None:
-        """Forgets the operation that an interrupt ends, and those of its engine before it."""
+        """Ends the operation that raised an interrupt, and earlier ones of the same engine."""
         source, group = interrupt
         block = BLOCK_OF.get(source, source)
         for at, each in enumerate(self._running):
             if each.groups.get(block) == group:
-                if each.engine == "PDP" != block:  # the blocks before it are through, PDP still writes
+                if each.engine == "PDP" != block:  # the blocks in front have finished, PDP still writes
                     self._running[at] = replace(each, groups={"PDP": each.groups["PDP"]})
                     return
                 self._running = [
@@ -146,7 +148,7 @@ class Nvdla:
         return bool(self.registers.get("GLB", "S_INTR_MASK") >> self._bit(interrupt, "MASK") & 1)
 
     def _expect_free(self, register: Register) -> None:
-        """Raises ArtefactError (E503) where a register of a group that waits or runs is written."""
+        """Raises ArtefactError (E503) if the register belongs to a group that waits to run or is running."""
         if not register.of_group or _only_read(register.name):
             return
         group = self.registers.producer(register.block)
@@ -165,7 +167,7 @@ class Nvdla:
             tables.access(fields.LUT_ADDR, fields.LUT_TABLE_ID, fields.LUT_ACCESS_TYPE)
 
     def _command_copies(self, register: Register) -> None:
-        """CFG_OP queues a copy, CFG_LAUNCH0 and CFG_LAUNCH1 run what is queued."""
+        """Handles a write to BDMA: CFG_OP queues a copy, CFG_LAUNCH0 and CFG_LAUNCH1 run the queue."""
         if register.name == "CFG_OP":
             self._copies.add(self.registers.group("BDMA", 0))
         elif register.name.startswith("CFG_LAUNCH"):
@@ -174,7 +176,7 @@ class Nvdla:
             self._finish(ExecutedOperation("BDMA", {"BDMA": int(register.name[-1])}, port, ("BDMA",)))
 
     def _finish(self, operation: ExecutedOperation) -> None:
-        """Raises the interrupts. Raises ArtefactError (E503) for a race with what may still run."""
+        """Raises the operation's interrupts. Raises ArtefactError (E503) for a race with a running operation."""
         for each in self._beside.get(operation.groups.get("CDMA", -1), ()):
             _expect_written(each, operation.fetched, operation.engine)
         for each in self._running:
@@ -192,7 +194,7 @@ def _only_read(name: str) -> bool:
 
 
 def _expect_written(first: ExecutedOperation, reads: Iterable[Pattern], reader: str) -> None:
-    """Raises ArtefactError (E503) where something is read that an operation may still write."""
+    """Raises ArtefactError (E503) if a read overlaps what another operation may still write."""
     for written in first.port.writes:
         if any(overlap(written, read) for read in reads):
             reason = f"reads at {written.address:#x} what {first.engine} may still write"
@@ -200,9 +202,9 @@ def _expect_written(first: ExecutedOperation, reads: Iterable[Pattern], reader: 
 
 
 def _expect_no_race(first: ExecutedOperation, second: ExecutedOperation) -> None:
-    """Raises ArtefactError (E503) where an operation touches what another, which may still run, writes or reads.
+    """Raises ArtefactError (E503) if an operation conflicts with the reads or writes of one that may still run.
 
-    Operations of one engine write in order, and one reads before the next one writes.
+    Operations of one engine write in order, and each reads before the next one writes.
     """
     _expect_written(first, second.port.reads, second.engine)
     if first.engine == second.engine:
@@ -214,9 +216,9 @@ def _expect_no_race(first: ExecutedOperation, second: ExecutedOperation) -> None
 
 
 def run(machine: Machine, commands: Iterable[Command], memory: Memory) -> Memory:
-    """The memory after a register program; the memory that is given is not changed.
+    """The memory after a register program; the argument is not modified.
 
-    Raises ArtefactError (E503) where the hardware would hang, race or leave memory.
+    Raises ArtefactError (E503) where the hardware would hang, race or access addresses outside memory.
     """
     nvdla = Nvdla(machine, memory.copy())
     nvdla.execute(commands)

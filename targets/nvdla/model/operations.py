@@ -1,7 +1,7 @@
-"""Operations: which blocks run together, and what happens when all of them are enabled.
+"""Operations: which blocks run together, and what happens once all of them are enabled.
 
-SDP runs alone (its input from SDP_RDMA) or behind the convolution pipeline, PDP alone or behind SDP, CDP and RUBIK
-alone. BDMA takes no part here: it has a queue of its own.
+SDP runs alone (input from SDP_RDMA) or behind the convolution pipeline, PDP alone or behind SDP, CDP and RUBIK
+alone. BDMA is handled elsewhere, as it has a queue of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONVOLUTION = ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")
 CONVOLUTION_INTERRUPTS = ("CDMA_DAT", "CDMA_WT", "CACC")
 PARTNER = {"SDP_RDMA": "SDP", "PDP": "PDP_RDMA", "PDP_RDMA": "PDP", "CDP": "CDP_RDMA", "CDP_RDMA": "CDP"}
 AGREED = ("ENTRIES", "DATA_BANK", "WEIGHT_BANK", "WEIGHT_FORMAT", "WEIGHT_KERNEL", "BATCHES")
-"""Fields that CDMA and CSC must have alike."""
+"""Fields in which CDMA and CSC must agree."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class ExecutedOperation:
     """An operation that has run."""
 
     engine: str
-    """The block whose interrupt ends it."""
+    """The last block, whose interrupt ends it."""
     groups: Mapping[str, int]
     """Its register group by block."""
     port: Port
-    """What it read and wrote."""
+    """Its reads and writes."""
     interrupts: tuple[str, ...]
     fetched: tuple[Pattern, ...] = ()
-    """What CDMA read, which it does as soon as it is enabled."""
+    """The reads of CDMA, which happen as soon as it is enabled."""
 
 
 class Operations:
@@ -49,9 +49,9 @@ class Operations:
         self._blocks = [block for block, _, name in titles if name == "D_OP_ENABLE"]
 
     def next(self) -> ExecutedOperation | None:
-        """Runs an operation whose blocks are all enabled, if there is one.
+        """Runs an operation whose blocks are all enabled, if any.
 
-        Raises ArtefactError (E503) where its registers make no sense.
+        Raises ArtefactError (E503) if its registers are invalid.
         """
         for run in (self._sdp, self._pdp, self._cdp, self._rubik):
             done = run()
@@ -64,7 +64,7 @@ class Operations:
         return [each for each in self._blocks if any(self._registers.enabled(each, group) for group in (0, 1))]
 
     def missing(self) -> str:
-        """What the enabled blocks wait for, as a sentence."""
+        """A sentence that says what the enabled blocks wait for."""
         waiting = self.waiting()
         if not waiting:
             return "no block is enabled"
@@ -73,7 +73,7 @@ class Operations:
         return f"{', '.join(waiting)} enabled, waiting for {missing}"
 
     def _partners(self, block: str) -> tuple[str, ...]:
-        """The blocks without which an enabled one does not run."""
+        """The other blocks that an enabled one needs to run."""
         if block in CONVOLUTION:
             return (*CONVOLUTION, "SDP")
         group = self._enabled("SDP")
@@ -102,7 +102,7 @@ class Operations:
         )
 
     def _sdp(self) -> ExecutedOperation | None:
-        """SDP from memory or behind the convolution, and PDP behind it."""
+        """SDP, from memory or behind the convolution, optionally followed by PDP."""
         group = self._enabled("SDP")
         if group is None or (_flies(group) and not all(map(self._is_enabled, CONVOLUTION))):
             return None
@@ -180,7 +180,7 @@ class Operations:
         return self._done("RBK", ("RBK",), port, ("RUBIK",))
 
     def _report(self, block: str, reports: Mapping[str, int]) -> None:
-        """Counting registers of the operation's group."""
+        """Sets the counting registers of the operation's group."""
         group = self._registers.consumer(block)
         for name, value in reports.items():
             self._registers.report(block, name, group, value)
@@ -193,7 +193,7 @@ class Operations:
         interrupts: tuple[str, ...],
         fetched: tuple[Pattern, ...] = (),
     ) -> ExecutedOperation:
-        """The operation; its groups may be programmed again, and the other groups are next."""
+        """The operation; frees its register groups, so that the other groups are next."""
         groups = {each: self._registers.consumer(each) for each in blocks}
         for block, group in groups.items():
             self._registers.finish(block, group)
@@ -201,17 +201,17 @@ class Operations:
 
 
 def _flies(sdp: Group) -> bool:
-    """Whether an operation of SDP takes the sums of the convolution."""
+    """Whether an operation of SDP takes its input from the convolution."""
     return sdp.named("FLYING_MODE") == "ON"
 
 
 def _fetches_nothing(rdma: Group) -> bool:
-    """Whether an operation of SDP_RDMA belongs to a layer that takes nothing from it."""
+    """Whether SDP_RDMA is enabled for an operation but fetches nothing."""
     return all(rdma[f"{each}RDMA_DISABLE"] for each in "BNE") and rdma.named("FLYING_MODE") == "ON"
 
 
 def _expect_agreement(groups: Mapping[str, Group]) -> None:
-    """Raises ArtefactError (E503) where blocks of the convolution are set up for different layers."""
+    """Raises ArtefactError (E503) if the blocks of the convolution are set up for different layers."""
     wanted = groups["CDMA"]
     for name, group in groups.items():
         if any(group[field] != wanted[field] for field in ("CONV_MODE", "PROC_PRECISION")):

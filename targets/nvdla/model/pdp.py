@@ -1,9 +1,10 @@
-"""PDP: pooling over windows: average, maximum, minimum; its input from memory (PDP_RDMA) or from SDP.
+"""PDP: pooling over windows (average, maximum, minimum) with input from memory (PDP_RDMA) or from SDP.
 
-Average: sums of rows, then of the window, times two reciprocals of 17 bits (module averages has the widths). n
-padded columns of a window add PAD_VALUE_nX to each of its rows inside the map; v padded rows add PAD_VALUE_vX
-times the kernel's width, once. Maximum and minimum ignore padding. Splitting into parts by width (SPLIT_NUM)
-fetches the columns in parts and changes no result.
+Average: sums of rows, then of the window, times two reciprocals of 17 bits (module averages has the widths). A
+window with n padded columns adds PAD_VALUE_nX to each of its rows inside the map; v padded rows add PAD_VALUE_vX
+times the kernel's width, once. Maximum and minimum ignore padding. Splitting by width (SPLIT_NUM) fetches the
+columns in parts without changing results.
+
 Source: Arithmetic, PDP, average; seen on the RTL. fp16: every sum and product is rounded to fp17.
 """
 
@@ -26,7 +27,7 @@ from npuc.targets.nvdla.model.traps import trap
 
 BLOCK, RDMA = "PDP", "PDP_RDMA"
 MOST_PADDED = 7
-"""Columns or rows of a window that are padding, at most: so many PAD_VALUE there are."""
+"""The most padded columns or rows of a window: the number of PAD_VALUE registers."""
 PAD_BITS = 19
 FP17_BITS = (1 << 17) - 1
 AVERAGE_INFINITY = fp16.FP17_MOST
@@ -48,7 +49,7 @@ class Axis:
         return (self.out - 1) * self.stride + self.kernel
 
     def taps(self, position: int) -> slice:
-        """The elements, padding included, that are at this position of each window."""
+        """The elements, padding included, at this position of each window."""
         return slice(position, position + (self.out - 1) * self.stride + 1, self.stride)
 
 
@@ -64,7 +65,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
 
 
 def run(group: Group, source: Array, reports: dict[str, int]) -> Array:
-    """The output cube (surface, H, W, lane). Raises ArtefactError (E503) where the input is not as expected."""
+    """The output cube (surface, H, W, lane). Raises ArtefactError (E503) if the input is not as expected."""
     kind = group.named("INPUT_DATA").lower()
     columns, rows = _axis(group, "WIDTH", "LEFT"), _axis(group, "HEIGHT", "TOP")
     if source.dtype != np.dtype(DTYPES[kind]) or source.shape[1:3] != (rows.size, columns.size):
@@ -95,7 +96,7 @@ def _axis(group: Group, name: str, side: str) -> Axis:
 
 
 def _spread(axes: tuple[Axis, Axis], source: Array, value: float) -> Array:
-    """The input with its padding, cut to what windows reach."""
+    """The input with its padding, cropped to the elements that windows reach."""
     rows, columns = axes
     after = [max(axis.extent - axis.pad - axis.size, 0) for axis in axes]
     around = ((0, 0), (rows.pad, after[0]), (columns.pad, after[1]), (0, 0))
@@ -105,7 +106,7 @@ def _spread(axes: tuple[Axis, Axis], source: Array, value: float) -> Array:
 def _extreme(
     group: Group, source: Array, axes: tuple[Axis, Axis], choose: Callable[..., Array], worst: float
 ) -> Array:
-    """Maximum or minimum, which padding never is. fp16: infinities are compared, and clipped on the way out."""
+    """Maximum or minimum, never of padding. fp16: infinities take part, and are clipped in the output."""
     rows, columns = axes
     floating = bool(np.issubdtype(source.dtype, np.floating))
     if floating and group["NAN_TO_ZERO"]:
@@ -144,7 +145,7 @@ Add = Callable[[Array, Array], Array]
 
 @dataclass(frozen=True)
 class _Sums:
-    """How a precision adds up: rows and windows, and what PAD_VALUE is for one row, and for rows of padding."""
+    """Sums in one precision: how rows and windows add, and PAD_VALUE for a row and for rows of padding."""
 
     row: Add
     window: Add
@@ -153,7 +154,7 @@ class _Sums:
 
 
 def _in_integers(widths: averages.Widths, kernel_width: int) -> _Sums:
-    """Integers, which wrap."""
+    """Integer sums, which wrap."""
     return _Sums(
         lambda first, second: averages.wrapped(first + second, widths.row),
         lambda first, second: averages.wrapped(first + second, widths.window),
@@ -163,7 +164,7 @@ def _in_integers(widths: averages.Widths, kernel_width: int) -> _Sums:
 
 
 def _in_fp17(kernel_width: int) -> _Sums:
-    """fp17 numbers with the bits of PAD_VALUE."""
+    """Sums in fp17; PAD_VALUE contains fp17 bits."""
 
     def add(first: Array, second: Array) -> Array:
         return fp16.add(first, second, fp16.fp17)
@@ -177,7 +178,7 @@ def _fp17(bits: int) -> Array:
 
 
 def _window_sums(group: Group, values: Array, axes: tuple[Axis, Axis], sums: _Sums) -> Array:
-    """Sums of windows: a row's elements from left to right, then its padding; rows from the top, then theirs."""
+    """Sums of windows: each row from left to right, then its padding; rows from the top, then padded rows."""
     rows, columns = axes
     of_rows = _summed(values, columns, 2, sums.row)
     of_rows = _with_pads(
@@ -189,7 +190,7 @@ def _window_sums(group: Group, values: Array, axes: tuple[Axis, Axis], sums: _Su
 
 
 def _summed(values: Array, axis: Axis, dimension: int, add: Add) -> Array:
-    """Sums along a dimension of what windows hold of the map, in order; 0 where they hold nothing of it."""
+    """Sums along a dimension over the elements of the map in each window, in order; 0 for a window without any."""
     total, begun = None, np.zeros(axis.out, bool)
     for tap in range(axis.kernel):
         at = np.arange(axis.out) * axis.stride - axis.pad + tap
@@ -207,7 +208,7 @@ def _summed(values: Array, axis: Axis, dimension: int, add: Add) -> Array:
 
 
 def _with_pads(total: Array, counts: Array, pad: Callable[[int], Array], add: Add) -> Array:
-    """Sums with what PAD_VALUE adds to windows by their columns or rows of padding."""
+    """The sums with PAD_VALUE added for the padded columns or rows of each window."""
     for count in np.unique(counts[counts > 0]).tolist():
         total = np.where(counts == count, add(total, pad(count)), total)
     return total
@@ -220,7 +221,7 @@ def _pad_value(group: Group, count: int) -> int:
 
 
 def _padded(axis: Axis) -> Array:
-    """How many elements of each window are padding."""
+    """The number of padded elements of each window."""
     starts = np.arange(axis.out) * axis.stride - axis.pad
     inside = np.minimum(starts + axis.kernel, axis.size) - np.maximum(starts, 0)
     return axis.kernel - np.maximum(inside, 0)

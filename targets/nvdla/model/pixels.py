@@ -1,4 +1,4 @@
-"""Images in memory, as CDMA fetches them: pixels of up to four components, in one plane or two.
+"""Images in memory, as CDMA fetches them: pixels of up to four components, in one or two planes.
 
 Source: in-memory formats, Pixel Format, table 33.
 """
@@ -16,7 +16,7 @@ from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "CDMA"
 PLANES = (("0", "LINE_STRIDE"), ("1", "UV_LINE_STRIDE"))
-"""Number of the address registers and field of the line stride by plane."""
+"""The suffix of the address registers and the field of the line stride, by plane."""
 
 
 def fetch(group: Group, machine: Machine, port: Port) -> Array:
@@ -40,7 +40,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
 
 
 def _expect_offset(form: formats.PixelFormat, offset: int, machine: Machine) -> None:
-    """Raises ArtefactError (E503) beyond table 33, or where atoms of 8 bytes (nv_small) would not be aligned."""
+    """Raises ArtefactError (E503) for an offset beyond table 33, or one that misaligns 8-byte atoms (nv_small)."""
     if offset > form.offset:
         raise trap(BLOCK, f"an x offset of {offset} pixels of {form.name}", limit=f"0..{form.offset} (table 33)")
     skipped = [offset * plane.pixel_bytes for plane in form.planes]
@@ -50,10 +50,10 @@ def _expect_offset(form: formats.PixelFormat, offset: int, machine: Machine) -> 
 
 
 def _plane(group: Group, machine: Machine, port: Port, plane: tuple[int, int], size: tuple[int, int]) -> Array:
-    """The bytes (H, W, bytes of a pixel) of a plane, from the x offset on.
+    """The bytes (H, W, bytes of a pixel) of a plane, starting at the x offset.
 
-    The offset lies between an aligned address and the first pixel: of the wider pixels of a second plane, whole
-    atoms of it are in the plane's own address.
+    The offset is the distance from an aligned address to the first pixel. In a second plane, whose pixels are
+    wider, the plane's own address includes the whole atoms of that distance.
     """
     index, pixel_bytes = plane
     height, width = size

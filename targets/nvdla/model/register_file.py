@@ -1,7 +1,7 @@
-"""The registers as the blocks see them: two groups of each block that programs and runs turn about (ping-pong).
+"""The registers as the blocks see them: two groups per block, programmed and run alternately (ping-pong).
 
-S_POINTER.PRODUCER says which group writes go to; CONSUMER which one the block runs next. An operation reads the
-registers of one group, by the name of a field.
+S_POINTER.PRODUCER selects the group that writes go to, CONSUMER the one that the block runs next. An operation
+reads the fields of one group by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUPS = 2
 
 @cache
 def _fields(registers: RegisterMap, block: str) -> Mapping[str, tuple[Register, Field]]:
-    """Where each field of a block lies; its register may stand before it: CFG_LINE.SIZE."""
+    """Register and position of each field of a block; the name may include the register: CFG_LINE.SIZE."""
     found: dict[str, tuple[Register, Field]] = {}
     for register in registers.registers:
         if register.block == block:
@@ -36,27 +36,27 @@ def _fields(registers: RegisterMap, block: str) -> Mapping[str, tuple[Register, 
 
 @dataclass(frozen=True)
 class Group:
-    """What an operation reads: a block's registers as they stood when it began."""
+    """A snapshot of a block's registers at the start of an operation."""
 
     registers: RegisterMap
     block: str
     values: Mapping[str, int]
     """The registers' values by name."""
     second: bool = False
-    """Whether there is a second memory; without one RAM_TYPE says nothing."""
+    """Whether there is a second memory; otherwise RAM_TYPE is ignored."""
 
     def __getitem__(self, field: str) -> int:
-        """The number in a field."""
+        """The value of a field."""
         register, place = _fields(self.registers, self.block)[field]
         return (self.values[register.name] >> place.low) & ((1 << place.width) - 1)
 
     def signed(self, field: str, width: int | None = None) -> int:
-        """The number in a field (or its lowest bits) in two's complement."""
+        """The value of a field, or of its lowest bits, in two's complement."""
         bits = width or _fields(self.registers, self.block)[field][1].width
         return signed(self[field] & ((1 << bits) - 1), bits)
 
     def named(self, field: str) -> str:
-        """The name of the value in a field. Raises ArtefactError (E503) for a value without a name."""
+        """The name of a field's value. Raises ArtefactError (E503) for a value without a name."""
         place = _fields(self.registers, self.block)[field][1]
         for name, number in place.names:
             if number == self[field]:
@@ -64,9 +64,9 @@ class Group:
         raise trap(self.block, f"{field} = {self[field]}", limit=", ".join(name for name, _ in place.names))
 
     def bytes(self, field: str) -> int:
-        """A size, stride or half of an address in bytes; the field may leave out the lowest bits.
+        """A size, stride or half of an address in bytes, even if the field leaves out the lowest bits.
 
-        Raises ArtefactError (E503) where bits below the field are set.
+        Raises ArtefactError (E503) if bits below the field are set.
         """
         register, place = _fields(self.registers, self.block)[field]
         value = self.values[register.name]
@@ -76,9 +76,10 @@ class Group:
         return self[field] << place.low
 
     def address(self, low: str, high: str, ram: str) -> int:
-        """A byte address of 64 bits from two fields; ram: the field that says in which memory.
+        """A 64-bit byte address from two fields; ram: the field that selects the memory.
 
-        Those of the second memory are counted from SECOND on. Raises ArtefactError (E503) for others that far.
+        Addresses in the second memory are offset by SECOND. Raises ArtefactError (E503) for a DRAM address that
+        high.
         """
         address = self[high] << 32 | self.bytes(low)
         if not self.second:
@@ -99,11 +100,11 @@ class LookUpTables:
         self._writes = False
 
     def access(self, address: int, table: int, writes: int) -> None:
-        """The next entry to be accessed, by S_LUT_ACCESS_CFG."""
+        """Sets the next entry to access, by S_LUT_ACCESS_CFG."""
         self._at, self._table, self._writes = address, self.lo if table else self.le, bool(writes)
 
     def write(self, block: str, value: int) -> None:
-        """An entry (16 bits); the address counts by itself. Configured for reading, nothing happens.
+        """Stores an entry (16 bits) and advances the address; does nothing if configured for reading.
 
         Raises ArtefactError (E503) past the end of the table.
         """
@@ -115,14 +116,14 @@ class LookUpTables:
         self._at += 1
 
     def read(self) -> int:
-        """The entry that S_LUT_ACCESS_DATA shows; the address counts by itself."""
+        """The entry that S_LUT_ACCESS_DATA shows; advances the address."""
         value = int(self._table[min(self._at, len(self._table) - 1)]) & 0xFFFF
         self._at += 1
         return value
 
 
 class RegisterFile:
-    """All registers, each group of those that exist twice."""
+    """All registers, including both groups of those that exist twice."""
 
     def __init__(self, registers: RegisterMap, *, second: bool = False) -> None:
         self.map, self._second = registers, second
@@ -146,11 +147,11 @@ class RegisterFile:
         return bool(self._values[block][group]["D_OP_ENABLE"] & 1)
 
     def get(self, block: str, name: str, group: int = 0) -> int:
-        """A register's value; of those that exist once, both groups hold the same."""
+        """A register's value; both groups agree for a register that exists once."""
         return self._values[block][group][name]
 
     def set(self, register: Register, value: int) -> None:
-        """Stores what a program writes into the producer's group, or into a register that exists once."""
+        """Stores a value that a program writes, in the producer's group or in a register that exists once."""
         values = self._values[register.block]
         if register.of_group:
             values[self.producer(register.block)][register.name] = value
@@ -161,15 +162,15 @@ class RegisterFile:
             each[register.name] = value
 
     def report(self, block: str, name: str, group: int, value: int) -> None:
-        """Stores what a block says of an operation, in a register of its group."""
+        """Stores a value that a block reports of an operation, in a register of the operation's group."""
         self._values[block][group][name] = value & 0xFFFFFFFF
 
     def group(self, block: str, group: int) -> Group:
-        """What an operation of this group reads."""
+        """A snapshot of a group, for the operation that runs with it."""
         return Group(self.map, block, dict(self._values[block][group]), self._second)
 
     def finish(self, block: str, group: int) -> None:
-        """The group has run: it may be programmed again, and the other one is next."""
+        """Frees a group after its operation; the other group is next."""
         self._values[block][group]["D_OP_ENABLE"] = 0
         pointer = self.producer(block) | (1 - group) << 16
         for each in range(GROUPS):

@@ -1,8 +1,9 @@
-"""RUBIK: rearranges cubes: contract (for deconvolution), split into planes, merge of planes.
+"""RUBIK rearranges cubes: contraction (for deconvolution), split into planes, merge of planes.
 
-Contract: the surfaces of sub-kernel (row phase * stride_x + column phase) become those of the pixels
-(y * stride_y + row phase, x * stride_x + column phase). Split writes every channel as a plane of rows; merge reads
-planes as a cube, whose last atom it fills with 0.
+Contract: the surfaces of sub-kernel (row phase * stride_x + column phase) become those of the pixels (y * stride_y
++ row phase, x * stride_x + column phase). Split writes every channel as a plane of rows; merge reads planes into a
+cube and fills up the last atom with 0.
+
 Source: in-memory formats, deconvolution and Feature Data Format; there are no outside data for it.
 """
 
@@ -22,7 +23,7 @@ BLOCK = "RBK"
 
 
 def run(group: Group, machine: Machine, port: Port) -> None:
-    """One operation. Raises ArtefactError (E503) where the configuration has no RUBIK."""
+    """Runs one operation. Raises ArtefactError (E503) if the configuration has no RUBIK."""
     if not machine.rubik:
         raise trap(BLOCK, f"{machine.name} has no RUBIK")
     {"CONTRACT": _contract, "SPLIT": _split, "MERGE": _merge}[group.named("RUBIK_MODE")](group, machine, port)
@@ -42,7 +43,7 @@ def _start(group: Group, side: str) -> int:
 
 
 def _cube(group: Group, machine: Machine, side: str, size: tuple[int, int, int]) -> Pattern:
-    """Where a cube of so many rows, columns and surfaces lies; side: DAIN or DAOUT."""
+    """The bytes of a cube of (rows, columns, surfaces); side: DAIN or DAOUT."""
     height, width, surfaces = size
     start = _start(group, side)
     line, surface = group.bytes(f"{side}_LINE_STRIDE"), group.bytes(f"{side}_SURF_STRIDE")
@@ -66,7 +67,7 @@ def _contract(group: Group, machine: Machine, port: Port) -> None:
 
 
 def _planes(group: Group, machine: Machine, port: Port, side: str, *, write: bool) -> Array:
-    """Planes (C, H, bytes of a line), as they lie in memory."""
+    """Planes (C, H, bytes of a line), in their memory layout."""
     height, width, channels = _size(group)
     line_bytes = width * np.dtype(DTYPES[_precision(group)]).itemsize
     start = _start(group, side)

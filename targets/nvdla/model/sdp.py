@@ -1,9 +1,12 @@
-"""SDP: what happens to single elements. Units X1 (BS), X2 (BN) and Y (EW), then the output converter.
+"""SDP, which processes single elements: units X1 (BS), X2 (BN) and Y (EW), then the output converter.
 
 X: ALU operand << shift (saturating to 32 bits); max, min or sum (33 bits); times a 16-bit operand (49 bits); >>
-shift, rounded and saturated to 32 bits; ReLU. With PReLU, positive values pass by multiplier and shift.
-Y: multiply, shift, ALU, look-up tables; its operands from memory pass a converter.
-Output: (x - offset) * scale >> shift, rounded, saturated to 17 bits, then to the output's.
+shift, rounded and saturated to 32 bits; ReLU. With PReLU, positive values bypass multiplier and shift.
+
+Y: multiply, shift, ALU, look-up tables; its operands from memory pass through a converter.
+
+Output: (x - offset) * scale >> shift, rounded, saturated to 17 bits, then to the output type.
+
 Source: Numbers, as on the RTL; fp16: FP16 Supporting (float32 inside, no shifts and no conversion).
 """
 
@@ -26,15 +29,15 @@ from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "SDP"
 INFINITY = float(np.finfo(np.float32).max)
-"""What an infinity in an operand becomes (FP16 Supporting, Infinity)."""
+"""The value that replaces an infinite operand (FP16 Supporting, Infinity)."""
 UNITS = ("BS", "BN", "EW")
 BAND = 1 << 16
-"""Elements that are computed at once."""
+"""Elements computed at once."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One operation: the registers of SDP and of its RDMA, and the ways to memory."""
+    """One operation: the registers of SDP and SDP_RDMA, the port to memory, and the tables."""
 
     group: Group
     rdma: Group | None
@@ -71,8 +74,8 @@ def _from_memory(group: Group, unit: str, part: str) -> bool:
 def run(task: Task, flying: Array | None) -> Array:
     """The output (batch, surface, H, W, lane) in its own type.
 
-    flying: sums of CACC (batch, H, W, K); else SDP_RDMA fetches the cube.
-    Raises ArtefactError (E503) where sizes disagree or an operand is not fetched.
+    flying: sums of CACC (batch, H, W, K); None if SDP_RDMA fetches the input. Raises ArtefactError (E503) if sizes
+    disagree or an operand is not fetched.
     """
     group = task.group
     if any(not group[f"{unit}_BYPASS"] for unit in UNITS[2:]) and not task.machine.elementwise:
@@ -89,14 +92,14 @@ def run(task: Task, flying: Array | None) -> Array:
 
 
 def _bands(values: Array) -> Iterator[slice]:
-    """Rows whose elements stay in the cache of the processor while they pass through the units."""
+    """Bands of rows small enough to stay in the processor's cache through all units."""
     height = values.shape[2]
     rows = max(BAND * height // max(values.size, 1), 1)
     return (slice(start, start + rows) for start in range(0, height, rows))
 
 
 def _through(task: Task, values: Array, memory: Mapping[str, Operands], rows: slice) -> Array:
-    """The outputs of some rows, given their inputs."""
+    """The output of some rows, given their input."""
     band = {unit: operands.rows(rows) for unit, operands in memory.items()}
     for unit in UNITS[:2]:
         if unit in band:
@@ -107,7 +110,7 @@ def _through(task: Task, values: Array, memory: Mapping[str, Operands], rows: sl
 
 
 def _expect_sizes(task: Task, flying: Array | None) -> None:
-    """Raises ArtefactError (E503) where SDP waits for more elements than come, or the other way round."""
+    """Raises ArtefactError (E503) if SDP's cube differs from the one that it receives."""
     own = sdp_rdma.size(task.group)
     batches = task.group["BATCH_NUMBER"] + 1
     given = 1 if flying is None else len(flying)
@@ -145,7 +148,7 @@ def _source(task: Task) -> Array:
 
 
 def _x(task: Task, unit: str, values: Array, memory: Operands) -> Array:
-    """BS or BN."""
+    """Unit BS or BN."""
     group = task.group
     if not group[f"{unit}_ALU_BYPASS"]:
         operand = _operand(task, unit, "ALU", memory)
@@ -176,7 +179,7 @@ def _operand(task: Task, unit: str, part: str, memory: Operands) -> Array:
 
 
 def _scaled_up(operand: Array, shift: int) -> Array:
-    """An operand of 16 bits times 2^shift, saturated to 32 bits, which a shift by up to 16 cannot exceed."""
+    """A 16-bit operand times 2^shift, saturated to 32 bits; a shift of at most 16 cannot overflow."""
     return operand << shift if shift <= 16 else shift_left(operand, shift, 32)
 
 
@@ -198,7 +201,7 @@ def _product(task: Task, values: Array, operand: Array) -> Array:
 
 
 def _y(task: Task, values: Array, memory: Operands) -> Array:
-    """EW."""
+    """Unit EW."""
     group = task.group
     if not group["EW_MUL_BYPASS"]:
         plain, values = values, _product(task, values, _y_operand(task, "MUL", memory))
@@ -220,7 +223,7 @@ def _y(task: Task, values: Array, memory: Operands) -> Array:
 
 
 def _y_operand(task: Task, part: str, memory: Operands) -> Array:
-    """An operand of EW: 32 bits from a register as they are, or from memory through its converter."""
+    """An operand of EW: 32 unconverted bits from a register, or values from memory through the converter."""
     group = task.group
     if not _from_memory(group, "EW", part):
         if task.floating:
@@ -234,7 +237,7 @@ def _y_operand(task: Task, part: str, memory: Operands) -> Array:
 
 
 def _converted(task: Task, values: Array) -> Array:
-    """The output converter."""
+    """Values through the output converter."""
     group = task.group
     kind = group.named("OUT_PRECISION").lower()
     if task.floating:
@@ -263,14 +266,14 @@ def _out_lanes(task: Task, values: Array, kind: str) -> Array:
 
 
 def destination(task: Task, batch: int) -> Pattern:
-    """Where the output of an image lies. Raises ArtefactError (E503) where it leaves memory."""
+    """The place of an image's output. Raises ArtefactError (E503) if it is outside memory."""
     group, atom = task.group, task.machine.atom_bytes
     height, width, channels = sdp_rdma.size(group)
     surfaces = -(-channels // task.machine.atom_elements(group.named("OUT_PRECISION").lower()))
     start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH", "DST_RAM_TYPE")
     start += batch * group.bytes("DST_BATCH_STRIDE") if batch else 0
     strides = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
-    if group["BATCH_NUMBER"]:  # then strides count, also for one pixel
+    if group["BATCH_NUMBER"]:  # strides then apply even to one pixel
         place = Pattern(start, width * atom, height, strides[0], surfaces, strides[1])
     else:
         place = sdp_rdma.cube_at(start, (height, width, surfaces), atom, strides)
@@ -279,9 +282,10 @@ def destination(task: Task, batch: int) -> Pattern:
 
 
 def _expect_even(task: Task) -> None:
-    """Raises ArtefactError (E503) where batches are written from an odd atom on: SDP writes pairs of atoms.
+    """Raises ArtefactError (E503) if batches do not start at even atoms, as SDP writes pairs of atoms.
 
-    So do lines and surfaces of more than one pixel begin at even atoms. Source: NVDLA's own assertions.
+    The strides of lines and surfaces must be even as well, if there is more than one pixel. Source: NVDLA's own
+    assertions.
     """
     pair = 2 * task.machine.atom_bytes
     strides = () if sdp_rdma.size(task.group)[:2] == (1, 1) else ("DST_LINE_STRIDE", "DST_SURFACE_STRIDE")

@@ -1,7 +1,7 @@
-"""SDP_RDMA: fetches what SDP works on, and the operands of its units BS, BN and EW.
+"""SDP_RDMA: fetches the input of SDP, and the operands of its units BS, BN and EW.
 
-Source: in-memory formats, from Bias Data Format to Element-Wise Data Format (BytesPerAtom); Arithmetic, cubes of
-1 x 1, as seen on the RTL.
+Source: in-memory formats, from Bias Data Format to Element-Wise Data Format (BytesPerAtom); Arithmetic, cubes of 1
+x 1, as seen on the RTL.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "SDP_RDMA"
 COMPONENTS = {"MUL": ("MUL",), "ALU": ("ALU",), "BOTH": ("ALU", "MUL")}
-"""What an element of an operand holds, in memory order, by DATA_USE."""
+"""The components of an operand's element in memory order, by DATA_USE."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What a unit gets from memory: ALU and MUL operands that broadcast against (batch, surface, H, W, lane)."""
+    """A unit's operands from memory, ALU and MUL, broadcastable to (batch, surface, H, W, lane)."""
 
     components: dict[str, Array]
 
@@ -36,7 +36,7 @@ class Operands:
         return self.components[component]
 
     def rows(self, rows: slice) -> Operands:
-        """Those of some rows; what every row has is that of each."""
+        """The operands of some rows; those that all rows share are kept."""
         return Operands(
             {name: each if each.shape[2] == 1 else each[:, :, rows] for name, each in self.components.items()}
         )
@@ -48,9 +48,9 @@ def size(group: Group) -> tuple[int, int, int]:
 
 
 def cube_at(start: int, extents: tuple[int, int, int], atom: int, strides: tuple[int, int]) -> Pattern:
-    """Where a cube of so many rows, columns and surfaces lies; strides: of lines and surfaces.
+    """The bytes of a cube of (rows, columns, surfaces); strides: of lines and surfaces.
 
-    A cube of one pixel is packed, atom after atom, whatever the strides are.
+    A cube of one pixel is packed, atom after atom, whatever its strides.
     """
     height, width, surfaces = extents
     if (height, width) == (1, 1):
@@ -59,7 +59,7 @@ def cube_at(start: int, extents: tuple[int, int, int], atom: int, strides: tuple
 
 
 def source(group: Group, machine: Machine, port: Port) -> Array:
-    """The cube that SDP works on, (batch, surface, H, W, lane) in its own type."""
+    """The input of SDP (batch, surface, H, W, lane) in its own type."""
     height, width, channels = size(group)
     kind = group.named("IN_PRECISION").lower()
     atom = machine.atom_bytes
@@ -73,7 +73,7 @@ def source(group: Group, machine: Machine, port: Port) -> Array:
 
 
 def operands(group: Group | None, unit: str, machine: Machine, port: Port) -> Operands:
-    """What is fetched for a unit (BS, BN or EW)."""
+    """The operands fetched for a unit (BS, BN or EW)."""
     letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
     if group is None or group[f"{letter}RDMA_DISABLE"]:
         return Operands({})
@@ -94,7 +94,7 @@ def operands(group: Group | None, unit: str, machine: Machine, port: Port) -> Op
 
 
 def _cube(group: Group, unit: str, port: Port, sizes: tuple[int, int, int], batch: int) -> Array:
-    """The bytes (surface, H, W, byte in atom) of an operand; per channel, H = W = 1 and no gaps."""
+    """The bytes (surface, H, W, byte of the atom) of an operand; if per channel, H = W = 1, without gaps."""
     atom, unit_bytes, lanes = sizes
     letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
     height, width, channels = size(group)

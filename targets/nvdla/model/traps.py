@@ -1,4 +1,4 @@
-"""How the model refuses what the hardware could not do: an error of the artefact, naming the block."""
+"""Errors for what the hardware could not do: they blame the artefact and name the block."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from npuc.errors import ArtefactError
 
 
 def trap(block: str, reason: str, limit: str | None = None, remedy: str | None = None) -> ArtefactError:
-    """The error (E503) of a block that cannot go on: it would hang, or compute nonsense."""
+    """The error (E503) of a block that cannot continue: it would hang or compute garbage."""
     return ArtefactError("E503", reason, op=block, limit=limit, remedy=remedy)

@@ -1,1 +1,1 @@
-"""The network before planning: the passes of NVDLA, what it supports, and how it is quantised."""
+"""The network before planning: NVDLA's passes, operator support, and quantisation."""

@@ -1,4 +1,4 @@
-"""Averages over whole maps; a convolution takes over their last step."""
+"""Averages over whole maps whose last step becomes part of a convolution."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 @dataclass(frozen=True)
 class AveragesIntoConvs:
-    """A 1x1 Conv alone behind the average of a whole map becomes one over averages of a few equal blocks of it.
+    """A 1x1 Conv that alone reads the average of a whole map becomes one over averages of a few equal blocks.
 
-    Exact in real numbers: each block has the weights divided by the number of blocks. Averages of int8 that keep
-    the scale of the map lose bits; those of blocks lose fewer, and the Conv adds them up before it rounds.
+    Exact in real numbers: the weights of each block are divided by the number of blocks. Averages of int8 that
+    keep the scale of the map lose bits; those of blocks lose fewer, and the Conv adds them before it rounds.
 
-    most_extent: of a block, each way. most_weights: kernels of the Conv times blocks beyond the first.
+    most_extent: of the map and of a block, each way. most_weights: kernels of the Conv times blocks beyond the
+    first.
     """
 
     most_extent: int = 8
@@ -30,7 +31,7 @@ class AveragesIntoConvs:
     __name__ = "averages_into_convs"
 
     def __call__(self, graph: Graph) -> Graph:
-        """The graph with such averages in blocks."""
+        """The graph with such averages split into blocks."""
         return rewrite(graph, partial(_divided, self))
 
 
@@ -55,13 +56,13 @@ def _divided(limits: AveragesIntoConvs, rewriter: Rewriter, node: Node) -> bool:
     w = rewriter.constant(np.ascontiguousarray(taps), f"{node.output}/over_blocks")
     pool = Node("AveragePool", average.inputs, (y,), {"kernel_shape": block, "strides": block}, y, average.sources)
     conv = replace(node, inputs=(y, w, *node.inputs[2:]), sources=rewriter.sources(average, node))
-    # steps within a map of one pixel meant nothing; within the blocks they would
+    # strides and dilations had no effect on a map of one pixel; on the blocks they would
     rewriter.replace(node, pool, conv.with_attrs(kernel_shape=kernel, strides=(1, 1), dilations=(1, 1)))
     return True
 
 
 FEW = 4
-"""Blocks that lose a bit less each, for few weights more."""
+"""The preferred number of blocks: each loses a bit less, for few more weights."""
 
 
 def _covers(rewriter: Rewriter, node: Node) -> bool:
@@ -76,7 +77,7 @@ def _covers(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _blocks(extents: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
-    """Extents of equal blocks that make up the map."""
+    """The extents of blocks that divide the map equally."""
     sizes = ([each for each in range(1, most + 1) if extent % each == 0] for extent in extents)
     return product(*sizes)
 

@@ -1,4 +1,4 @@
-"""Enlargement that moves or repeats elements as interleaved maps, for machines that do that with strides."""
+"""Enlargement that moves or repeats elements, as interleaved maps, for machines that interleave by strides."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.targets.nvdla.network.limits import LANES
 
 MOST_PHASES = 256
-"""A larger enlargement stays as it is."""
+"""Larger enlargements stay as they are."""
 ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
-"""Activations that a convolution takes in."""
+"""Activations that can be fused into a convolution."""
 MOVES = (*MOVEMENT, *CONVERSIONS, "Resize")
 
 
 def enlargements_to_interleaves(graph: Graph) -> Graph:
     """DepthToSpace, and Resize that repeats pixels, become Interleave along H and along W.
 
-    The phases of a DepthToSpace are those that a Concat joins, else convolutions with the kernels of a phase where
-    a dense Conv gives them all to nothing else, else slices of the channels where all begin with a memory word,
-    else 1x1 Convs that select them. Of a Resize every phase is the map.
-    Where nothing computes the map nor computes with the result, both stay. An activation behind an Interleave of
-    convolutions, or of one map, goes before it.
+    The phases of a DepthToSpace are the inputs of a Concat of them; or convolutions with the kernels of one phase,
+    if a dense Conv has no other reader; or slices of the channels, if all begin at a memory word; or 1x1 Convs
+    that select the channels. Every phase of a Resize is the map itself.
+
+    Both stay if nothing computes their input and nothing computes with their result. An activation behind an
+    Interleave of convolutions, or of one map, moves in front of it.
     """
     return rewrite(graph, _depth_to_space, _resize, _activation)
 
@@ -90,7 +91,7 @@ def _is_alike(rewriter: Rewriter, node: Node, name: str) -> bool:
 
 
 def _is_convolved(rewriter: Rewriter, tensor: str) -> bool:
-    """Whether convolutions give a tensor, interleaved or as it is, to one reader alone."""
+    """Whether a tensor has a single reader and is the result of convolutions, interleaved or not."""
     node = rewriter.private(tensor)
     if node is not None and node.op == "Interleave":
         return all(_is_convolved(rewriter, name) for name in node.inputs)
@@ -98,7 +99,7 @@ def _is_convolved(rewriter: Rewriter, tensor: str) -> bool:
 
 
 def is_between(rewriter: Rewriter, node: Node) -> bool:
-    """Whether a float image that has elements is computed, or something computes with what a node makes of it."""
+    """Whether a node's float image is computed by something, or something computes with the result."""
     image = len(rewriter.shape(node.output)) == 4 and rewriter.types[node.output].size > 0
     if not image or not only_float(rewriter, node.inputs[0]):
         return False
@@ -113,7 +114,7 @@ def is_between(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _computes(node: Node, neighbours: Callable[[Node], Sequence[Node]]) -> bool:
-    """Whether there is a node on the way that does more than move elements."""
+    """Whether any node in this direction does more than move elements."""
     waiting = list(neighbours(node))
     while waiting:
         each = waiting.pop()
@@ -124,7 +125,7 @@ def _computes(node: Node, neighbours: Callable[[Node], Sequence[Node]]) -> bool:
 
 
 def _phases(rewriter: Rewriter, node: Node, block: int) -> tuple[list[str], list[Node]]:
-    """The maps that a DepthToSpace interleaves, row by row, and the nodes that give them."""
+    """The maps that a DepthToSpace interleaves, row by row, and the nodes that compute them."""
     x, channels = node.inputs[0], rewriter.shape(node.output)[1]
     joined = rewriter.producer(x)
     if joined is not None and _joins_phases(rewriter, node, joined, channels):

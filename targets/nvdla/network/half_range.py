@@ -1,4 +1,4 @@
-"""What npuc says of a program in fp16 whose values, as samples show them, lie beyond the range of fp16."""
+"""Warnings for fp16 programs whose values, according to the samples, are outside the range of fp16."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from npuc.targets.nvdla.formats.precision import FP16_MOST
 from npuc.targets.nvdla.quantisation.moments import Moments
 
 FP16_LEAST = 2.0**-14
-"""The least fp16 with 11 significant bits."""
+"""The smallest fp16 number with 11 significant bits."""
 REMEDY = "scale the inputs, or weights and bias of the layer, or compile with --precision int16"
 
 
 def beyond_range(
     graph: Graph, stored: Graph, seen: Mapping[str, Moments], *, synthetic: bool
 ) -> tuple[Problem, ...]:
-    """A warning for every tensor of the float graph that NVDLA has in memory and whose values fp16 holds badly.
+    """A warning for every tensor of the float graph that NVDLA stores and whose values fp16 represents badly.
 
-    Values that are too large saturate; where all are smaller than the least number of 11 bits, bits are lost.
+    Values that are too large saturate; a tensor whose values are all below the smallest 11-bit number loses bits.
 
-    stored: the graph that NVDLA computes; what it has not is never fp16. synthetic: there was no calibration data.
+    stored: the graph that NVDLA computes; tensors not in it are never fp16. synthetic: there was no calibration
+    data.
     """
     samples = (
         "synthetic samples (--calibration DATA.npz has better ones)" if synthetic else "the calibration samples"

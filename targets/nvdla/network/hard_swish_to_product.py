@@ -1,4 +1,4 @@
-"""HardSwish as a product, for machines that multiply and limit but have no tables."""
+"""HardSwish as a product, for machines without tables that can multiply and clip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interpolation by ratios of small numbers as convolutions of every channel, whose results interleave."""
+"""Interpolation by ratios of small numbers as depthwise convolutions whose results interleave."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE
 
 MOST_PHASES = 64
-"""Of both axes together; a Resize that takes more convolutions stays as it is."""
+"""The most phases of both axes together; a Resize that needs more convolutions stays as it is."""
 BEYOND = 8
-"""Elements on either side of the map that an interpolation may read: copies of the first or the last."""
+"""How far an interpolation may read beyond either end of the map: copies of the first or last element."""
 NEAR = 1e-4
-"""How far a weight may lie from that of the positions as onnxruntime rounds them."""
+"""The largest deviation of a weight from that of the positions as onnxruntime rounds them."""
 NONE = 1e-5
-"""A weight below this is 0, but for the rounding of its position."""
+"""A smaller weight is 0 except for the rounding of its position."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of the map: outputs phase, phase + phases, .. are a convolution with a stride."""
+    """An axis of the map: outputs phase, phase + phases, .. are one convolution with a stride."""
 
     kernels: tuple[Array, ...]
     """Taps of each phase, on the map with its copies."""
@@ -39,7 +39,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Taps:
-    """Elements and weights (taps, phases) of the first output of each phase; elements may lie outside the map."""
+    """Elements and weights (taps, phases) of each phase's first output; elements may be outside the map."""
 
     index: Array
     weight: Array
@@ -48,10 +48,10 @@ class Taps:
 def interpolation_to_convs(graph: Graph) -> Graph:
     """Resize of a map's rows and columns by p / q becomes Concat -> Convs -> Interleave, q at most 8.
 
-    Positions of outputs p apart lie q elements apart, so that p depthwise Convs of stride q give each axis, in
-    every mode. The Concats repeat the first and the last row and column, as interpolation beyond them does. Zeros
-    in the kernels move their taps, and end a phase where the output ends. What repeats all elements equally
-    often, other ratios, and taps whose weights differ at the border stay.
+    The positions of outputs p apart are q elements apart, so p depthwise Convs of stride q compute each axis, in
+    every mode. The Concats repeat the first and last row and column, as interpolation beyond them does. Zeros in
+    the kernels shift their taps, and make a phase end where the output ends. A Resize stays if it repeats all
+    elements equally often, has another ratio, or has taps whose weights differ at the border.
     """
     return rewrite(graph, _interpolated)
 
@@ -79,7 +79,7 @@ def _interpolated(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _axis(node: Node, extent: int, size: int, scale: float) -> Axis | None:
-    """The convolutions along an axis, or None where there are none so small."""
+    """The convolutions along an axis, or None if none are small enough."""
     if extent == size and scale == 1:
         return Axis((np.ones(1, np.float32),), 1, 0, 0)
     positions = source_positions(node, extent, size, scale)
@@ -93,7 +93,7 @@ def _axis(node: Node, extent: int, size: int, scale: float) -> Axis | None:
 
 
 def _period(positions: Array) -> tuple[int, int] | None:
-    """The fewest outputs, and elements, after which positions repeat."""
+    """The smallest number of outputs, and of elements, after which positions repeat."""
     size = len(positions)
     step = float(positions[-1] - positions[0]) / (size - 1) if size > 1 else 1.0
     for phases in range(1, min(size - 1, MOST_PHASES) + 1):
@@ -104,25 +104,25 @@ def _period(positions: Array) -> tuple[int, int] | None:
 
 
 def _holds(node: Node, taps: Taps, stride: int, along: tuple[int, int, float]) -> bool:
-    """Whether repeated taps, on a map whose ends are repeated, have the weights of the interpolation."""
+    """Whether repeating the taps, on a map with repeated ends, gives the weights of the interpolation."""
     extent, size = along[:2]
     block, phase = np.divmod(np.arange(size), taps.index.shape[1])
     given = np.clip(taps.index[:, phase] + block * stride, 0, extent - 1)
     wanted, share = interpolation(node, *along)
     index, weight = np.concatenate([wanted, given]), np.concatenate([share, -taps.weight[:, phase]])
-    left = (weight * (index == index[:, None])).sum(axis=1)  # of all taps on the same element
+    left = (weight * (index == index[:, None])).sum(axis=1)  # the sum over all taps on the same element
     return bool(np.abs(left).max() <= NEAR)
 
 
 def _of_taps(taps: Taps, stride: int, extent: int, size: int) -> Axis | None:
-    """The same with kernels from the first copy on; None where a kernel exceeds the field."""
+    """The axis with kernels that start at the first copy; None if a kernel is too large."""
     used = [index[weight != 0] for index, weight in zip(taps.index.T, taps.weight.T, strict=True)]
     counts = [-(-(size - phase) // len(used)) for phase in range(len(used))]
     ends = [each.max() + (count - 1) * stride for each, count in zip(used, counts, strict=True)]
     before, after = max(-min(each.min() for each in used), 0), max(max(ends) - extent + 1, 0)
     kernels: list[Array] = []
     for each, weight, count in zip(used, taps.weight.T, counts, strict=True):
-        last = before + extent + after - count * stride  # a window up to here leaves room for one output more
+        last = before + extent + after - count * stride  # windows this long leave room for one output more
         kernel = np.zeros(max(each.max() + before, last) + 1, np.float32)
         kernel[each + before] = weight[weight != 0]
         kernels.append(kernel)
@@ -130,7 +130,7 @@ def _of_taps(taps: Taps, stride: int, extent: int, size: int) -> Axis | None:
 
 
 def _extended(rewriter: Rewriter, node: Node, x: str, number: int, axis: Axis, made: list[Node]) -> str:
-    """The map behind copies of its first, and before copies of its last row or column."""
+    """The map with copies of its first row or column before it, and of its last one after it."""
     extent = rewriter.shape(node.inputs[0])[number]
     ends = {"first": (0, axis.before), "last": (extent - 1, axis.after)}
     names: dict[str, str] = {}
@@ -147,7 +147,7 @@ def _extended(rewriter: Rewriter, node: Node, x: str, number: int, axis: Axis, m
 
 
 def _conv(rewriter: Rewriter, node: Node, x: str, kernel: Array, strides: tuple[int, int], name: str) -> Node:
-    """The Conv of a phase: every channel with the same kernel."""
+    """The Conv of a phase, with the same kernel for every channel."""
     channels = rewriter.shape(node.inputs[0])[1]
     weights = np.ascontiguousarray(np.broadcast_to(kernel, (channels, 1, *kernel.shape)))
     inputs = (x, rewriter.constant(weights, f"{name}/taps"))

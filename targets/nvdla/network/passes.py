@@ -1,11 +1,11 @@
-"""The float passes of NVDLA, in order: what no unit computes becomes what one does.
+"""The float passes of NVDLA, in order: they replace what no unit computes.
 
-1. Forms. Volumes become images, a batch of images several networks of one image; reductions, padding and matrix
-   products become pooling and convolutions over images.
-2. Weights. Batch normalisation, shuffled channels and transposed convolutions become convolutions, and what
-   enlarges maps without computing interleaves them; windows that PDP does not compare are split. Then
-   activations are fused again, as new convolutions have arisen.
-3. Shapes. What is elementwise and still on a tensor that is no image computes on one.
+1. Forms. Volumes become images, a batch of images becomes several networks of one image; reductions, padding and
+   matrix products become pooling and convolutions over images.
+2. Weights. Batch normalisation, shuffled channels and transposed convolutions become convolutions; enlargement
+   without arithmetic becomes interleaving; windows too large for PDP's maximum are split. Then activations are
+   fused again into the new convolutions.
+3. Shapes. Remaining elementwise operators on other tensors are moved to images.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to
 from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima
 
 WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
-"""After the others, for configurations without look-up tables in SDP."""
+"""Run after the others, for configurations without look-up tables in SDP."""
 PASSES: tuple[Pass, ...] = (
     expand_powers,
     reductions_to_pools,
@@ -78,9 +78,9 @@ PASSES: tuple[Pass, ...] = (
 
 
 def passes(machine: Machine, precision: str, *, tables: bool) -> tuple[Pass, ...]:
-    """The passes for a configuration and a precision; tables: whether SDP's give HardSwish.
+    """The passes for a configuration and a precision; tables: whether SDP's tables compute HardSwish.
 
-    Fully connected layers take a whole batch where the window can move on by an image, as a stride or as a batch.
+    Fully connected layers take a whole batch if the window can move by an image, as a stride or as a batch.
     """
     split = SplitBatch(IMAGES, most_lines=MOST_STRIDE if machine.max_batches == 1 else MOST_KERNEL)
     averages = (AveragesIntoConvs(),) if precision == "int8" else ()

@@ -1,4 +1,4 @@
-"""How NVDLA quantises a network: which nodes become integer, and by which accuracy levels."""
+"""How NVDLA quantises a network: which nodes become integer, and the accuracy levels."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ LAYERS = Multiplied()
 
 
 def on_device(graph: Graph, machine: Machine, precision: str = "int8") -> tuple[Node, ...]:
-    """The nodes that NVDLA computes in a precision, and what moves their tensors.
+    """The nodes that NVDLA computes in a precision, and those that move their tensors.
 
-    An Interleave that it refuses, as one of several samples, is left to the host, which has no integers for it.
+    An Interleave that NVDLA refuses, such as one of several samples, is left to the host as a float operator.
     """
 
     def accepted(node: Node) -> bool:
@@ -46,7 +46,7 @@ def on_device(graph: Graph, machine: Machine, precision: str = "int8") -> tuple[
 
 
 def _reads(node: Node, anyway: bool) -> bool:
-    """Whether a node takes a zero point: CDMA pads with it, sums subtract it, averages become convolutions."""
+    """Whether a node accepts a zero point: CDMA pads with it, sums subtract it, averages become convolutions."""
     return node.op in ("Conv", "Add", "AveragePool") or (anyway and node.op == "GlobalAveragePool")
 
 
@@ -56,9 +56,9 @@ ZERO_POINTS = ZeroPoints(_reads, ("Conv", "Add"))
 def network(
     graph: Graph, samples: Samples, machine: Machine, options: Options
 ) -> tuple[Network, tuple[Trial, ...]]:
-    """The integer network, and what was tried to make it better.
+    """The integer network, and the trials that improved it.
 
-    A model that brings its scales along keeps them, and its weights as they are. Levels are for int8.
+    A model with scales of its own keeps them, and its weights. Accuracy levels apply to int8 only.
     """
     level, precision = LEVELS[options.level], options.precision
     find = source(options.histograms, synthetic=samples.synthetic)
@@ -66,7 +66,7 @@ def network(
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_scales(graph, nodes))
     free = [name for name in tensors if name not in given]
-    if precision == "int8":  # limited to the inputs that 8 bits tell apart
+    if precision == "int8":  # limited to the inputs that 8 bits can tell apart
         found = node_histograms(find, graph, samples, free, nodes, given)
     else:
         found = find(graph, samples.feeds(), free)
@@ -84,7 +84,7 @@ def network(
 def floats(
     graph: Graph, samples: Samples, machine: Machine, options: Options
 ) -> tuple[Quantised, tuple[Problem, ...]]:
-    """The network in fp16, its weights rounded to suit the samples, and what of them lies beyond its range."""
+    """The network in fp16 with weights rounded to suit the samples, and warnings for values out of range."""
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
     written = in_fp16(graph, nodes, seen, _transformed(in_fp16(graph, nodes), machine, options))
@@ -92,7 +92,7 @@ def floats(
 
 
 def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:
-    """The weights that Winograd is to transform before they are rounded."""
+    """The weights that Winograd should transform before they are rounded."""
     return lowering.transformable(plain, machine, options.flag(WEIGHTS))
 
 
@@ -104,7 +104,7 @@ def _improved(
     written: Quantise,
     found: Mapping[str, Histogram],
 ) -> tuple[Network, tuple[Trial, ...]]:
-    """The best int8 network with free scales, a few layers of it on the host if that is asked for and worth it."""
+    """The best int8 network with free scales; with `mixed`, a few layers may run on the host if that pays off."""
     level = LEVELS[options.level]
     zeros = replace(ZERO_POINTS, power_of_two=machine.scales == POWER_OF_TWO)
 

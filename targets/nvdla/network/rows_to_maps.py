@@ -1,4 +1,4 @@
-"""Elementwise operators on rows (1, C) compute on maps, as the convolutions of fully connected layers do."""
+"""Elementwise operators on rows (1, C) as operators on maps, like the convolutions of fully connected layers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from npuc.targets.nvdla.network.limits import IMAGES
 
 ELEMENTWISE = UNARY - {"Cast", "Identity", "FakeQuantize"} | {"Add", "Sub", "Mul", "Max", "Min", "PRelu"}
 MOST_CHANNELS = 8192
-"""Of a map; a longer row is folded into rows and columns."""
+"""The most channels of a map; a longer row is folded into rows and columns."""
 
 
 def rows_to_maps(graph: Graph) -> Graph:
     """An elementwise operator on rows (1, C) becomes one on maps (1, C, 1, 1), between Reshapes.
 
-    For machines that compute on maps only. Constants have one number, or one per element where the row has no
-    more than a map has channels. A row and a number that is computed stay.
+    For machines that only compute on maps. Constants must be a single number, or have one per element if the row
+    has no more elements than a map has channels. Operators on a row and a computed number stay.
     """
     return merge_duplicates(rewrite(graph, _on_maps, *TIDY))
 
@@ -48,7 +48,7 @@ def _on_maps(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _as_map(rewriter: Rewriter, node: Node, name: str, shape: Shape, before: list[Node]) -> str:
-    """An operand in the map's shape; what reshapes a computed one is appended."""
+    """An operand in the map's shape; appends the Reshape of a computed one to `before`."""
     if name not in rewriter.constants:
         made = rewriter.fresh(f"{name}/map")
         before.append(Node("Reshape", (name,), (made,), {"shape": shape}, made, node.sources))

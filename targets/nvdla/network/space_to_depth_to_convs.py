@@ -1,4 +1,4 @@
-"""Blocks of pixels that become channels, within the convolution that reads them or taken by strided ones."""
+"""SpaceToDepth as part of the convolution that reads it, or as strided convolutions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MOST_PADDING = 31
 
 
 def space_to_depth_to_convs(graph: Graph) -> Graph:
-    """A dense Conv that reads a SpaceToDepth reads its input, with as many times the kernel and the strides.
+    """A dense Conv that reads a SpaceToDepth reads its input instead, with kernel and strides scaled by the block.
 
-    Exact: the same products, in another order. What else reads a SpaceToDepth, or a Conv that would have a kernel
-    above 32, a stride above 8 or padding above 31, reads a Concat of strided Slices, one for each place in a
-    block. Where nothing computes the map nor computes with the result, it stays.
+    Exact: the same products, in another order. Other readers, and Convs whose kernel would exceed 32, stride 8 or
+    padding 31, read a Concat of strided Slices, one for each position in a block. A SpaceToDepth stays if nothing
+    computes its input and nothing computes with its result.
     """
     return rewrite(rewrite(graph, _into_conv), _to_slices)
 
@@ -47,7 +47,7 @@ def _into_conv(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _spread(w: Array, block: int) -> Array:
-    """Weights (K, block * block * C, R, S) as those of the pixels, (K, C, R * block, S * block)."""
+    """Weights (K, block * block * C, R, S) rearranged for the pixels: (K, C, R * block, S * block)."""
     kernels, channels, height, width = w.shape
     apart = w.reshape(kernels, block, block, channels // block**2, height, width).transpose(0, 3, 4, 1, 5, 2)
     return np.ascontiguousarray(apart.reshape(kernels, -1, height * block, width * block))

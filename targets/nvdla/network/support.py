@@ -1,4 +1,4 @@
-"""What NVDLA runs, and in which form: one constraint a function, its docstring the user's sentence.
+"""Operator support of NVDLA: one function per constraint, whose docstring is the sentence that users see.
 
 The supported-operators page and `npuc check` derive from the table here.
 """
@@ -154,7 +154,7 @@ def interleaving_fields(graph: Graph, node: Node) -> str | None:
 
 @dataclass(frozen=True)
 class OnUnits:
-    """An operator that NVDLA runs: by which units, and its constraints."""
+    """An operator that NVDLA runs: the units, and its constraints."""
 
     unit: str
     constraints: tuple[Constraint, ...]
@@ -163,7 +163,7 @@ class OnUnits:
 
 BATCH = "bind the batch to 1 with --input-shape"
 REMEDIES: Mapping[Constraint, str] = {one_image: BATCH, map_fields: SPLIT}
-"""Of constraints that mean the same for every operator."""
+"""Remedies of constraints that mean the same for every operator."""
 SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
 AVERAGING = "PDP, CONV + SDP"
 SHAPES = "give both operands the same shape, or one number per channel to one of them"
@@ -198,13 +198,13 @@ BATCHED = replace(
     ARRAY["Conv"],
     constraints=tuple(strides_or_batches if each is strides else each for each in ARRAY["Conv"].constraints),
 )
-"""A convolution, where the configuration has multi-batch mode."""
+"""A convolution in configurations with multi-batch mode."""
 LUT = OnUnits("SDP (table)", (one_image, map_fields), BATCH)
-"""Functions of one element, where the configuration has tables: a value for each int8, or interpolation."""
+"""Functions of one element, in configurations with tables: one entry per int8 value, or interpolation."""
 COARSE = "tables that interpolate give it too coarsely beyond int8"
 
 OWN: Mapping[str, OnUnits] = {"Interleave": OnUnits("SDP", (interleaving_fields,), BATCH)}
-"""Operators of passes, which ONNX has not."""
+"""Operators that passes introduce and ONNX does not have."""
 
 ENLARGED = "By up to 256 times; the maps are (1, C, H, W), with up to 8192 channels, rows and columns."
 REWRITTEN: Mapping[str, tuple[str, str]] = {
@@ -231,7 +231,7 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     "Gather": ("CONV + SDP", "The indices are constants; channels become weights, other axes slices."),
     **quantised_forms("CONV + SDP"),
 }
-"""Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
+"""Operators that passes replace: what runs instead, and when. Any that no pass could replace is refused."""
 
 HOST: Mapping[str, str] = {
     "QuantizeLinear": "it converts an output of the network; in pairs with DequantizeLinear it gives scales",
@@ -247,36 +247,38 @@ HOST: Mapping[str, str] = {
 
 
 def table_ops(machine: Machine, precision: str) -> tuple[str, ...]:
-    """The functions that EW's tables give: all of one entry an input, or those that interpolation gives well."""
+    """The functions that EW's tables can compute: all with one entry per input, otherwise those that interpolate
+    well.
+    """
     if not machine.sdp_lut:
         return ()
     return LUT_OPS if precision == "int8" else tuple(INTERPOLATED)
 
 
 def host(machine: Machine, precision: str) -> Mapping[str, str]:
-    """The operators that the host may run, and why."""
+    """The operators that the host may run, with reasons."""
     if not machine.sdp_lut:
         return HOST
     return {op: COARSE if op in LUT_OPS and precision != "int8" else why for op, why in HOST.items()}
 
 
 def precisions(op: str, machine: Machine) -> tuple[str, ...]:
-    """In which of its precisions the configuration runs an operator."""
+    """The precisions in which the configuration runs an operator."""
     return tuple(each for each in machine.precisions if row_of(op, machine, each) is not None)
 
 
 def array(machine: Machine) -> Mapping[str, OnUnits]:
-    """How the configuration runs its operators, those of tables left out."""
+    """The support of the configuration's operators, without those of tables."""
     return {**ARRAY, "Conv": BATCHED} if machine.max_batches > 1 else ARRAY
 
 
 def row_of(op: str, machine: Machine, precision: str) -> OnUnits | None:
-    """How the configuration runs an operator, or None."""
+    """The support of an operator in a configuration and precision, or None."""
     return LUT if op in table_ops(machine, precision) else array(machine).get(op) or OWN.get(op)
 
 
 def quantised_already(graph: Graph, precision: str) -> Problem | None:
-    """Why fp16 and int16 cannot stand for a model that rounds to int8 itself."""
+    """Why a model that already rounds to int8 cannot be compiled in fp16 or int16; None for a float model."""
     node = next((each for each in graph.nodes if each.op in (*CONVERSIONS, *BORDER)), None)
     if node is None:
         return None

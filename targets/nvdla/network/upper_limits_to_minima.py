@@ -1,4 +1,4 @@
-"""Upper limits that saturation cannot be, as minima with a constant."""
+"""Upper limits that saturation cannot implement, as minima with a constant."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 def upper_limits_to_minima(graph: Graph) -> Graph:
     """A Clip whose upper limit is not the larger in magnitude becomes Max and Min with constants.
 
-    For machines whose Clip has a lower limit, and an upper one by saturation: that would cut off what is below
-    its negative as well. Limits that contradict each other
-    give the upper one, as in ONNX.
+    For machines that implement the upper limit by saturation, which also cuts off values below its negative. If
+    the limits contradict each other the result is the upper one, as in ONNX.
     """
     return rewrite(graph, _minimum)
 

@@ -1,1 +1,1 @@
-"""Hardware operations: surfaces, tiles, weight forms, and how many clocks they take side by side."""
+"""Hardware operations: surfaces, tiles, weight forms, and the cycle model."""

@@ -1,7 +1,8 @@
 """Hardware operations: what one programming of NVDLA's blocks does, addresses included.
 
-The firmware's word for a layer that the hardware runs at once: a convolution with SDP behind it, SDP alone on a
-map in memory, PDP, CDP, RUBIK, or BDMA. Everything here is what registers hold; emission writes them.
+An operation is what the firmware calls a layer that the hardware runs at once: a convolution with SDP behind it,
+SDP alone on a map in memory, PDP, CDP, RUBIK, or BDMA. It holds the contents of the registers; emission writes
+them.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class Surface:
     """The format of an image's pixels (table 33); empty for a feature cube."""
 
     def share(self, batches: int) -> Surface:
-        """The first of so many cubes of equal height that lie one under another."""
+        """One of `batches` cubes of equal height that are stored one below another."""
         return replace(self, height=self.height // batches)
 
     def atoms(self, atom_bytes: int) -> int:
-        """Atoms of a pixel: the surfaces of the cube; an image is one surface."""
+        """Atoms of a pixel, which is the number of surfaces; an image has one."""
         return 1 if self.pixels else -(-self.channels * BYTES[self.precision] // atom_bytes)
 
     def line_bytes(self, atom_bytes: int) -> int:
-        """Bytes that are read of a line of a surface: whole atoms."""
+        """Bytes read for a line of a surface: whole atoms."""
         if not self.pixels:
             return self.width * atom_bytes
         return -(-self.width * FORMATS[self.pixels].planes[0].pixel_bytes // atom_bytes) * atom_bytes
@@ -47,7 +48,7 @@ class Surface:
 
 @dataclass(frozen=True)
 class Fetch:
-    """An operand that SDP_RDMA brings: which components, how many bytes each, where."""
+    """An operand that SDP_RDMA fetches: which components, their size, and the address."""
 
     use: str
     """MUL, ALU or BOTH (pairs)."""
@@ -57,23 +58,23 @@ class Fetch:
     line_stride: int = 0
     surface_stride: int = 0
     computed: bool = False
-    """It is a map that another operation writes, not a constant."""
+    """Whether it is a map that another operation writes, not a constant."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """X1 (BS) or X2 (BN): the stage, its operands in registers, and what is fetched."""
+    """X1 (BS) or X2 (BN): the stage, its operands in registers, and the operand fetched from memory."""
 
     stage: Stage
     alu: int | None = None
-    """The adder's operand, if it stands in a register."""
+    """The adder's operand, if it is kept in a register."""
     multiplier: int | None = None
     fetch: Fetch | None = None
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """A linear table of EW or CDP as registers hold it."""
+    """A linear table of EW or CDP as registers represent it."""
 
     entries: tuple[int, ...]
     """16 bits each."""
@@ -81,16 +82,16 @@ class Ramp:
     """An integer, or the bits of a float32; so is `end`."""
     end: int
     select: int
-    """The binary logarithm of the step from entry to entry."""
+    """The binary logarithm of the distance between entries."""
     slope: int = 0
-    """Behind the end: an integer or the bits of an fp16; before the start it is 0."""
+    """The slope beyond the end, an integer or the bits of an fp16; before the start it is 0."""
     shift: int = 0
-    """Right shift behind an integer slope."""
+    """Right shift of an integer slope."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of EW or CDP; LE, where there is one, comes first."""
+    """The tables of EW or CDP; LE, if present, takes precedence."""
 
     lo: Ramp
     le: Ramp | None = None
@@ -98,7 +99,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Sdp:
-    """What SDP does to every element."""
+    """The settings of SDP for every element."""
 
     x1: Unit
     x2: Unit
@@ -108,7 +109,7 @@ class Sdp:
 
 @dataclass(frozen=True)
 class Mask:
-    """The other surfaces of compressed weights: a bit an element (WMB), and the bytes of every group (WGS)."""
+    """The other surfaces of compressed weights: one bit per element (WMB), and bytes per group (WGS)."""
 
     address: int
     bytes: int
@@ -118,31 +119,31 @@ class Mask:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The weights of a convolution: where they lie, and their geometry after any extension."""
+    """The weights of a convolution: their place in memory, and their geometry after any extension."""
 
     address: int
     bytes: int
-    """Of the surface, padded."""
+    """Size of the surface, padded."""
     count: int
     height: int
     width: int
     channels: int
     kernel_bytes: int
-    """Of a kernel that is not compressed."""
+    """Size of an uncompressed kernel."""
     form: WeightForm = DIRECT
     mask: Mask | None = None
     copied: bool = False
-    """Whether they lie where BDMA puts them."""
+    """Whether they are at an address to which BDMA copies them."""
 
     @property
     def moved_bytes(self) -> int:
-        """What is fetched of all surfaces."""
+        """Bytes fetched from all surfaces."""
         return self.bytes + (self.mask.bytes + self.mask.sizes_bytes if self.mask else 0)
 
 
 @dataclass(frozen=True)
 class KernelWindow:
-    """How the kernel moves: strides, dilations (1 = none) and padding, and the integer that lies there."""
+    """The movement of the kernel: strides, dilations (1 = none), padding, and the integer used for padding."""
 
     stride_y: int
     stride_x: int
@@ -163,19 +164,19 @@ class Banks:
     data: int
     weights: int
     mask: int = 0
-    """The last bank, where weights are compressed."""
+    """The last bank, if weights are compressed."""
     least: tuple[int, int] = field(default=(0, 0), compare=False)
-    """Banks that data needs, and weights with their mask: what remains is given to one of them."""
+    """Banks that data needs, and that weights with their mask need; one of the two gets the rest."""
 
     @property
     def beside_data(self) -> int:
-        """Banks that hold no input."""
+        """Banks not used for input."""
         return self.weights + self.mask
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """PDP on a map in memory, or on what SDP gives: then only the extents of the source count."""
+    """PDP on a map in memory, or on SDP's output, where only the extents of the source matter."""
 
     source: Surface
     method: str
@@ -190,7 +191,7 @@ class Pooling:
 
 @dataclass(frozen=True)
 class Convolution:
-    """CDMA, CSC, CMAC and CACC, with SDP behind them, and perhaps PDP behind that."""
+    """CDMA, CSC, CMAC and CACC, followed by SDP and optionally PDP."""
 
     source: Surface
     kernels: Kernels
@@ -198,18 +199,18 @@ class Convolution:
     banks: Banks
     sdp: Sdp
     destination: Surface
-    """Of SDP; nothing lies there where PDP takes it."""
+    """Of SDP; nothing is written there if PDP takes the output."""
     pooling: Pooling | None = None
     truncate: int = 0
     """Right shift of the sums (CLIP_TRUNCATE)."""
     pra_truncate: int = 0
-    """Right shift of data that Winograd has transformed."""
+    """Right shift of data transformed by Winograd."""
     batches: int = 1
-    """Cubes one under another, in source and destination, of which multi-batch mode convolves each alone."""
+    """Cubes stored one below another in source and destination; multi-batch mode convolves each by itself."""
 
     @property
     def data_extents(self) -> tuple[int, int]:
-        """Width and height of the data as CSC sees it: Winograd's is padded, and its strides are channels."""
+        """Width and height of the data as CSC sees it: for Winograd padded, with strides turned into channels."""
         if self.kernels.form.kind != "winograd":
             return self.source.width, self.source.share(self.batches).height
         return extended_extent(self.destination.width), extended_extent(self.destination.height)
@@ -217,7 +218,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """SDP on a map in memory, and perhaps PDP behind it."""
+    """SDP on a map in memory, optionally followed by PDP."""
 
     source: Surface
     sdp: Sdp
@@ -231,7 +232,7 @@ class Normalisation:
 
     source: Surface
     size: int
-    """Channels whose squares are added: 3, 5, 7 or 9."""
+    """Channels in the sum of squares: 3, 5, 7 or 9."""
     zero: int
     """The zero point of the input."""
     tables: Tables
@@ -243,18 +244,18 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Contraction:
-    """RUBIK: the columns of several maps in turns."""
+    """RUBIK: interleaves the columns of several maps."""
 
     source: Surface
-    """All maps, each from a surface on: the channels are those of all their surfaces."""
+    """All maps, each starting with a new surface; the channels count those of all their surfaces."""
     step: int
-    """How many maps there are."""
+    """The number of maps."""
     destination: Surface
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """BDMA: bytes from one memory to the other, as cubes of one line of atoms."""
+    """BDMA: a copy from one memory to the other, as cubes of one line of atoms."""
 
     source: Surface
     destination: Surface
@@ -264,6 +265,6 @@ Operation = Convolution | Elementwise | Pooling | Normalisation | Contraction | 
 
 
 def written(operation: Operation) -> Surface:
-    """What an operation leaves in memory."""
+    """The surface that an operation writes to memory."""
     flying = operation.pooling if isinstance(operation, Convolution | Elementwise) else None
     return flying.destination if flying else operation.destination

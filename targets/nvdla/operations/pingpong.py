@@ -1,10 +1,11 @@
-"""How many clocks a program takes on NVDLA: operations side by side, in the two register groups of each block.
+"""The cycle model of whole programs: operations overlap, using the two register groups of each block.
 
-CDMA fetches the input and the weights of a convolution while the one before computes, as far as the CBUF has room
-for them; the MAC array then goes on without a pause. Where two convolutions divide the banks differently, CDMA
-waits until the array has done with the first. The data banks are a ring in which a whole input lies until it is
-used, the weight banks one of kernel groups. Everything shares the bytes that memory moves in a clock; a second
-memory has its own.
+CDMA fetches input and weights of a convolution while the previous one computes, as far as the CBUF has room for
+them; the MAC array then continues without a pause. If two convolutions divide the banks differently, CDMA waits
+until the array has finished the first. The data banks are a ring buffer that keeps a whole input until it has been
+used, the weight banks a ring of kernel groups. All engines share the memory bandwidth; a second memory has its
+own.
+
 Source: convolutions and networks as measured on the nv_small RTL ("CSC starts only when the whole input cube of
 the pass is in CBUF"; banks in halves, so that "the next fetch hides behind the current tile").
 """
@@ -33,49 +34,49 @@ from npuc.targets.nvdla.operations.operation import (
 from npuc.targets.nvdla.operations.scoreboard import Admission, Scoreboard
 
 REMEMBERED = 8
-"""Operations that may still be waited for, at most: each block has two groups."""
+"""The most earlier operations that one may have to wait for: each block has two groups."""
 GRAIN = 1024
-"""Parts of a clock in which times are counted, so that sums are exact and equal layers take equal times."""
+"""Fractions of a clock in which times are counted, so that sums are exact and equal layers take equal times."""
 PROGRAMMED, ENDS, FETCHED, COMPUTED, WRITTEN, POOLED, MOVED, SECOND, COPIED, ENTRIES, DATA, WEIGHTS = (
     0, slice(1, 1 + REMEMBERED), *range(1 + REMEMBERED, 11 + REMEMBERED),
 )  # fmt: skip
 """Rows of Progress.state."""
 CLOCKS = slice(0, ENTRIES)
-"""Those that are times."""
+"""The rows that are times."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """An operation and the clocks that each engine takes for it, whatever runs beside it."""
+    """An operation and the clocks that each engine spends on it, whatever else runs."""
 
     operation: Operation
     programming: float
-    """Of the driver."""
+    """Of the driver, for the registers."""
     latency: int
-    """Of the slower memory that is read."""
+    """Of the slowest memory that is read."""
     moving: tuple[float, float]
-    """Of DRAM and of the second memory for everything: what is read, or what is written if that is more."""
+    """Of DRAM and of the second memory, for all reads or all writes, whichever take longer."""
     streaming: float
     """Of SDP, PDP or CDP on a map in memory, or of BDMA."""
     pooling: float
     """Of PDP behind SDP."""
     fetching: float = 0
-    """Of CDMA for the input, in turns with weights; the rest is of convolutions, too."""
+    """Of CDMA, for the input alternating with weights. This and the following fields are of convolutions."""
     computing: float = 0
     group: float = 0
     """Of the MAC array for a kernel group."""
     loading: float = 0
-    """Of memory for the input and all weights."""
+    """Of memory, for the input and all weights."""
     beginning: float = 0
-    """Of memory for the weights without which nothing begins, in turns with the input."""
+    """Of memory, for the weights needed to begin, alternating with the input."""
     entries: int = 0
     """CBUF entries of the input."""
     refilling: float | None = None
-    """From the first atom until all weights that lack room at once are in the CBUF, if some do."""
+    """From the first atom until the last weights are in the CBUF; None if all weights fit at once."""
 
     @classmethod
     def of(cls, operation: Operation, machine: Machine) -> Work:
-        """What the model of single operations says."""
+        """The work of an operation according to the model of single operations (timing)."""
         dram, second = timing.moving_cycles(operation, machine)
         given = (
             operation,
@@ -110,35 +111,36 @@ class Work:
 
 
 def _counted(clocks: float) -> float:
-    """The nearest time that is counted."""
+    """The time rounded to the grain."""
     return round(clocks * GRAIN) / GRAIN
 
 
 @dataclass(frozen=True)
 class Progress:
-    """When each engine is free, in clocks: for several beginnings of a program side by side."""
+    """When each engine is free, in clocks, for several partial programs side by side."""
 
     state: Array
-    """A column for each beginning. Since when the driver goes on; the ends of the latest REMEMBERED operations,
-    the latest last; until when CDMA, the array, SDP, PDP, DRAM, the second memory and BDMA are busy; CBUF entries
-    of the convolution before, its banks for data (0 where there was none) and for weights."""
+    """A column for each partial program. Rows: when the driver continues; the ends of the REMEMBERED latest
+    operations, the latest one last; until when CDMA, the array, SDP, PDP, DRAM, the second memory and BDMA are
+    busy; CBUF entries of the previous convolution, its banks for data (0 if there was none) and for weights.
+    """
 
     @classmethod
     def start(cls) -> Progress:
-        """Of one beginning, before its first operation."""
+        """A single empty program."""
         return cls(np.zeros((WEIGHTS + 1, 1)))
 
     @classmethod
     def joined(cls, parts: Sequence[Progress]) -> Progress:
-        """The beginnings of all parts."""
+        """The partial programs of all parts."""
         return cls(np.concatenate([each.state for each in parts], axis=1))
 
     def take(self, which: Sequence[int]) -> Progress:
-        """Some of the beginnings, by number."""
+        """Some of the partial programs, by number."""
         return Progress(self.state[:, which])
 
     def rebased(self) -> tuple[float, Progress]:
-        """A time, and the same counted from then on; what is over for every engine is as if it were just over."""
+        """A base time, and the progress relative to it; engines that were free earlier count as just free."""
         state = self.state.copy()
         past = [*range(ENDS.start, ENDS.stop), WRITTEN, POOLED, MOVED, SECOND, COPIED]
         state[past] = np.maximum(state[past], state[PROGRAMMED])
@@ -148,19 +150,19 @@ class Progress:
 
     @property
     def end(self) -> Array:
-        """When everything so far has ended."""
+        """When all operations so far have ended."""
         return self.state[ENDS].max(axis=0)
 
     @property
     def free(self) -> Array:
-        """When the array and when CDMA is free, added up."""
+        """The times at which the MAC array and CDMA are free, summed."""
         return self.state[COMPUTED] + self.state[FETCHED]
 
     def after(self, work: Work, running: Array, machine: Machine) -> Progress:
-        """With one more operation.
+        """The progress with one more operation.
 
-        running: how many of the operations before it may still run when it is programmed, fetches and writes,
-        for each beginning or for all.
+        running: how many earlier operations may still run when it is programmed, fetches and writes; a column for
+        each partial program or one for all.
         """
         before = self.state
         seen_program, seen_fetch, seen_write = self._passed(running)
@@ -195,20 +197,20 @@ class Progress:
         return Progress(new)
 
     def _passed(self, running: Array) -> Array:
-        """When the driver has seen the end of all but so many operations; a column for each beginning."""
+        """When the driver has seen all but `running` operations end; a column for each partial program."""
         seen = np.maximum.accumulate(self.state[: ENDS.stop], axis=0)  # the latest end up to each operation
         return seen[np.maximum(REMEMBERED - running, 0), np.arange(seen.shape[1])]
 
     def _convolved(
         self, new: Array, work: Work, operation: Convolution, enabled: Array, allowed: Array, machine: Machine
     ) -> Array:
-        """Sets what is new of the engines. Result: the end."""
+        """Updates the engines for a convolution in `new`. Returns its end."""
         before, banks = self.state, operation.banks
-        alike = (before[DATA] == banks.data) & (before[WEIGHTS] == banks.weights)  # the ring holds the last input
+        alike = (before[DATA] == banks.data) & (before[WEIGHTS] == banks.weights)  # the ring keeps the last input
         begin = np.maximum(enabled, np.where(alike, before[FETCHED], before[COMPUTED]))
         here = begin + work.fetching
         room = banks.data * machine.cbuf_entries - work.entries
-        if before[ENTRIES].max() > room:  # both inputs do not lie in the ring
+        if before[ENTRIES].max() > room:  # the ring has no room for both inputs
             crowded = np.where(alike, np.clip((before[ENTRIES] - room) / work.entries, 0.0, 1.0), 0.0)
             left = np.round(work.fetching * crowded * GRAIN) / GRAIN
             here = np.where(crowded > 0, np.maximum(here, before[COMPUTED] + left), here)
@@ -228,12 +230,12 @@ class Progress:
         return end
 
     def _pooled(self, work: Work, start: Array) -> Array:
-        """When PDP behind SDP is through, if there is one."""
+        """When PDP behind SDP has finished; the start if there is no PDP."""
         return np.maximum(start, self.state[POOLED]) + work.pooling if work.pooling else start
 
 
 def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) -> list[float]:
-    """When each operation of a program and all before it have ended, in clocks from its start."""
+    """When each operation of a program and all earlier ones have ended, in clocks from its start."""
     progress, found = Progress.start(), list[float]()
     for count, (operation, admission) in enumerate(operations):
         progress = progress.after(Work.of(operation, machine), _running(admission, count), machine)
@@ -242,7 +244,7 @@ def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) ->
 
 
 def layer_ends(layers: Iterable[Sequence[Operation]], machine: Machine) -> list[float]:
-    """When each layer of a program and all before it have ended, in clocks from its start."""
+    """When each layer of a program and all earlier ones have ended, in clocks from its start."""
     scoreboard, pairs, counts = Scoreboard(machine.atom_bytes), list[tuple[Operation, Admission]](), list[int]()
     for layer in layers:
         for operation in layer:
@@ -254,7 +256,7 @@ def layer_ends(layers: Iterable[Sequence[Operation]], machine: Machine) -> list[
 
 
 def alone(operations: Iterable[Operation], machine: Machine) -> float:
-    """Clocks of operations with nothing before or behind them."""
+    """Clocks of a sequence of operations run alone."""
     scoreboard, progress = Scoreboard(machine.atom_bytes), Progress.start()
     for count, operation in enumerate(operations):
         admission, scoreboard = scoreboard.admit(operation)
@@ -263,5 +265,5 @@ def alone(operations: Iterable[Operation], machine: Machine) -> float:
 
 
 def _running(admission: Admission, count: int) -> Array:
-    """How many of so many operations may still run, as Progress.after takes it."""
+    """How many of the `count` earlier operations may still run, as Progress.after takes it."""
     return np.array([[count - each] for each in admission.counts])

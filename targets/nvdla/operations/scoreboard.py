@@ -1,8 +1,8 @@
-"""Operations that may still run, and which others must wait for them.
+"""The scoreboard: operations that may still run, and which later ones must wait for them.
 
-Every block has two register groups that take turns. An operation is programmed as soon as its groups are free,
-whatever it touches; the convolution pipeline is enabled when its input is in memory, SDP when its operands are
-and nothing reads any more what it overwrites.
+Every block has two register groups, used alternately. An operation is programmed as soon as its groups are free,
+whatever memory it touches. The convolution pipeline is enabled when its input is in memory; SDP when its operands
+are, and when no operation still reads what it overwrites.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from npuc.targets.nvdla.operations.operation import (
 )
 
 ENDS = {"SDP": "SDP", "PDP": "PDP", "CDP": "CDP", "RUBIK": "RBK", "BDMA": "BDMA"}
-"""The interrupts that end operations, in order, and the block that raises each."""
+"""The interrupts that end operations, in order, and the block that raises each one."""
 CONVOLUTION = ("CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA")
 
 
 def blocks_of(operation: Operation) -> tuple[str, ...]:
-    """The blocks that an operation takes, from its last one to its first."""
+    """The blocks that an operation uses, from last to first."""
     match operation:
         case Pooling():
             return ("PDP_RDMA", "PDP")
@@ -48,27 +48,27 @@ def blocks_of(operation: Operation) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Touched:
-    """What an operation touches in memory: its input, the maps that are operands, its result, weights."""
+    """The memory that an operation touches: its input, operand maps, result, and copied weights."""
 
     source: Pattern
     operands: tuple[Pattern, ...]
     result: Pattern
     weights: Pattern | None = None
-    """Where BDMA has put them; others are never written."""
+    """Weights copied by BDMA; no operation writes to other weights."""
 
     @property
     def read(self) -> tuple[Pattern, ...]:
-        """What is read."""
+        """All patterns that are read."""
         return (self.source, *self.operands, *((self.weights,) if self.weights else ()))
 
     def moved(self, source: int, result: int) -> Touched:
-        """The same with input and result so many bytes further."""
+        """A copy with the addresses of input and result shifted by these bytes."""
         return replace(self, source=self.source.moved(source), result=self.result.moved(result))
 
 
 @dataclass(frozen=True)
 class Issued:
-    """An operation that may still run: the register groups that it has, and the interrupts that end it."""
+    """An operation that may still run: its register groups, touched memory, and whether it writes tables."""
 
     groups: Mapping[str, int]
     touched: Touched
@@ -76,23 +76,23 @@ class Issued:
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        """For its interrupts, in the order in which they come."""
+        """The waits for its interrupts, in the order in which they arrive."""
         return tuple(Wait(source, self.groups[block]) for source, block in ENDS.items() if block in self.groups)
 
     def holds_groups(self, other: Issued) -> bool:
-        """Whether another operation needs a register group that this one has.
+        """Whether the other operation needs a register group that this one uses.
 
-        Tables of EW and CDP are not in groups: nothing runs while they are written.
+        The tables of EW and CDP are not double-buffered: nothing may run while they are written.
         """
         return other.tables or not self.groups.items().isdisjoint(other.groups.items())
 
     def holds_input(self, other: Issued) -> bool:
-        """Whether it may still write what another one takes as input."""
+        """Whether this operation may still write what the other one takes as input."""
         own, taken = self.touched.result, other.touched
         return _overlap(own, taken.source) or (taken.weights is not None and _overlap(own, taken.weights))
 
     def holds_result(self, other: Issued) -> bool:
-        """Whether it may still write an operand of another one, or touch what that one writes."""
+        """Whether this one may still write an operand of the other, or read or write what the other writes."""
         own = other.touched.result
         return any(_overlap(self.touched.result, each) for each in (*other.touched.operands, own)) or any(
             _overlap(own, each) for each in self.touched.read
@@ -101,7 +101,7 @@ class Issued:
 
 @dataclass(frozen=True)
 class Admission:
-    """How many of the operations before one must have ended until it is programmed, fetches, and writes."""
+    """How many earlier operations must have ended before one is programmed, fetches, and writes."""
 
     program: int
     fetch: int
@@ -115,16 +115,16 @@ class Admission:
 
 @dataclass(frozen=True)
 class Scoreboard:
-    """The operations that may still run, oldest first, and the register group that each block takes next."""
+    """Operations that may still run, oldest first, and the register group that each block uses next."""
 
     atom_bytes: int
     issued: tuple[Issued, ...] = ()
     groups: Mapping[str, int] = field(default_factory=dict[str, int])
     count: int = 0
-    """Operations so far."""
+    """Number of operations so far."""
 
     def admit(self, operation: Operation, place: Touched | None = None) -> tuple[Admission, Scoreboard]:
-        """When an operation may begin, and what may run from then on; place: what it touches, if that is known."""
+        """When an operation may begin, and the scoreboard after it; place: the memory it touches, if known."""
         groups = {block: self.groups.get(block, 0) for block in blocks_of(operation)}
         tables = isinstance(operation, Normalisation) or (
             isinstance(operation, Convolution | Elementwise) and bool(operation.sdp.table)
@@ -142,16 +142,16 @@ class Scoreboard:
         return admission, replace(self, issued=waiting, groups={**self.groups, **changed}, count=self.count + 1)
 
     def drained(self) -> Scoreboard:
-        """After all have ended."""
+        """The scoreboard when all operations have ended."""
         return replace(self, issued=())
 
     def _last(self, holds: Callable[[Issued], bool], least: int) -> int:
-        """How many of the issued operations must end, at least so many: waits are in order."""
+        """How many of the issued operations must end, at least `least`: waits are in order."""
         return next((at for at in range(len(self.issued), least, -1) if holds(self.issued[at - 1])), least)
 
 
 def touched(operation: Operation, atom_bytes: int) -> Touched:
-    """What an operation touches in memory, constants left out."""
+    """The memory that an operation touches, without constants."""
     source, result = _place(operation.source, atom_bytes), _place(written(operation), atom_bytes)
     through_sdp = isinstance(operation, Convolution | Elementwise)
     operands = _operands(operation, atom_bytes) if through_sdp else ()
@@ -160,7 +160,7 @@ def touched(operation: Operation, atom_bytes: int) -> Touched:
 
 
 def _operands(operation: Convolution | Elementwise, atom_bytes: int) -> tuple[Pattern, ...]:
-    """The maps that SDP reads beside its input: per element or of one pixel."""
+    """The maps that SDP reads besides its input: per element or of one pixel."""
     found: list[Pattern] = []
     result = operation.destination
     for fetch in (operation.sdp.x1.fetch, operation.sdp.x2.fetch):
@@ -188,5 +188,5 @@ _in_detail = lru_cache(maxsize=1 << 16)(overlap)
 
 
 def _overlap(first: Pattern, second: Pattern) -> bool:
-    """Whether two patterns share a byte; most are far apart."""
+    """Whether two patterns share a byte; a quick test rules out most pairs."""
     return second.address < first.end and first.address < second.end and _in_detail(first, second)

@@ -1,11 +1,11 @@
-"""Where feature maps lie: buffers of memory, and tensors as views of them.
+"""Memory layout of feature maps: buffers, and tensors as views of them.
 
-Concat, Split, Slice and the Reshape of a 1x1 map move nothing: their tensors are windows of one buffer, surface
-after surface, line after line. Nor does Interleave along H: its inputs have lines of the buffer in turns. The
-maps of an Interleave along W have lines of equal length, so that from pixel to pixel is the same step throughout,
-also from the last one of a line to the first of the next. A channel has a lane: its place among the channels of
-the buffer. Where channels of one tensor do not fill whole atoms the lanes have gaps, which convolutions skip with
-weights that are zero.
+Concat, Split, Slice and the Reshape of a 1x1 map move nothing: their tensors are windows of one buffer, defined by
+surfaces and lines. The same holds for Interleave along H: its inputs are alternate lines of the buffer. The maps
+of an Interleave along W have lines of equal length, so that the distance between pixels is constant, also from the
+end of one line to the start of the next. Each channel has a lane: its position among the channels of the buffer.
+Where the channels of a tensor do not fill whole atoms the lanes have gaps, which convolutions skip with zero
+weights.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def tensor_precision(graph: Graph, name: str) -> str:
-    """In which precision NVDLA has a tensor."""
+    """NVDLA's precision of a tensor."""
     return precision_of(graph.tensors[name].dtype)
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A feature cube of whole atoms in memory, packed, or an image; bytes from its start."""
+    """A packed feature cube of whole atoms in memory, or an image."""
 
     name: str
     width: int
@@ -50,7 +50,7 @@ class Buffer:
     atom_bytes: int
     precision: str = "int8"
     pixels: str = ""
-    """The format of the pixels (table 33), where it is an image; a feature cube has none."""
+    """The pixel format of an image (table 33); empty for a feature cube."""
 
     @property
     def atom_elements(self) -> int:
@@ -72,13 +72,13 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Total size."""
         return self.surfaces * self.surface_stride
 
 
 @dataclass(frozen=True)
 class View:
-    """A window of a buffer: `offset` bytes from its start, `lanes` from the window's first surface."""
+    """A window of a buffer, `offset` bytes from its start; `lanes` count from the window's first surface."""
 
     buffer: Buffer
     offset: int
@@ -95,7 +95,7 @@ class View:
 
     @property
     def extent(self) -> int:
-        """Lanes up to the last channel's: the channels of the cube that the hardware sees."""
+        """Lanes up to that of the last channel: the number of channels of the cube that the hardware sees."""
         return self.lanes[-1] + 1
 
     @cached_property
@@ -104,21 +104,21 @@ class View:
         return np.array(self.lanes)
 
     def channels_in(self, first: int, count: int) -> Array:
-        """The channels that lie in these lanes."""
+        """The channels whose lanes are in this range."""
         return np.flatnonzero((self.lane_numbers >= first) & (self.lane_numbers < first + count))
 
     def as_image(self, pixels: str) -> View:
-        """The tensor, alone in its buffer, as an image of a format of table 33."""
+        """The tensor, alone in its buffer, as an image in a format of table 33."""
         return replace(self, buffer=replace(self.buffer, surfaces=1, pixels=pixels))
 
     def window(self, surface: int = 0, row: int = 0, column: int = 0) -> int:
-        """The byte offset in the buffer of a place in the window."""
+        """The byte offset in the buffer of an atom of the window."""
         held = self.buffer
         return self.offset + surface * held.surface_stride + row * self.line_stride + column * held.atom_bytes
 
 
 def is_view(graph: Graph, node: Node) -> bool:
-    """Whether the node's tensors can be windows of one buffer: it moves nothing then."""
+    """Whether the node's tensors can be windows of one buffer, so that it moves nothing."""
     shapes = [graph.shape(name) for name in (*node.inputs[:1], *node.outputs)]
     if any(len(shape) not in (2, 4) or shape[0] != 1 for shape in shapes):
         return False
@@ -139,14 +139,14 @@ def is_view(graph: Graph, node: Node) -> bool:
 
 
 def joins(graph: Graph, node: Node) -> bool:
-    """Whether the inputs of a node are parts of its output, so that all of them lie in one buffer."""
+    """Whether the inputs of a node are parts of its output, all in one buffer."""
     return node.op in ("Concat", "Interleave") and is_view(graph, node)
 
 
 def parts(graph: Graph, node: Node) -> list[tuple[str, tuple[int, int, int]]]:
-    """The tensors that lie in another one, each with its first channel, row and column there.
+    """The tensors that are parts of another one, each with its first channel, row and column there.
 
-    The other one is the output of a Concat or an Interleave, else the first input.
+    The other one is the output of a Concat or an Interleave, otherwise the first input.
     """
     if node.op == "Interleave":
         return [(name, (0, row, 0)) for row, name in enumerate(node.inputs)]
@@ -184,7 +184,7 @@ def spaced(channels: int, together: int, atom: int) -> Lanes:
 
 
 def joined(given: Sequence[Lanes], atom: int) -> Lanes:
-    """Lanes of tensors one behind the other, each from a new surface on."""
+    """The lanes of concatenated tensors, each starting with a new surface."""
     found: list[int] = []
     base = 0
     for lanes in given:
@@ -194,14 +194,14 @@ def joined(given: Sequence[Lanes], atom: int) -> Lanes:
 
 
 def taken(lanes: Lanes, first: int, count: int, atom: int) -> Lanes:
-    """Lanes of some channels, counted from the surface of the first."""
+    """Lanes of a range of channels, counted from the surface of the first one."""
     base = lanes[first] // atom * atom
     return tuple(lane - base for lane in lanes[first : first + count])
 
 
 @dataclass(frozen=True)
 class Surfaces:
-    """The view of every tensor that lies in memory."""
+    """The view of every tensor in memory."""
 
     views: Mapping[str, View]
 
@@ -211,12 +211,12 @@ class Surfaces:
         return list(dict.fromkeys(view.buffer for view in self.views.values()))
 
     def with_images(self, images: Mapping[str, str]) -> Surfaces:
-        """The same with some tensors as images, in formats of table 33."""
+        """A copy with some tensors as images, in formats of table 33."""
         return Surfaces({**self.views, **{name: self.views[name].as_image(each) for name, each in images.items()}})
 
 
 ComputedLanes = Callable[[Node, Mapping[str, Lanes]], Lanes]
-"""The lanes of a computed node's result, given those of its inputs."""
+"""Computes the lanes of a computed node's result from those of the tensors before it."""
 
 
 def place(
@@ -227,16 +227,16 @@ def place(
     computed: ComputedLanes,
     tiled: Collection[str] = (),
 ) -> Surfaces:
-    """Views for all tensors of the nodes that NVDLA runs, computed and moved; loaded: those that the host brings.
+    """Views of all tensors of the nodes that NVDLA computes or moves.
 
-    tiled: results that Winograd writes in whole tiles, in buffers of their own. Every input of a Concat is in the
-    Concat's buffer: with_copies sees to it that it can be.
+    loaded: tensors that the host loads; tiled: results that Winograd writes in whole tiles, in buffers of their
+    own. Every input of a Concat is part of the Concat's buffer; with_copies ensures that this is possible.
     """
     lanes = lanes_of(graph, nodes, loaded, machine, computed)
     widths = _line_widths(graph, nodes)
 
     def own(name: str, tile: int = 1) -> View:
-        """A tensor in a buffer of its own, of whole tiles."""
+        """A view of a whole buffer for the tensor, in whole tiles."""
         _, height, width = map_shape(graph.shape(name))
         precision = tensor_precision(graph, name)
         surfaces = lanes[name][-1] // machine.atom_elements(precision) + 1
@@ -245,7 +245,7 @@ def place(
 
     views = _side_by_side(graph, nodes, own)
     moves = [node for node in nodes if is_view(graph, node)]
-    for node in reversed(moves):  # outer Concats first, so that inner ones lie in them
+    for node in reversed(moves):  # outer Concats first, so that inner ones become parts of them
         if joins(graph, node):
             whole = views.get(node.output) or own(node.output)
             views[node.output] = whole
@@ -261,9 +261,9 @@ def place(
 
 
 def _side_by_side(graph: Graph, nodes: Sequence[Node], own: Callable[[str], View]) -> dict[str, View]:
-    """Maps that are interleaved along W in a buffer of their own, one behind the other as RUBIK needs them.
+    """Views of maps to interleave along W, one behind the other in a buffer of their own, as RUBIK needs.
 
-    Those of which nothing else decides where they lie, and whose lines are of one length.
+    Only for maps with lines of equal length whose place is not determined by anything else.
     """
     made = {name: node for node in nodes for name in node.outputs}
     held = {name for node in nodes if is_view(graph, node) for name in (node.inputs if joins(graph, node) else ())}
@@ -288,14 +288,14 @@ def _side_by_side(graph: Graph, nodes: Sequence[Node], own: Callable[[str], View
 
 
 def _is_placed_freely(graph: Graph, node: Node | None) -> bool:
-    """Whether a node's result lies where it is computed, and nothing lies around it."""
+    """Whether a node's result is placed by itself, not as part of the node's input."""
     return node is not None and (joins(graph, node) or not is_view(graph, node))
 
 
 def _line_widths(graph: Graph, nodes: Sequence[Node]) -> dict[str, int]:
-    """The columns of a line of what is interleaved along W: those of the first map, and so many for each of them.
+    """Columns of a line for tensors interleaved along W: as many as the first map has; for the result the sum.
 
-    What the host takes is packed, as NVDLA's own software expects it.
+    A result that the host reads is left out: it is packed, as NVDLA's own software expects it.
     """
     found: dict[str, int] = {}
     device = set(nodes)
@@ -312,7 +312,7 @@ def _line_widths(graph: Graph, nodes: Sequence[Node]) -> dict[str, int]:
 def _window(
     graph: Graph, name: str, whole: View, at: tuple[int, int, int], lanes: Mapping[str, Lanes], step: int = 1
 ) -> View:
-    """A tensor in another one, that has every n-th of its lines."""
+    """A view of a tensor that is part of another one, using every step-th of its lines."""
     channel, row, column = at
     _, height, width = map_shape(graph.shape(name))
     surface = whole.lanes[channel] // whole.buffer.atom_elements
@@ -339,10 +339,10 @@ def lanes_of(
 
 
 def with_copies(graph: Graph, nodes: Sequence[Node], loaded: Sequence[str]) -> list[tuple[Node, str]]:
-    """The inputs of Concats that cannot lie in the Concat's buffer, so that a copy must: (Concat, tensor).
+    """The inputs of Concats and Interleaves that need a copy in the joint buffer: (node, tensor).
 
-    A tensor lies where it is computed; it can be part of one Concat, once, and not be part of another tensor. The
-    same for Interleave.
+    A tensor is placed where it is computed; it can be part of one joining node, once, and not also of another
+    tensor.
     """
     views = [node for node in nodes if is_view(graph, node)]
     moved = {name for node in views if not joins(graph, node) for name in node.outputs}

@@ -1,8 +1,8 @@
-"""How a convolution is cut where the CBUF is too small: by rows, and by kernels; always exact.
+"""Splitting convolutions that do not fit the CBUF, by rows and by kernels; always exact.
 
-A pass needs all lines of its input in the data banks and one kernel group in the weight banks. Rows of input that
-two tiles need are fetched twice. Where not even the group fits beside one line of windows, fewer kernels share a
-group, which leaves lanes of the result unused.
+A pass needs all lines of its input in the data banks and one kernel group in the weight banks. Input rows that two
+tiles share (the halo) are fetched twice. Where not even one group fits beside the lines of one output row, fewer
+kernels form a group, which leaves lanes of the result unused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution as the hardware sees it, of channels that fill lanes."""
+    """A convolution as the hardware sees it; channels count lanes."""
 
     width: int
     height: int
     channels: int
-    """Lanes of the input; of an image those of a pixel, for Winograd those of its atoms."""
+    """Lanes of the input; for an image those of a pixel, for Winograd those of whole atoms."""
     out_height: int
     out_width: int
     kernels: int
@@ -43,7 +43,7 @@ class Geometry:
     """Columns from the first to the last tap."""
     form: WeightForm = DIRECT
     line_step: int = 1
-    """Lines of the map from one that is read to the next; the others are no part of the geometry."""
+    """Lines of the map from one line that is read to the next; the others are not part of the geometry."""
 
     @property
     def kernel_shape(self) -> tuple[int, int, int]:
@@ -63,7 +63,7 @@ class Geometry:
 
     @property
     def kernel_bytes(self) -> int:
-        """Bytes of a kernel, not compressed."""
+        """Bytes of an uncompressed kernel."""
         return self.kernel_elements * BYTES[self.precision]
 
     @property
@@ -72,36 +72,36 @@ class Geometry:
         return (self.kernel_height - 1) * self.dilation_y + 1
 
     def lines(self, first: int, rows: int) -> tuple[int, int]:
-        """First line and number of lines of input that some rows of output need, without padding."""
+        """First line and number of lines of the input that some rows of output need, without padding."""
         start = first * self.stride_y - self.top
         end = start + self.reached(rows)
         begin, stop = max(start, 0), min(end, self.height)
         return (begin, stop - begin) if stop > begin else (min(begin, self.height - 1), 1)
 
     def may_begin(self, row: int) -> bool:
-        """Whether a tile may begin with a row of output: its window begins no lower than the map's last line."""
+        """Whether a tile may begin with a row of output: its window must begin within the map."""
         return row * self.stride_y - self.top < self.height
 
     def most_lines(self, rows: int) -> int:
-        """The most lines that a tile of so many rows needs."""
+        """The most lines of input that a tile of `rows` rows needs."""
         return min(self.reached(rows), self.height)
 
     def reached(self, rows: int) -> int:
-        """Lines under the windows of so many rows, padding included."""
+        """Lines under the windows of `rows` rows, padding included."""
         if self.form.kind == "winograd":
             return extended_extent(rows) * self.stride_y
         return (rows - 1) * self.stride_y + self.reach
 
     @property
     def right(self) -> int:
-        """Columns of padding behind the map."""
+        """Columns of padding to the right of the map."""
         reached = (self.out_width - 1) * self.stride_x + self.reach_x
         if self.form.kind == "winograd":
             reached = extended_extent(self.out_width) * self.stride_x
         return max(reached - self.width - self.left, 0)
 
     def slices(self, rows: int, lines: int) -> int:
-        """Lines that a tile has in the CBUF: Winograd's are extended, padding included."""
+        """Lines that a tile occupies in the CBUF: Winograd's are extended, padding included."""
         return extended_extent(rows) if self.form.kind == "winograd" else lines
 
 
@@ -116,7 +116,7 @@ class RowTile:
 
 
 def entries_per_slice(machine: Machine, geometry: Geometry) -> int:
-    """CBUF entries of a line of the input."""
+    """CBUF entries of one line of the input."""
     size, width = BYTES[geometry.precision], geometry.width
     match geometry.form.kind:
         case "image":
@@ -132,29 +132,29 @@ def entries_per_slice(machine: Machine, geometry: Geometry) -> int:
 
 
 def mask_banks(geometry: Geometry) -> int:
-    """Banks that the mask of compressed weights takes: the last one."""
+    """Banks for the mask of compressed weights: the last one."""
     return int(geometry.form.compressed)
 
 
 def data_banks(machine: Machine, geometry: Geometry, rows: int) -> int:
-    """Banks that the input of so many rows of output takes."""
+    """Banks for the input of `rows` rows of output."""
     slices = geometry.slices(rows, geometry.most_lines(rows))
     return -(-entries_per_slice(machine, geometry) * slices // machine.cbuf_entries)
 
 
 def weight_banks(machine: Machine, geometry: Geometry, kernels: int) -> int:
-    """Banks that a group of so many kernels takes, as if it were not compressed, and its mask."""
+    """Banks for a group of uncompressed kernels, and for its mask."""
     size = aligned(min(kernels, geometry.kernels) * geometry.kernel_bytes, machine.cbuf_entry_bytes)
     return -(-size // machine.bank_bytes) + mask_banks(geometry)
 
 
 def _mask_fits(machine: Machine, geometry: Geometry, kernels: int) -> bool:
-    """Whether the bits of a group lie in one bank."""
+    """Whether the mask of a group fits one bank."""
     return not geometry.form.compressed or kernels * geometry.kernel_elements <= 8 * machine.bank_bytes
 
 
 def kernels_together(machine: Machine, geometry: Geometry) -> int:
-    """The most kernels of a group that fit beside one row of output, a power of two; 0 if not even one does."""
+    """The largest kernel group, a power of two, that fits beside one row of output; 0 if no kernel fits."""
     together = machine.kernel_group(geometry.precision)
     room = machine.cbuf_banks - data_banks(machine, geometry, 1)
     while together and not (
@@ -165,7 +165,7 @@ def kernels_together(machine: Machine, geometry: Geometry) -> int:
 
 
 def expect_kernels(machine: Machine, geometry: Geometry, node: str, op: str) -> int:
-    """kernels_together. Raises DoesNotFit (E302) where not even one kernel fits."""
+    """kernels_together, raising DoesNotFit (E302) if not even one kernel fits."""
     found = kernels_together(machine, geometry)
     if not found:
         raise DoesNotFit(
@@ -189,21 +189,21 @@ def most_rows(machine: Machine, geometry: Geometry, together: int) -> int:
 
 
 def equal_edges(height: int, count: int, form: WeightForm = DIRECT) -> tuple[int, ...]:
-    """The first rows of so many tiles of nearly equal height, and the height; for Winograd in fours."""
+    """The first rows of `count` tiles of nearly equal height, then the height; Winograd's are multiples of 4."""
     step = TILE if form.kind == "winograd" else 1
     whole = -(-height // step)
     return tuple(min(whole * each // count * step, height) for each in range(count + 1))
 
 
 def row_tiles(geometry: Geometry, edges: Sequence[int]) -> Iterator[RowTile]:
-    """The rows of output between edges: first rows of tiles, and the height."""
+    """The tiles between edges, which are the first rows of tiles and the height."""
     for row, end in pairwise([*filter(geometry.may_begin, edges[:-1]), edges[-1]]):
         line, lines = geometry.lines(row, end - row)
         yield RowTile(row, end - row, line, lines)
 
 
 def divided_anew(machine: Machine, operation: Operation, preferred: int) -> Operation:
-    """An operation whose banks are divided as if data got so many where it can."""
+    """The operation with its banks divided again for another preferred number of data banks."""
     if not isinstance(operation, Convolution):
         return operation
     banks = operation.banks
@@ -212,10 +212,10 @@ def divided_anew(machine: Machine, operation: Operation, preferred: int) -> Oper
 
 
 def divided_banks(machine: Machine, data: int, weights: int, preferred: int) -> tuple[int, int]:
-    """Banks for data and weights, given what each needs at least: all that there are.
+    """The division of all banks between data and weights, given what each needs at least.
 
-    Convolutions that divide the banks alike are fetched while the one before computes: data gets the preferred
-    number where that does, else a multiple of a quarter, else what it needs.
+    A convolution can be fetched while the previous one computes if both divide the banks alike: data gets the
+    preferred number where possible, otherwise a multiple of a quarter, otherwise what it needs.
     """
     step = max(machine.cbuf_banks // 4, 1)
     for given in (preferred, *range(step, machine.cbuf_banks, step)):

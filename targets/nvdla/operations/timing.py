@@ -1,13 +1,14 @@
-"""How many clocks an operation takes on NVDLA, nothing else running; pingpong has them side by side.
+"""The cycle model of single operations with nothing else running; pingpong models their overlap.
 
 A convolution waits for its whole input, then computes kernel group by kernel group, stripe by stripe of output
-pixels: as many clocks as there are blocks of channels times taps, but no fewer than the accumulator takes to hand
-over a stripe's results, which it does before the next stripe may end. Input and weights come from memory in turns,
-so that the input takes twice as long while there are weights to fetch. Five numbers are fitted to clocks of the
-nv_small RTL (tests/nvdla/test_timing.py fits DRAIN again, each measurement left out of its own fit): the fifth is
-clocks_per_write of the machine. Those of other configurations scale with their widths. What memory does is the
-machine's: bytes_per_clock and latency; a second memory has its own and works beside the first. benchmarks/
-rtl_clocks.py has modelled and measured clocks side by side.
+pixels: as many clocks as there are channel blocks times taps, but no fewer than the accumulator takes to hand over
+a stripe's results, which must happen before the next stripe may end. Input and weights are fetched from memory
+alternately, so the input takes twice as long while there are weights to fetch. Five numbers are fitted to clocks
+of the nv_small RTL, the fifth being the machine's clocks_per_write (tests/nvdla/test_timing.py fits DRAIN again,
+leaving each measurement out of its own fit). Those of other configurations scale with their widths. Memory is
+described by the machine: bytes_per_clock and latency; a second memory has its own and works in parallel.
+benchmarks/rtl_clocks.py compares modelled and measured clocks.
+
 Source: the cycles measured on nv_small ("CACC needs 9 clocks per 8 outputs; stripes of 16 atoms drain").
 """
 
@@ -31,7 +32,7 @@ from npuc.targets.nvdla.operations.operation import (
 )
 
 PER_RESULTS = 9
-"""Clocks that the accumulator takes for the 8 results of a pixel, SDP taking one at a time."""
+"""Clocks that the accumulator takes for the 8 results of a pixel; SDP accepts one at a time."""
 DRAIN = 37.5
 """Clocks until the first results of a stripe are out. Fitted."""
 START = 100
@@ -44,13 +45,13 @@ WRITES: Mapping[type, int] = {
     Contraction: 20,
     Transfer: 14,
 }
-"""Registers that are written for an operation, about; for PDP behind SDP half of its own."""
+"""Approximate number of registers written for an operation; PDP behind SDP takes half of its own."""
 TABLES = 331
-"""Registers that are written for the tables of EW."""
+"""Number of registers written for the tables of EW."""
 ELEMENTWISE_RATE = 0.99
-"""Share of its elements per clock that SDP alone reaches."""
+"""Elements per clock that SDP alone reaches, relative to its width."""
 POOLING_RATE = 0.86
-"""The same for PDP, between 0.75 and 0.98."""
+"""The same for PDP; measured between 0.75 and 0.98."""
 
 
 def cycles(operation: Operation, machine: Machine) -> int:
@@ -66,25 +67,25 @@ def cycles(operation: Operation, machine: Machine) -> int:
 
 
 def _clocks(moved: tuple[int, int], machine: Machine) -> tuple[float, float]:
-    """Clocks that DRAM and the second memory take to hand over so many bytes each."""
+    """Clocks that DRAM and the second memory take to transfer these bytes."""
     return moved[0] / machine.dram_bytes_per_cycle, moved[1] / machine.sram_bytes_per_cycle
 
 
 def latency(operation: Operation, machine: Machine) -> int:
-    """Clocks to the first answer of the memories that an operation reads: of the slower one."""
+    """Clocks to the first response of memory: the slowest of those that the operation reads."""
     dram, second = read_by_memory(operation, machine)
     return max(machine.latency if dram else 0, machine.sram_latency if second else 0)
 
 
 def moving_cycles(operation: Operation, machine: Machine) -> tuple[float, float]:
-    """Clocks of DRAM and of the second memory for everything: what is read, or what is written if that is more."""
+    """Clocks of DRAM and of the second memory, for all reads or all writes, whichever are more."""
     result = _by_memory(((written(operation).address, cube_bytes(written(operation), machine)),), machine)
     read = read_by_memory(operation, machine)
     return _clocks((max(read[0], result[0]), max(read[1], result[1])), machine)
 
 
 def programming_cycles(operation: Operation, machine: Machine) -> float:
-    """Clocks until all registers of an operation are written, tables among them."""
+    """Clocks until all registers of an operation are written, including tables."""
     tables = operation.sdp.table if isinstance(operation, Convolution | Elementwise) else None
     flying = isinstance(operation, Convolution | Elementwise) and operation.pooling is not None
     writes = WRITES[type(operation)] + (WRITES[Pooling] // 2 if flying else 0) + (TABLES if tables else 0)
@@ -116,7 +117,7 @@ def pooling_cycles(operation: Pooling, machine: Machine) -> float:
 def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
     """Clocks of the MAC array, at least those of the accumulator.
 
-    Weights go to the array an entry of the CBUF a clock, while those before them are used.
+    The array loads one CBUF entry of weights per clock while it uses the previous ones.
     """
     together = machine.kernel_group(out.precision)
     products = products_per_pixel(kernels, machine)
@@ -131,9 +132,10 @@ def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
 
 
 def stripe_lengths(pixels: int, together: int) -> list[tuple[int, int]]:
-    """The stripes of a map: their pixels, and how many are so long.
+    """The stripes of a map: their length in pixels, and the number of that length.
 
-    Most are twice as long as a kernel group; the rest is cut so that none but a lone one is shorter than a group.
+    Most are twice as long as a kernel group; the rest is divided so that only a lone stripe is shorter than a
+    group.
 
     >>> stripe_lengths(64, 8), stripe_lengths(25, 8), stripe_lengths(1, 8)
     ([(16, 4)], [(8, 2), (9, 1)], [(1, 1)])
@@ -147,7 +149,7 @@ def stripe_lengths(pixels: int, together: int) -> list[tuple[int, int]]:
 
 
 def line_stripes(out: Surface, together: int) -> list[tuple[int, int]]:
-    """The stripes of a map that is computed of an image: none goes beyond its line."""
+    """The stripes of a map computed from an image: none extends beyond its line."""
     whole, rest = divmod(out.width, 2 * together)
     return [(2 * together, whole * out.height), (rest, out.height if rest else 0)]
 
@@ -155,8 +157,8 @@ def line_stripes(out: Surface, together: int) -> list[tuple[int, int]]:
 def products_per_pixel(kernels: Kernels, machine: Machine) -> float:
     """Clocks that the MAC array takes for an output pixel of a kernel group.
 
-    A clock is a block of channels times a tap; of an image a block of a line, or of the lines that post-extension
-    joins. Winograd multiplies 4x4 positions of atomic_c / 16 channels in a clock, for 2x2 pixels.
+    Each clock processes one tap of a block of channels; of an image, a block of a line, or of the lines that
+    post-extension joins. Winograd multiplies 4x4 positions of atomic_c / 16 channels per clock, for 2x2 pixels.
     """
     blocks = ceil(kernels.channels / machine.atomic_c)
     if kernels.form.kind == "winograd":
@@ -170,18 +172,18 @@ def results_per_pixel(machine: Machine, precision: str) -> float:
 
 
 def least_per_pixel(machine: Machine, precision: str) -> float:
-    """Clocks of a pixel and kernel group at least: in the longest stripes."""
+    """The fewest clocks of a pixel and kernel group, reached in the longest stripes."""
     return results_per_pixel(machine, precision) + DRAIN / (2 * machine.kernel_group(precision))
 
 
 def fetch_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float:
-    """Clocks to bring a whole input into the CBUF, in turns with as much of the weights of the same memory."""
+    """Clocks to fetch a whole input into the CBUF, alternating with weights if they share its memory."""
     size, speed = cube_bytes(source, machine), bytes_per_clock(source.address, machine)
     return (size + (min(size, kernels.moved_bytes) if alike(source, kernels, machine) else 0)) / speed
 
 
 def loading_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float:
-    """Clocks to bring a whole input and all weights into the CBUF."""
+    """Clocks to fetch a whole input and all weights into the CBUF."""
     size, speed = cube_bytes(source, machine), bytes_per_clock(source.address, machine)
     if alike(source, kernels, machine):
         return (size + kernels.moved_bytes) / speed
@@ -189,23 +191,23 @@ def loading_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float
 
 
 def beginning_cycles(source: Surface, kernels: Kernels, first: int, machine: Machine) -> float:
-    """Clocks to bring the first bytes of the weights, in turns with the input if that is in the same memory."""
+    """Clocks to fetch the first bytes of the weights, alternating with the input if that is in the same memory."""
     turns = min(first, cube_bytes(source, machine)) if alike(source, kernels, machine) else 0
     return (first + turns) / bytes_per_clock(kernels.address, machine)
 
 
 def alike(source: Surface, kernels: Kernels, machine: Machine) -> bool:
-    """Whether input and weights lie in the same memory."""
+    """Whether input and weights are in the same memory."""
     return machine.in_sram(source.address) == machine.in_sram(kernels.address)
 
 
 def bytes_per_clock(address: int, machine: Machine) -> float:
-    """What the memory of an address hands over."""
+    """The bandwidth of the memory that an address is in."""
     return machine.sram_bytes_per_cycle if machine.in_sram(address) else machine.dram_bytes_per_cycle
 
 
 def ideal_cycles(operation: Operation, machine: Machine) -> float:
-    """Clocks if every multiplier always worked."""
+    """Clocks if every multiplier were always busy."""
     if not isinstance(operation, Convolution):
         return 0.0
     kernels, out = operation.kernels, operation.destination
@@ -214,12 +216,12 @@ def ideal_cycles(operation: Operation, machine: Machine) -> float:
 
 
 def moved_bytes(operation: Operation, machine: Machine) -> int:
-    """Bytes between memory and NVDLA: input, weights, maps as operands and result."""
+    """Bytes moved between memory and NVDLA: input, weights, operand maps and result."""
     return sum(moved_by_memory(operation, machine))
 
 
 def moved_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:
-    """The same of DRAM and of the second memory."""
+    """Bytes moved from or to DRAM, and from or to the second memory."""
     result = written(operation)
     own = _by_memory(((result.address, cube_bytes(result, machine)),), machine)
     dram, second = read_by_memory(operation, machine)
@@ -227,7 +229,7 @@ def moved_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:
 
 
 def read_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:
-    """Bytes that NVDLA reads of DRAM and of the second memory: input, weights, maps as operands."""
+    """Bytes that NVDLA reads from DRAM and from the second memory: input, weights, operand maps."""
     moved = [(operation.source.address, cube_bytes(operation.source, machine))]
     if isinstance(operation, Convolution):
         moved.append((operation.kernels.address, operation.kernels.moved_bytes))
@@ -239,7 +241,7 @@ def read_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:
 
 
 def _by_memory(moved: Iterable[tuple[int, int]], machine: Machine) -> tuple[int, int]:
-    """Bytes of DRAM and of the second memory, given addresses and bytes."""
+    """Bytes in DRAM and in the second memory, given addresses and sizes."""
     found = [0, 0]
     for address, size in moved:
         found[machine.in_sram(address)] += size
@@ -247,7 +249,7 @@ def _by_memory(moved: Iterable[tuple[int, int]], machine: Machine) -> tuple[int,
 
 
 def bound(operation: Operation, machine: Machine) -> str:
-    """What an operation spends most of its time on: MACs, the accumulator's results, weights, input, elements."""
+    """What limits an operation: MACs, the accumulator's results, weights, input, or elements."""
     if not isinstance(operation, Convolution):
         return "elements"
     kernels, out = operation.kernels, operation.destination
@@ -263,7 +265,7 @@ def bound(operation: Operation, machine: Machine) -> str:
 
 
 def elements(surface: Surface, machine: Machine) -> int:
-    """Elements of a cube, those that fill the last atom included."""
+    """Elements of a cube, including those that fill up the last atom."""
     return cube_bytes(surface, machine) // BYTES[surface.precision]
 
 

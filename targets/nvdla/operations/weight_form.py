@@ -1,4 +1,4 @@
-"""In which form a convolution has its weights: the types of table 34 but deconvolution, and their options.
+"""The form of a convolution's weights: the types of table 34 except deconvolution, with their options.
 
 Source: in-memory formats, Weight Format, table 34 (Weight formats and options).
 """
@@ -36,13 +36,13 @@ DIRECT = WeightForm()
 
 
 def asked_forms(machine: Machine) -> tuple[str, ...]:
-    """What --weights may ask for: auto chooses by cost; direct has neither images nor any option."""
+    """The values of --weights: auto chooses by cost; direct has neither images nor any option."""
     winograd, sparse = ["winograd"] * machine.winograd, ["sparse"] * machine.compression
     return ("auto", "direct", *winograd, *sparse)
 
 
 def expect_asked(machine: Machine, asked: str) -> None:
-    """Raises UnsupportedOperator (E202) where a machine file takes away the form that is asked for."""
+    """Raises UnsupportedOperator (E202) if the machine lacks the form that is asked for."""
     if asked not in asked_forms(machine):
         raise UnsupportedOperator(
             "E202",

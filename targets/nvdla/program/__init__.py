@@ -1,1 +1,1 @@
-"""From the integer graph to the program: lowering, artefact, report, and its simulation."""
+"""From the integer graph to a program: lowering, artefact, report, and simulation."""

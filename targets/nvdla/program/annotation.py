@@ -1,4 +1,4 @@
-"""What the bytes of registers.bin and weights.bin hold: commands, and what registers say lies at an address."""
+"""Annotations of registers.bin and weights.bin: commands, and what registers point to."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ROLES = {
     "SDP_RDMA.D_BN_BASE_ADDR_LOW": "operands of X2 (BN)",
     "SDP_RDMA.D_EW_BASE_ADDR_LOW": "operands of Y (EW)",
 }
-"""What the registers of addresses that convolutions and SDP read constants from are for."""
+"""The purpose of the data at an address, by the address register."""
 
 
 def commands(texts: list[tuple[str, list[str]]]) -> Iterator[MemoryAnnotation]:
-    """Text and nodes of every record of registers.bin, in order."""
+    """The text and nodes of every record of registers.bin, in order."""
     record = RECORD_WORDS * RECORD.itemsize
     for number, (text, nodes) in enumerate(texts):
         yield MemoryAnnotation(number * record, text, tuple(nodes))
 
 
 def constants(program: Program, name: str) -> Iterator[MemoryAnnotation]:
-    """What starts where in an image of memory, by the registers that are given its address.
+    """What begins where in a memory image, from the registers that are set to its addresses.
 
-    Raises ArtefactError (E502) where the program is not one that npuc wrote.
+    Raises ArtefactError (E502) if npuc did not write the program.
     """
     contents = Contents.of(program.manifest)
     registers = register_map_of(contents.machine)

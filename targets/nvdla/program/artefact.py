@@ -1,9 +1,9 @@
-"""What an NVDLA program is beside its weights: the steps a host takes, and the commands that its driver gives.
+"""The contents of an NVDLA program besides its weights: steps of the host and commands of the driver.
 
-A program is a list of steps, in order. A host step computes one operator on host tensors; a segment writes tensors
-into memory, gives the commands of some operations, and reads tensors from memory. `registers.bin` holds the
-commands as records of four 32-bit words, little endian: kind (0 write, 1 poll, 2 wait), byte address, mask,
-value. A wait is for GLB.S_INTR_STATUS, which the driver clears.
+A program is a list of steps. A host step computes one operator on host tensors; a segment writes tensors to
+memory, issues the commands of some operations, and reads tensors back. `registers.bin` contains the commands as
+records of four 32-bit words, little endian: kind (0 write, 1 poll, 2 wait), byte address, mask, value. A wait is
+for bits of GLB.S_INTR_STATUS, which the driver then clears.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ RECORD = np.dtype("<u4")
 RECORD_WORDS = 4
 STATUS = "GLB.S_INTR_STATUS"
 LARGEST = 1 << 31
-"""Bytes of memory that a program may ask for."""
+"""The most bytes of memory that a program may ask for."""
 COPIES = 8
-"""Of a tensor's elements: results are kept for several samples at once."""
+"""Elements of a tensor count this many times against the limit: results of several samples are kept at once."""
 MOST_LANES = 1 << 16
-"""Of a cube: the registers that hold a number of channels have fewer bits."""
+"""The most lanes of a cube: registers for channel counts have fewer bits."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor's feature cube or image in memory: bytes, and the lane of every channel as runs (first, lanes)."""
+    """A tensor's feature cube or image in memory, strides in bytes; channel lanes as runs (first, count)."""
 
     address: int
     line_stride: int
@@ -47,7 +47,7 @@ class Place:
     lanes: tuple[tuple[int, int], ...]
     precision: str = "int8"
     pixels: str = ""
-    """The format of an image (table 33), whose components are the lanes; empty for a feature cube."""
+    """The format of an image (table 33), whose lanes are pixel components; empty for a feature cube."""
 
     @property
     def lane_numbers(self) -> list[int]:
@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True)
 class TensorMove:
-    """A tensor and its place; of fp16 the host has float32 and converts on the way."""
+    """A tensor and its place in memory; an fp16 tensor is float32 on the host and converted on the way."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class TensorMove:
         return channels, height, width
 
     def bytes(self, machine: Machine) -> int:
-        """Bytes from the first to the last of the tensor. Raises ArtefactError (E502) as cube and image do."""
+        """Bytes from the start to the end of the tensor. Raises ArtefactError (E502) for an invalid entry."""
         if self.place.pixels:
             self.image()
             return self.map_shape[1] * self.place.line_stride
@@ -79,12 +79,12 @@ class TensorMove:
 
     @property
     def _possible(self) -> bool:
-        """Whether a map has such a shape."""
+        """Whether the shape can be that of a map."""
         known = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) <= LARGEST
         return known and prod(self.shape) == prod(self.map_shape)
 
     def image(self) -> PixelFormat:
-        """The format of an image of one plane. Raises ArtefactError (E502) where the entry makes no sense."""
+        """The pixel format of an image of one plane. Raises ArtefactError (E502) for an invalid entry."""
         form, place = FORMATS.get(self.place.pixels), self.place
         if form is None or not self._possible:
             raise _damaged(f"{self}")
@@ -100,7 +100,7 @@ class TensorMove:
         return form
 
     def cube(self, machine: Machine) -> Cube:
-        """The cube of all lanes. Raises ArtefactError (E502) where the entry makes no sense."""
+        """The feature cube of all lanes. Raises ArtefactError (E502) for an invalid entry."""
         if not self._possible:
             raise _damaged(f"{self}")
         channels, height, width = self.map_shape
@@ -132,13 +132,13 @@ Step = HostStep | Segment
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
-    """A step as the manifest has it."""
+    """A step as the manifest stores it."""
     return {"kind": "host" if isinstance(step, HostStep) else "segment", **asdict(step)}
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What distinguishes the steps."""
+    """The field that tells the steps apart."""
 
     kind: str
 
@@ -152,7 +152,7 @@ def _step_from_json(entry: Any, where: str) -> Step:
 
 @dataclass(frozen=True)
 class Produced:
-    """What some commands are for: the operation, its ONNX nodes, and the tensor that is complete behind them."""
+    """What a range of commands does: the operation, its ONNX nodes, and the tensor complete afterwards."""
 
     start: int
     count: int
@@ -163,13 +163,13 @@ class Produced:
 
 @dataclass(frozen=True)
 class Image:
-    """A file's bytes in memory."""
+    """A file's bytes at an address in memory."""
 
     file: str
     address: int
 
     def data(self, files: Mapping[str, bytes]) -> bytes:
-        """The bytes. Raises ArtefactError (E502) where there is no such file."""
+        """The bytes. Raises ArtefactError (E502) if the file is missing."""
         if self.file not in files:
             raise _damaged(f"no file '{self.file}'")
         return files[self.file]
@@ -177,7 +177,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Dram:
-    """The memory that a program uses: from `base` on, with what is in it before the first step."""
+    """The program's memory, from `base` on, with its contents before the first step."""
 
     base: int
     bytes: int
@@ -186,7 +186,7 @@ class Dram:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a manifest says to the simulator."""
+    """The parts of a manifest that the simulator needs."""
 
     steps: tuple[Step, ...]
     operations: tuple[Produced, ...]
@@ -195,7 +195,7 @@ class Contents:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
-        """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        """Raises ArtefactError (E502) if npuc did not write the manifest."""
         steps = read(tuple[Any, ...], manifest.get("steps"), "steps")
         values = read(Mapping[str, Any], manifest.get("machine"), "machine")
         try:
@@ -219,7 +219,7 @@ class Contents:
 
     @property
     def moves(self) -> Iterator[TensorMove]:
-        """Every tensor that lies in memory, as often as an entry says so."""
+        """Every tensor in memory, once for each entry of the manifest."""
         for step in self.steps:
             if isinstance(step, Segment):
                 yield from (*step.loads, *step.stores)
@@ -244,13 +244,13 @@ def _record(command: Command, registers: RegisterMap) -> tuple[int, int, int, in
 
 
 DECODED = 64
-"""Bytes that the commands, and what is told of them, take for one of a record."""
+"""Approximate bytes of a decoded command and its description, per record."""
 
 
 def decode(data: bytes, registers: RegisterMap) -> list[Command]:
-    """The commands of records. Raises ArtefactError (E502) for one that is none, ModelError (E110) for many."""
+    """The commands of records. Raises ArtefactError (E502) for an invalid one, ModelError (E110) for too many."""
     expect_room(len(data) * DECODED, "the commands")
-    known: dict[tuple[int, ...], Command] = {}  # most of what is written is written often
+    known: dict[tuple[int, ...], Command] = {}  # most writes are repeated often
     commands: list[Command] = []
     for number, record in enumerate(map(tuple, records_of(data))):
         if record not in known:
@@ -260,7 +260,7 @@ def decode(data: bytes, registers: RegisterMap) -> list[Command]:
 
 
 def records_of(data: bytes) -> Sequence[Sequence[int]]:
-    """Kind, address, mask and value of every record. Raises ArtefactError (E502) for a part of one."""
+    """Kind, address, mask and value of every record. Raises ArtefactError (E502) for an incomplete one."""
     if len(data) % (RECORD_WORDS * RECORD.itemsize):
         raise ArtefactError("E502", f"registers.bin has {len(data)} bytes", limit="records of 16 bytes")
     records: Sequence[Sequence[int]] = np.frombuffer(data, RECORD).reshape(-1, RECORD_WORDS).tolist()

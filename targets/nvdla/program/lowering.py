@@ -1,4 +1,4 @@
-"""From the integer graph to an NVDLA program: who computes what, where tensors lie, commands, steps."""
+"""Lowering of the integer graph to an NVDLA program: phases, memory placement, commands and steps."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ from npuc.targets.nvdla.selection.prefetch import Prefetch, prefetch
 from npuc.targets.nvdla.selection.residence import residents
 
 BASE = 0x8000_0000
-"""Where the program's memory begins, as in NVDLA's own test programs."""
+"""Start of the program's memory, as in NVDLA's own test programs."""
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """A layer's operations, and where their commands begin and end."""
+    """A layer's operations and its range of commands."""
 
     layer: PlannedLayer
     operations: tuple[Operation, ...]
@@ -71,12 +71,12 @@ class Emitted:
     start: int
     count: int
     choice: Choice | None
-    """Of a convolution's form."""
+    """Of a convolution's weight form."""
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """The program's parts."""
+    """The parts of a program."""
 
     quantised: Quantised
     steps: tuple[Step, ...]
@@ -88,19 +88,19 @@ class Lowered:
     activations: tuple[int, int]
     """Bytes of DRAM for feature maps: as allocated, and the lower bound."""
     second: tuple[int, int]
-    """The same of the second memory."""
+    """The same for the second memory."""
 
 
 PLAIN = frozenset(
     ("Conv", "Gemm", "Add", "Relu", "Clip", "MaxPool", "GlobalAveragePool", "Flatten", "Reshape", "Softmax")
 )
-"""Operators of which no kernel comes that is larger than their own weights."""
+"""Operators that never lower to a kernel larger than their own weights."""
 
 
 def roomy(graph: Graph, machine: Machine, precision: str) -> bool:
-    """Whether a float network is far from `doubtful`: nothing need be quantised to see that it fits.
+    """Whether a float network clearly fits the CBUF, so that `doubtful` need not see it quantised.
 
-    Kernels and rows may take half as much again as they seem to.
+    Leaves a margin of half as much again for kernels and rows.
     """
     weights = [(node, node.inputs[1]) for node in graph.nodes if node.op in ("Conv", "Gemm")]
     return all(node.op in PLAIN for node in graph.nodes) and not any(
@@ -110,7 +110,7 @@ def roomy(graph: Graph, machine: Machine, precision: str) -> bool:
 
 
 def doubtful(graph: Graph, machine: Machine) -> bool:
-    """Whether a kernel group and the lines of a row may exceed the CBUF; False only where all plainly fit."""
+    """Whether a kernel group and the lines of a row may exceed the CBUF; False only if all clearly fit."""
     return any(
         len(graph.shape(name)) == 4 and 4 * _group_bytes(graph, node, name, machine) > 3 * machine.cbuf_bytes
         for node in graph.nodes
@@ -124,7 +124,7 @@ def _group_bytes(graph: Graph, node: Node, weights: str, machine: Machine) -> in
 
 
 def _kernel_bytes(graph: Graph, node: Node, weights: tuple[int, ...], machine: Machine, precision: str) -> int:
-    """Bytes of a kernel group over all channels, and of the lines under one row, in whole atoms."""
+    """Bytes of a kernel group over all channels and of the lines under one row, in whole atoms."""
     x, (height, width) = graph.shape(node.inputs[0]), (*weights[2:], 1, 1)[:2]
     atoms = aligned(x[1] * BYTES[precision], machine.atom_bytes)
     dilation = DILATIONS(node)[0] if "dilations" in node.attrs else 1
@@ -134,10 +134,10 @@ def _kernel_bytes(graph: Graph, node: Node, weights: tuple[int, ...], machine: M
 
 
 def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], weights: str = "auto") -> Lowered:
-    """The program of an integer graph, or of one in fp16.
+    """The program of an integer graph, or of an fp16 graph.
 
     reasons: why the host computes an operator. weights: one of weight_form.asked_forms. Raises DoesNotFit (E302)
-    where not even one kernel fits the CBUF.
+    if not even one kernel fits the CBUF.
     """
     quantised = _with_copies(quantised, machine)
     graph = quantised.graph
@@ -174,13 +174,13 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
 
 @dataclass(frozen=True)
 class _Maps:
-    """Where maps lie, and the bytes that they take of each memory: as allocated, and the lower bound."""
+    """The placement of maps, and the bytes taken of each memory: as allocated, and the lower bound."""
 
     placed: Mapping[str, Placed]
     dram: tuple[int, int]
     second: tuple[int, int]
     copied: Mapping[KernelKey, int] = field(default_factory=dict[KernelKey, int])
-    """Where BDMA puts weights."""
+    """Addresses to which BDMA copies weights."""
     pieces: Mapping[str, Sequence[Piece]] = field(default_factory=dict[str, "Sequence[Piece]"])
 
     @classmethod
@@ -191,7 +191,7 @@ class _Maps:
         kept: Collection[str] = (),
         copies: Prefetch | None = None,
     ) -> _Maps:
-        """kept: the buffers in the second memory; copies: weights in some of them."""
+        """kept: the buffers in the second memory; copies: weights copied to some of them."""
         bases: dict[str, int] = {}
         taken: list[tuple[int, int]] = []
         for base, second in ((BASE, False), (SRAM_BASE, True)):
@@ -215,9 +215,9 @@ def _placed_and_planned(
     turns: Sequence[Sequence[PlannedLayer]],
     steps: Mapping[str, int],
 ) -> tuple[_Maps, Plan]:
-    """Where maps lie, and the tiles: maps and weights in the second memory where the program then ends earlier.
+    """The placement of maps and the tiles; the second memory holds maps and weights if the program ends earlier.
 
-    steps: when each layer is computed, by what it computes.
+    steps: the step of each layer, by the output of its node.
     """
     maps = _Maps.of(surfaces, lifetimes)
     planned = plan(_trial(graph, machine, maps), turns)
@@ -244,31 +244,31 @@ def _placed_and_planned(
 
 
 def expect_room(quantised: Quantised, machine: Machine, weights: str) -> None:
-    """Raises DoesNotFit (E302) where lowering would: for want of room in the CBUF, which choosing forms shows."""
+    """Raises DoesNotFit (E302) if the CBUF has no room for a layer, which choosing the weight forms shows."""
     _choices(_with_copies(quantised, machine).graph, machine, weights)
 
 
 def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:
-    """The integer weights for which Winograd is the form to take, if they may be transformed before rounding."""
+    """The integer weights whose form would be Winograd if they could be transformed before rounding."""
     graph = _with_copies(quantised, machine).graph
     found = _choices(graph, machine, weights, inexact=True).convolutions
     return frozenset(graph.producers[name].inputs[1] for name in found if found[name].form.kind == "winograd")
 
 
 def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:
-    """Forms of weights by what they cost: addresses do not matter."""
+    """The cheapest weight forms; addresses do not matter."""
     nodes = computed_nodes(graph)
     trial = _trial(graph, machine, _nowhere(_surfaces(graph, machine)))
     return choose(trial, nodes, loads_of(graph, nodes), weights, inexact=inexact)
 
 
 def _nowhere(surfaces: Surfaces) -> _Maps:
-    """Maps where addresses do not matter."""
+    """A placement for uses in which addresses do not matter."""
     return _Maps({name: Placed(view, 0) for name, view in surfaces.views.items()}, (0, 0), (0, 0))
 
 
 def _trial(graph: Graph, machine: Machine, maps: _Maps) -> Context:
-    """What selection needs to say what things cost."""
+    """A context for costing, whose constants are only counted."""
     constants = Constants(machine, 0, counted=True)
     return Context(graph, machine, maps.placed, constants, copied=maps.copied, pieces=maps.pieces)
 
@@ -279,7 +279,7 @@ def _surfaces(graph: Graph, machine: Machine, tiled: Sequence[str] = ()) -> Surf
 
 
 def _with_copies(quantised: Quantised, machine: Machine) -> Quantised:
-    """The integer graph with copies of maps that cannot lie where their readers need them."""
+    """The integer graph with copies of maps that are not laid out as their readers need them."""
     nodes = computed_nodes(quantised.graph)
     changed = copied(quantised, nodes, loads_of(quantised.graph, nodes))
     nodes = computed_nodes(changed.graph)
@@ -297,7 +297,7 @@ def _lanes(graph: Graph, machine: Machine) -> ComputedLanes:
 
 
 def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, Choice]) -> list[PlannedLayer]:
-    """What NVDLA computes at once: nodes, and pooling on what the node before it gives and nothing else reads."""
+    """The layers of NVDLA: nodes, with pooling fused behind them where nothing else reads the node's result."""
     found: list[PlannedLayer] = []
     taken: set[str] = set()
     inside = set(nodes)
@@ -312,7 +312,7 @@ def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, Choice
 
 
 def _pool_behind(context: Context, node: Node, inside: Collection[Node]) -> Node | None:
-    """The pooling that alone reads a node's result, which lies in a buffer of its own."""
+    """The pooling that is the only reader of a node's result; None if that is part of another buffer."""
     graph, readers = context.graph, context.graph.readers[node.output]
     own = context.placed[node.output].view.buffer.name == node.output
     if node.op not in ("NvConv", "NvElementwise") or len(readers) != 1 or node.output in graph.outputs or not own:
@@ -322,7 +322,7 @@ def _pool_behind(context: Context, node: Node, inside: Collection[Node]) -> Node
 
 
 class _Program:
-    """Collects steps and commands, turn by turn."""
+    """Collects steps and commands, phase by phase."""
 
     def __init__(
         self, context: Context, choices: Mapping[str, Choice], planned: Plan, reasons: Mapping[str, str]
@@ -343,14 +343,14 @@ class _Program:
         self.started = False
 
     def host(self, nodes: Sequence[Node]) -> None:
-        """Steps of the host."""
+        """Appends steps of the host."""
         self.steps += constant_steps(self.graph, nodes, self.read)
         for node in nodes:
             at_border = not self.started or not self._feeds_device(node)
             self.steps.append(host_step(self.graph, node, self.reasons.get(node.op, ""), at_border=at_border))
 
     def _feeds_device(self, node: Node) -> bool:
-        """Whether NVDLA reads what comes of the node."""
+        """Whether NVDLA reads a tensor that depends on the node."""
         waiting = list(node.outputs)
         while waiting:
             name = waiting.pop()
@@ -360,7 +360,7 @@ class _Program:
         return False
 
     def device(self, nodes: Sequence[Node], turn: Sequence[PlannedLayer]) -> None:
-        """One segment: its nodes, and the layers that compute them."""
+        """Appends one segment: its nodes, and the layers that compute them."""
         begin = len(self.emitter.writer.commands) if self.started else 0
         self.started = True
         loads = [name for name in loads_of(self.graph, nodes) if name not in self.present]
@@ -378,7 +378,7 @@ class _Program:
         )
 
     def _compute(self, layer: PlannedLayer) -> None:
-        """The operations of a layer."""
+        """Emits the operations of a layer."""
         operations = select(self.context, layer, self.planned.edges[layer.name])
         sources = tuple(dict.fromkeys(source for node in layer.nodes for source in node.sources))
         begin = len(self.emitter.writer.commands)
@@ -404,12 +404,12 @@ class _Program:
 
 
 def _runs(view: View) -> tuple[tuple[int, int], ...]:
-    """Lanes as runs of consecutive ones."""
+    """The lanes as runs (first, count) of consecutive ones."""
     groups = groupby(enumerate(view.lanes), key=lambda pair: pair[1] - pair[0])
     members = [[lane for _, lane in group] for _, group in groups]
     return tuple((lanes[0], len(lanes)) for lanes in members)
 
 
 def host_steps(lowered: Lowered) -> list[HostStep]:
-    """The host's part that is more than conversion."""
+    """The host steps that do more than convert."""
     return [step for step in lowered.steps if isinstance(step, HostStep) and not step.conversion]

@@ -1,4 +1,4 @@
-"""Headings of an NVDLA listing: what the host moves, and writes by operation, ping-pong group and unit."""
+"""The headings of an NVDLA listing: host transfers, and register writes by operation, ping-pong group and unit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from npuc.targets.nvdla.program.artefact import Contents, Produced, TensorMove, 
 from npuc.text import count
 
 POINTER = "S_POINTER"
-"""Its lowest bit is the ping-pong group that a unit's D_ registers are written in."""
+"""Its lowest bit selects the ping-pong group that writes to a unit's D_ registers go to."""
 FEWEST = 3
-"""Writes to one unit, one behind the other, that get a heading."""
+"""The fewest consecutive writes to one unit that get a heading."""
 SOURCES = ("CDMA.D_DAIN_ADDR_LOW_0", "SDP_RDMA.D_SRC_BASE_ADDR_LOW", "PDP_RDMA.D_SRC_BASE_ADDR_LOW",
            "CDP_RDMA.D_SRC_BASE_ADDR_LOW", "RBK.D_DAIN_ADDR_LOW", "BDMA.CFG_SRC_ADDR_LOW")  # fmt: skip
 RESULTS = ("SDP.D_DST_BASE_ADDR_LOW", "PDP.D_DST_BASE_ADDR_LOW", "CDP.D_DST_BASE_ADDR_LOW",
@@ -34,18 +34,21 @@ TAKEN: tuple[Extents, ...] = (
     (("SDP_RDMA.D_DATA_CUBE_CHANNEL", "CHANNEL"), ("SDP_RDMA.D_DATA_CUBE_HEIGHT", "HEIGHT"),
      ("SDP_RDMA.D_DATA_CUBE_WIDTH", "WIDTH")),
 )  # fmt: skip
-"""Fields that hold, less one, channels, rows and columns of what an operation reads; the first found counts."""
+"""Fields with channels, rows and columns (minus 1) of an operation's input; the first set written counts."""
 GIVEN: tuple[Extents, ...] = (
     (("PDP.D_DATA_CUBE_OUT_CHANNEL", "CUBE_OUT_CHANNEL"), ("PDP.D_DATA_CUBE_OUT_HEIGHT", "CUBE_OUT_HEIGHT"),
      ("PDP.D_DATA_CUBE_OUT_WIDTH", "CUBE_OUT_WIDTH")),
     (("SDP.D_DATA_CUBE_CHANNEL", "CHANNEL"), ("SDP.D_DATA_CUBE_HEIGHT", "HEIGHT"),
      ("SDP.D_DATA_CUBE_WIDTH", "WIDTH")),
 )  # fmt: skip
-"""The same of what it writes."""
+"""The same for its result."""
 
 
 def outline(program: Program) -> list[Heading]:
-    """Segments, layers, operations and units in order. Raises ArtefactError (E502) for a damaged artefact."""
+    """The headings of segments, layers, operations and units, in order.
+
+    Raises ArtefactError (E502) for a damaged artefact.
+    """
     contents = Contents.of(program.manifest)
     registers = register_map_of(contents.machine)
     commands = decode(program.files.get("registers.bin", b""), registers)
@@ -57,7 +60,7 @@ def outline(program: Program) -> list[Heading]:
 
 
 def _segments(program: Program, contents: Contents, commands: int) -> Iterator[Heading]:
-    """What the host loads before each run of commands, and stores behind it."""
+    """What the host loads before each range of commands and stores after it."""
     host: list[Line] = []
     images = [
         (f"load   {count(len(each.data(program.files))):>9} bytes  dram from {each.address:#x}  ", Name(each.file))
@@ -84,12 +87,12 @@ def _move(what: str, move: TensorMove, contents: Contents) -> Line:
 
 
 def _by_layer(contents: Contents) -> Iterator[list[Produced]]:
-    """Operations, one behind the other, that are for the same nodes."""
+    """Consecutive operations for the same nodes."""
     return (list(group) for _, group in groupby(contents.operations, lambda each: each.nodes))
 
 
 def _layers(contents: Contents, reported: Sequence[Mapping[str, Any]]) -> Iterator[Heading]:
-    """The operations that are for the same nodes: their result, and what the cycle model takes of them."""
+    """A heading per group of operations for the same nodes: their result and modelled cycles."""
     cycles = {each.get("instruction"): each.get("cycles") for each in reported}
     for members in _by_layer(contents):
         start, last = members[0].start, members[-1]
@@ -118,7 +121,7 @@ def _operation(
     registers: RegisterMap,
     pointers: dict[str, int],
 ) -> Iterator[Heading]:
-    """An operation and its runs of writes to one unit. pointers: the group that each unit's writes go to."""
+    """An operation and its runs of writes to one unit; pointers: the ping-pong group selected in each unit."""
     written: dict[str, int] = {}
     groups: dict[str, int] = {}
     units: list[Heading] = []
@@ -147,7 +150,7 @@ def _block(command: Command, registers: RegisterMap) -> str:
 
 
 def _groups(groups: Mapping[str, int]) -> str:
-    """The ping-pong group of an operation's units."""
+    """The ping-pong group of an operation's units, as text."""
     found = set(groups.values())
     if len(found) == 1:
         return f", ping-pong group {found.pop()}"
@@ -155,7 +158,7 @@ def _groups(groups: Mapping[str, int]) -> str:
 
 
 def _cubes(written: Mapping[str, int], registers: RegisterMap) -> str:
-    """Extents (channels x rows x columns) and addresses of what is read and written, by the registers."""
+    """Extents (channels x rows x columns) and addresses of input and result, as written to the registers."""
     source = next((written[each] for each in SOURCES if written.get(each)), None)
     result = next((written[each] for each in RESULTS if written.get(each)), None)
     taken, given = _extents(TAKEN, written, registers), _extents(GIVEN, written, registers)
@@ -179,7 +182,7 @@ def _field(registers: RegisterMap, title: str, name: str, value: int) -> int:
 def brief(register: Register, value: int) -> str:
     """A write with its values decoded: names and decimal numbers, addresses in hexadecimal.
 
-    Fields as after reset are left out where a register has several.
+    Of a register with several fields those with their reset value are left out.
     """
     fields, usual = (shown(register.decoded(each)) for each in (value, register.reset))
     known = {name: each for name, each in fields.items() if not name.startswith(RESERVED)}
@@ -189,7 +192,7 @@ def brief(register: Register, value: int) -> str:
 
 
 def _number(register: Register, name: str, value: int | str) -> str:
-    """An address as bytes, also where its register leaves low bits out."""
+    """A number as text; addresses in bytes, even if their register leaves out low bits."""
     if isinstance(value, int) and "ADDR" in name:
         return hex(value << register.places[name].low)
     return str(value)

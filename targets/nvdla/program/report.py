@@ -1,4 +1,4 @@
-"""What the compiler says of an NVDLA program: the manifest's tables and the compile report."""
+"""The manifest's tables and the compile report of an NVDLA program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npuc.targets.nvdla.selection import Alternative
 
 
 def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The target's part of the manifest, and the files it describes."""
+    """The target's part of the manifest, and the files that it describes."""
     entry = {
         "target": machine_target(machine),
         "machine": machine.as_dict(),
@@ -33,14 +33,14 @@ def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[s
 
 
 def machine_target(machine: Machine) -> str:
-    """The target whose registers and units a machine has."""
+    """The target that has a machine's registers and units."""
     if machine.registers == "nv_full":
         return "nvdla-full"
     return "nvdla-large" if machine.elementwise else "nvdla-small"
 
 
 def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
-    """The compile report of the command line's contract, without status."""
+    """The compile report as documented for the command line, without status."""
     graph = lowered.quantised.graph
     rows = [
         _layer(each, taken, lowered, machine)
@@ -84,19 +84,19 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
 
 
 def _second(lowered: Lowered, machine: Machine) -> dict[str, dict[str, int]]:
-    """The second memory, where there is one."""
+    """The report of the second memory; empty without one."""
     peak, bound = lowered.second
     use = {"peak_bytes": peak, "capacity_bytes": machine.sram_bytes, "lower_bound_bytes": bound}
     return {"sram": use} if machine.sram_bytes else {}
 
 
 def _precision(lowered: Lowered) -> str:
-    """What the program computes in."""
+    """The precision of the program."""
     return next((each.destination.precision for row in lowered.emitted for each in row.operations), "int8")
 
 
 def _taken(lowered: Lowered, machine: Machine) -> list[int]:
-    """Clocks from the end of the layer before to the end of each layer."""
+    """Clocks of each layer, from the end of the previous one to its own end."""
     pairs = [pair for each in lowered.emitted for pair in zip(each.operations, each.admissions, strict=True)]
     ends = pingpong.ends(pairs, machine)
     last = list(accumulate(len(each.operations) for each in lowered.emitted))
@@ -105,7 +105,7 @@ def _taken(lowered: Lowered, machine: Machine) -> list[int]:
 
 
 def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dict[str, Any]:
-    """The contract's fields of a layer."""
+    """The report's entry of a layer."""
     graph, layer = lowered.quantised.graph, each.layer
     multiplied = macs(graph, layer.node)
     result = written(each.operations[0])
@@ -130,12 +130,12 @@ def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dic
 
 
 def _alternative(found: Alternative) -> dict[str, Any]:
-    """A form that a layer's weights could have, and what the layer would cost alone."""
+    """A form that a layer's weights could have, with the layer's cost when run alone."""
     return {"weight_form": str(found.form), "cycles": found.cycles, "bytes": found.bytes}
 
 
 def macs(graph: Graph, node: Node) -> int:
-    """Multiply-accumulates of a convolution of the network; 0 for anything else, averages among them."""
+    """Multiply-accumulates of a convolution of the network; 0 for anything else, including averages."""
     if node.op != "NvConv" or AVERAGE(node):
         return 0
     weights = graph.shape(node.inputs[1])

@@ -1,6 +1,6 @@
-"""A program's steps, run one after the other: host steps in numpy, segments on the functional model.
+"""Runs a program step by step: host steps in numpy, segments on the functional model.
 
-The model sees register writes and memory, nothing else.
+The model sees only register writes and memory.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from npuc.targets.nvdla.model import Memory, Nvdla
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
 
 EXACT_PRODUCTS = 1 << 29
-"""Of a sample: half a minute of fp16 to the bit."""
+"""Products per sample up to which fp16 is bit-exact by default: half a minute of simulation."""
 
 
 def _macs(program: Program) -> int:
-    """Those of the report; 0 where there is none."""
+    """Multiply-accumulates according to the report; 0 without a report."""
     return read(int, program.report["macs"], "report.macs") if "report" in program.manifest else 0
 
 
 class Runner:
-    """A program ready to run on sample after sample.
+    """A program ready to run on samples.
 
-    quick: sums of convolutions in fp16 are those of doubles, not of the hardware to the bit; so they are of
-    programs with more than EXACT_PRODUCTS in any case.
+    quick: sum fp16 convolutions in double precision instead of bit-exactly; always so for programs with more than
+    EXACT_PRODUCTS multiply-accumulates.
     """
 
     def __init__(self, program: Program, *, quick: bool = False) -> None:
@@ -79,7 +79,7 @@ class Runner:
         return {each.name: tensors[each.name] for each in self.outputs}
 
     def _memory(self) -> Memory:
-        """Memory before the first step: zeros, and the images."""
+        """Memory before the first step: the images, and zeros elsewhere."""
         dram = self.contents.dram
         second = self.contents.machine.sram_bytes
         memory = Memory.blank(dram.base, dram.bytes, (SECOND + SRAM_BASE, second) if second else None)
@@ -106,7 +106,7 @@ class Runner:
         tensors.update({move.tensor: self._store(move, nvdla.memory) for move in segment.stores})
 
     def _load(self, move: TensorMove, memory: Memory, tensors: Mapping[str, Array]) -> None:
-        """A host tensor (1, 1, C, H, W) into memory; lanes between channels become 0."""
+        """Copies a host tensor (1, 1, C, H, W) into memory; lanes without a channel become 0."""
         found = tensors.get(move.tensor)
         size, precision = move.bytes(self.contents.machine), move.place.precision
         if found is None or found.dtype != HOST_DTYPES[precision] or found[0].shape != move.shape:
@@ -124,7 +124,7 @@ class Runner:
         feature.store(cube, filled, self._view(move, size, memory))
 
     def _store(self, move: TensorMove, memory: Memory) -> Array:
-        """The tensor in memory (1, *shape)."""
+        """A tensor (1, *shape) read from memory."""
         cube = move.cube(self.contents.machine)
         values = feature.unpack(cube, self._view(move, cube.bytes, memory))[move.place.lane_numbers]
         return np.ascontiguousarray(values, HOST_DTYPES[cube.precision]).reshape(1, *move.shape)

@@ -1,4 +1,4 @@
-"""Where in memory a tensor's feature cube lies."""
+"""The place of a tensor's feature cube in memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from npuc.targets.nvdla.program.artefact import Contents
 
 
 def stored(program: Program, tensor: str) -> Stored | None:
-    """Where a tensor lies once it is complete; None for an image and for what only the host has.
+    """The place of a complete tensor; None for an image or a tensor that only the host has.
 
-    Raises ArtefactError (E502) where the program is not one that npuc wrote.
+    Raises ArtefactError (E502) if npuc did not write the program.
     """
     contents = Contents.of(program.manifest)
     move = next((each for each in contents.moves if each.tensor == tensor and not each.place.pixels), None)

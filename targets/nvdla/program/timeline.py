@@ -1,4 +1,4 @@
-"""When NVDLA's engines work and what its memories hold, read from the manifest and the registers written."""
+"""When NVDLA's engines work and what its memories contain, from the manifest and the register writes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from npuc.timeline import Activity, Buffer, Timeline
 OPERATIONS = ("convolution", "elementwise", "pooling", "normalisation", "contraction", "transfer")
 ARRAY, MEMORY = "CONV", "DRAM"
 UNITS = {ARRAY: "CACC.", "SDP": "SDP.", "PDP": "PDP.", "CDP": "CDP.", "RUBIK": "RBK.", "BDMA": "BDMA."}
-"""The units in the order in which data flows, and how the titles of their registers begin."""
+"""The units in order of data flow, with the prefix of their registers."""
 READS = re.compile(r"D_(DAIN_ADDR_LOW(_0)?|SRC_BASE_ADDR_LOW|(BS|BN|EW)_BASE_ADDR_LOW|WEIGHT_ADDR_LOW)$")
-"""The registers that say where an operation reads."""
+"""The registers with addresses that an operation reads."""
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of the report: its first command, and of how many operations it is."""
+    """A layer of the report: its first command, and its number of operations."""
 
     name: str
     op: str
@@ -45,16 +45,16 @@ class _Job:
     start: int
     end: int
     slot: tuple[int, int]
-    """Its share of that time: the operations of a layer run one after another."""
+    """Its share of that time; the operations of a layer are shown in sequence."""
     registers: Mapping[str, int]
     result: TensorMove | None
 
 
 def timeline(program: Program) -> Timeline:
-    """The layers of the report one after the other, with the maps in DRAM and the banks of the convolution buffer.
+    """The layers of the report in sequence, with the maps in DRAM and the banks of the convolution buffer.
 
-    A map lies in DRAM from the layer that completes it (or the host's store) to the last one that reads it. Raises
-    ArtefactError (E502, E503) where the program is not one that npuc wrote.
+    A map is in DRAM from the layer that completes it, or the host's transfer, to the last layer that reads it.
+    Raises ArtefactError (E502, E503) if npuc did not write the program.
     """
     layers = _layers(program)
     ends = list(accumulate((layer.cycles for layer in layers), initial=0))
@@ -69,7 +69,7 @@ def timeline(program: Program) -> Timeline:
 def _activities(
     layers: Sequence[_Layer], jobs: Sequence[_Job], maps: Sequence[tuple[int, Buffer]], contents: Contents
 ) -> list[Activity]:
-    """Every unit that an operation takes, side by side: each feeds the next, the first reads maps of others."""
+    """The activities of every operation: its units run in parallel, each fed by the previous one or by maps."""
     found: list[Activity] = []
     lasts: list[int | None] = []
     for number, job in enumerate(jobs):
@@ -87,7 +87,7 @@ def _activities(
 
 
 def _makers(number: int, job: _Job, maps: Sequence[tuple[int, Buffer]], contents: Contents) -> Iterator[int]:
-    """The operations that completed what one reads."""
+    """The operations that completed what an operation reads."""
     for title, value in job.registers.items():
         if READS.search(title):
             second = contents.machine.in_sram(value)
@@ -100,7 +100,7 @@ def _makers(number: int, job: _Job, maps: Sequence[tuple[int, Buffer]], contents
 
 
 def _moves(layers: Sequence[_Layer], ends: Sequence[int]) -> Iterator[Activity]:
-    """What memory moves for every layer, spread over its time."""
+    """Memory traffic of every layer, spread over the layer's time."""
     for number, layer in enumerate(layers):
         if layer.bytes:
             yield Activity(
@@ -116,7 +116,7 @@ def _moves(layers: Sequence[_Layer], ends: Sequence[int]) -> Iterator[Activity]:
 
 
 def _layers(program: Program) -> tuple[_Layer, ...]:
-    """Those of the report. Raises ArtefactError (E502) where they are not what npuc wrote."""
+    """The layers of the report. Raises ArtefactError (E502) if npuc did not write them."""
     found = read(tuple[_Layer, ...], program.report["layers"], "report.layers")
     for number, each in enumerate(found):
         if each.op not in OPERATIONS or each.jobs < 1:
@@ -126,7 +126,7 @@ def _layers(program: Program) -> tuple[_Layer, ...]:
 
 
 def _jobs(program: Program, contents: Contents, layers: Sequence[_Layer], ends: Sequence[int]) -> Iterator[_Job]:
-    """Every operation, with the time of the layer that its commands belong to; ends: where layers meet."""
+    """Every operation, with the time of its layer; ends: the start of each layer, and the end of the last."""
     registers = register_map_of(contents.machine)
     commands = decode(program.files.get("registers.bin", b""), registers)
     seen = [0] * len(layers)
@@ -145,14 +145,14 @@ def _jobs(program: Program, contents: Contents, layers: Sequence[_Layer], ends: 
 
 
 def _constants(program: Program, contents: Contents, end: int) -> Iterator[Buffer]:
-    """Images of memory, which stay for the whole run."""
+    """Memory images, which stay for the whole run."""
     for image in contents.dram.images:
         size = len(program.files.get(image.file, b""))
         yield Buffer("dram", image.file, image.address - contents.dram.base, size, 0, end)
 
 
 def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[tuple[int, Buffer]]:
-    """The tensors in memory, each with the operation that completes it, -1 for those that the host stores."""
+    """The tensors in memory, each with the operation that completes it, or -1 if the host loads it."""
     segments = [step for step in contents.steps if isinstance(step, Segment)]
     fetched = {move.tensor for segment in segments for move in segment.stores}
     stored = [(-1, 0, move) for segment in segments for move in segment.loads]
@@ -183,7 +183,7 @@ def _overlaps(move: TensorMove, contents: Contents, first: int, behind: int) -> 
 
 
 def _banks(contents: Contents, jobs: Sequence[_Job]) -> Iterator[Buffer]:
-    """The convolution buffer: data from bank 0 on, weights behind it. Both fields hold the number minus one."""
+    """The convolution buffer: data from bank 0 on, then weights. Both register fields are counts minus one."""
     size = contents.machine.bank_bytes
     for job in jobs:
         value = job.registers.get("CDMA.D_BANK")

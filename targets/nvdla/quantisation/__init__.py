@@ -1,9 +1,10 @@
-"""From the float graph to NVDLA's integer graph: which nodes make one pass through SDP, and its numbers.
+"""From the float graph to NVDLA's integer graph: which nodes form a pass through SDP, and its integers.
 
-Every tensor has a scale of its own, a free real number: multipliers of 16 bits with a shift take up any ratio.
-Only what moves or selects elements constrains its tensors. Scales and zero points that a model brings are
-kept, and so are the integers of its weights. A convolution takes in what its one reader does: the activation,
-an addition of another map, slopes. Between the stages values keep FRACTION fractional bits of the last scale.
+Every tensor has its own real-valued scale, as 16-bit multipliers with a shift can represent any ratio. Only
+operators that move or select elements constrain the scales of their tensors. Scales and zero points that a model
+provides are kept, as are the integers of its weights. A convolution absorbs what its only reader does: the
+activation, the addition of another map, slopes. Between the stages values keep FRACTION fractional bits of the
+last scale.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ def quantise(
     *,
     power_of_two: bool = False,
 ) -> Quantised:
-    """The integer graph of a float graph, these of whose nodes become integer (int8 or int16).
+    """The integer graph of a float graph; `nodes` become integer (int8 or int16).
 
+    nodes: accepted by support.refusal. histograms: of every tensor in tensors_of(nodes) without given scales.
     winograd: names of integer weights that are transformed before they are rounded (module transformed).
-    power_of_two: what every scale that is not given must be.
-    nodes: what support.refusal accepts. histograms: of every tensor in tensors_of(nodes) without given steps.
+    power_of_two: make every scale that is not given a power of two.
     """
     most = INT16_MOST if precision == "int16" else 127
     known = dict(given)
-    for node in keeping_averages(graph, nodes, histograms, most):  # with the zero point of its map as well
+    for node in keeping_averages(graph, nodes, histograms, most):  # including the zero point of its map
         if node.inputs[0] in known:
             known.setdefault(node.output, known[node.inputs[0]])
     given = known
@@ -63,13 +64,13 @@ def quantise(
 
 INT16_MOST = 32767
 HEADROOM = 2.0
-"""int16 reaches so far beyond the largest value of calibration: a bit that costs less than what saturates."""
+"""int16 reaches this far beyond the largest calibration value: a bit of resolution costs less than saturation."""
 
 
 def wide_scales(histograms: Mapping[str, Histogram], demands: ScaleConstraints) -> dict[str, float]:
-    """A scale for every int16 tensor, by its largest value: steps are fine whatever the method.
+    """A scale for every int16 tensor, from its largest value, whatever the method.
 
-    A ceiling holds where the values of all tensors that share the scale are within it.
+    A ceiling applies if the values of all tensors that share the scale are within it.
     """
     class_of = components(histograms, demands.equal)
     largest = dict.fromkeys(class_of.values(), 0.0)
@@ -89,9 +90,9 @@ def wide_scales(histograms: Mapping[str, Histogram], demands: ScaleConstraints) 
 def in_fp16(
     graph: Graph, nodes: Sequence[Node], seen: Mapping[str, Moments] = NOTHING_SEEN, winograd: Collection[str] = ()
 ) -> Quantised:
-    """The graph of a float graph, these of whose nodes NVDLA computes in fp16: every scale is 1.
+    """The graph of a float graph whose `nodes` NVDLA computes in fp16: every scale is 1.
 
-    seen: what the inputs of convolutions are like; winograd: names of weights that are transformed before they are
+    seen: statistics of the convolutions' inputs; winograd: names of weights that are transformed before they are
     rounded.
     """
     return Floats(graph, nodes, seen, winograd).built()

@@ -1,6 +1,6 @@
-"""Walks the float graph once, and writes the graph of passes: which nodes a pass computes, and its window.
+"""Walks the float graph once and writes the graph of passes: which nodes a pass computes, and its window.
 
-What the stages of a pass hold depends on the numbers: Integers and Floats fill them in.
+The contents of a pass's stages depend on the precision: Integers and Floats provide them.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ class Builder(GraphBuilder, ABC):
 
     @abstractmethod
     def sloped(self, node: Node) -> Form:
-        """Slopes of negative values in the second stage."""
+        """Slopes for negative values in the second stage."""
 
     @abstractmethod
     def added(self, node: Node, operand: str) -> Form:
-        """The second stage that adds a map."""
+        """A second stage that adds a map."""
 
     def operand(self, node: Node, tensor: str) -> str:
-        """The map that a sum's node adds, or a copy of it that suits the result better."""
+        """The map that a sum adds, or a copy of it that suits the result better."""
         del node
         return tensor
 
     @abstractmethod
     def unit(self, tensor: str) -> float:
-        """What a step stands for between the stages, if the second one works in steps of the tensor."""
+        """The scale of values between the stages, if the second one works in steps of the tensor."""
 
     @abstractmethod
     def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
-        """A convolution's weights as stored; the form gets the stages that make steps of `unit` of their sums."""
+        """A convolution's stored weights; sets the form's stages to convert sums to steps of `unit`."""
 
     @abstractmethod
     def close(self, form: Form, last: Node) -> None:
-        """What else the pass of a convolution holds for the result."""
+        """Completes the pass of a convolution for its result."""
 
     @abstractmethod
     def finish(
@@ -74,7 +74,7 @@ class Builder(GraphBuilder, ABC):
         window: Mapping[str, Attr],
         sources: tuple[str, ...],
     ) -> None:
-        """Emits the pass, and another for the limits of the result that it has no stage for."""
+        """Emits the pass, and another one for limits of the result that it has no stage for."""
 
     @abstractmethod
     def average(self, node: Node) -> None:
@@ -97,7 +97,7 @@ class Builder(GraphBuilder, ABC):
         return self.result()
 
     def write(self, node: Node) -> None:
-        """Appends what computes a node."""
+        """Appends the passes of a node."""
         if node not in self.computed:
             self.keep(node)
         elif node.op in CONVERSIONS and self.steps(node.inputs[0]) == self.steps(node.output):
@@ -117,12 +117,12 @@ class Builder(GraphBuilder, ABC):
             self.finish("NvElementwise", (x,), node, form, {}, node.sources)
 
     def _move(self, node: Node) -> None:
-        """What selects or moves elements is the same in any numbers."""
+        """Appends a node that selects or moves elements, which is the same in any precision."""
         attrs: dict[str, Attr] = dict(node.attrs)
         op = node.op
         if op == "GlobalMaxPool":
             op, attrs["kernel_shape"] = "MaxPool", average_kernel(self.float, node)
-        if op == "Interleave":  # what the host interleaves has no such mark
+        if op == "Interleave":  # nodes that the host interleaves are not marked
             attrs["on_device"] = 1
         inputs = tuple(self.as_int8(name) for name in node.inputs)
         outputs = tuple(self.int8(name) for name in node.outputs)
@@ -137,11 +137,11 @@ class Builder(GraphBuilder, ABC):
         return self._conv(group.conv, node, form, self.unit(operand), x1=relu(group.conv))
 
     def _conv(self, conv: Node, last: Node, form: Form, unit: float, x1: int) -> None:
-        """The pass of a convolution whose first stage gives steps of `unit`, with ReLU if x1 says so."""
+        """The pass of a convolution whose first stage gives steps of `unit`, followed by ReLU if x1 is set."""
         x, _, *rest = conv.inputs
         bias = self.float.constants[rest[0]] if rest and rest[0] else None
         weights = self.weights(form, conv, bias, unit)
-        if conv is last and form.x2 != IDLE:  # the multiplier of the result is that of the second stage
+        if conv is last and form.x2 != IDLE:  # the second stage multiplies to the result's scale
             form.x2 = replace(form.x2, relu=x1)
         else:
             form.x1 = replace(form.x1, relu=x1)
@@ -156,17 +156,17 @@ class Builder(GraphBuilder, ABC):
         return self.as_int8(conv.inputs[0])
 
     def weights_name(self, conv: Node) -> str:
-        """The constant that a convolution's weights become."""
+        """The name of a convolution's stored weights."""
         return self.part(self.int8(conv.output), "w")
 
     def _window(self, node: Node, x: str) -> dict[str, Attr]:
-        """The attributes of a convolution's window, and the integer that surrounds x."""
+        """The attributes of a convolution's window, including the padding value of x."""
         keys = ("strides", "pads", "dilations", "group")
         window = {key: node.attrs[key] for key in keys if key in node.attrs}
         return {**window, **self.padding(x, window)}
 
     def padding(self, x: str, window: Mapping[str, Attr]) -> dict[str, Attr]:
-        """The integer that surrounds x, where it is not 0."""
+        """The padding value of x, if there is padding and it is not 0."""
         pads = window.get("pads", ())
         return {"padding": self.zeros[x]} if self.zeros[x] and isinstance(pads, tuple) and any(pads) else {}
 
@@ -181,7 +181,7 @@ class Builder(GraphBuilder, ABC):
         sources: tuple[str, ...],
         suffix: str = "",
     ) -> None:
-        """Appends a pass; inputs and output: names in the new graph; last: the float node that it is for."""
+        """Appends a pass; inputs and output: names in the new graph; last: the float node that it computes."""
         attrs: dict[str, Attr] = {**window, **form.attrs}
         attrs |= {"x1": form.x1.as_attr(), "x2": form.x2.as_attr(), "converter": form.converter}
         extra = tuple(self._operand(output, key, form.operands.get(key)) for key in OPERANDS)
@@ -189,7 +189,7 @@ class Builder(GraphBuilder, ABC):
         self.add(Node(op, (*inputs, *extra), (output,), attrs, name, sources))
 
     def emit_lrn(self, node: Node, le: Array, lo: Array, attrs: dict[str, Attr]) -> None:
-        """Appends a normalisation with the entries of its tables."""
+        """Appends a normalisation with its table entries."""
         y = self.int8(node.output)
         entries = (self.constant(self.part(y, name), values) for name, values in (("le", le), ("lo", lo)))
         inputs = (self.as_int8(node.inputs[0]), *entries)
@@ -203,5 +203,5 @@ class Builder(GraphBuilder, ABC):
         return self.constant(self.part(output, key), value)
 
     def part(self, output: str, key: str) -> str:
-        """The name of a constant of the pass that gives a tensor: one that the float graph has not."""
+        """The name of a constant of the pass that computes a tensor; not used in the float graph."""
         return f"{output}/fp16/{key}" if self.dtype == "float32" else f"{output}/{key}"

@@ -1,4 +1,4 @@
-"""Which tensors share a scale, and how large scales may be."""
+"""Constraints on scales: which tensors share one, and upper bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 
 
 def equal_scales(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
-    """Tensors that share scale and zero point: those of what moves or selects."""
+    """Pairs of tensors that share scale and zero point, through operators that move or select elements."""
     del graph
     moving = (node for node in nodes if node.op in (*MOVEMENT, *SELECTION))
     return tuple((node.inputs[0], other) for node in moving for other in (*node.inputs[1:], *node.outputs))
@@ -24,9 +24,9 @@ def equal_scales(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], 
 def constraints(
     graph: Graph, nodes: Sequence[Node], histograms: Mapping[str, Histogram], most: int = 127
 ) -> ScaleConstraints:
-    """Equal scales, and ceilings so that saturation to `most` is an upper limit, of the tensors with histograms.
+    """Equal scales, and ceilings that make saturation at `most` an upper limit, for tensors with histograms.
 
-    What only annotates shares a scale where none is given: then neither side has other steps.
+    Scale annotations in the graph share their scale if none is given: then neither side has other steps.
     """
     ceilings: dict[str, float] = {}
     for node in nodes:
@@ -44,13 +44,13 @@ def constraints(
 
 
 LOST_BITS = {127: 2, 32767: 4}
-"""By the largest integer: what an average of PDP, which saturates nothing, may lose by keeping the map's scale."""
+"""Bits that PDP's average, which never saturates, may lose by keeping the map's scale; by largest integer."""
 
 
 def keeping_averages(
     graph: Graph, nodes: Sequence[Node], histograms: Mapping[str, Histogram], most: int = 127
 ) -> list[Node]:
-    """The averages within PDP's reach that are to have the scale of their map, so that no result wraps."""
+    """The averages in PDP's range that should keep the scale of their map, so that no result wraps."""
     return [node for node in nodes if _keeps_scale(graph, node, histograms, most)]
 
 
@@ -65,7 +65,7 @@ def _keeps_scale(graph: Graph, node: Node, histograms: Mapping[str, Histogram], 
 
 
 def upper_limit(node: Node) -> float:
-    """The largest result that a node's own definition or its activation allows; infinite without one."""
+    """The largest result that a node's definition or activation allows; infinite without a limit."""
     if node.op == "HardSigmoid":
         return 1.0
     clips = node.op == "Clip" or ACTIVATION(node) == "Clip"

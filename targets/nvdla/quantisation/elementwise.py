@@ -1,8 +1,8 @@
-"""The pass of each elementwise operator: what SDP's stages and the output converter do on integers.
+"""The pass of each elementwise operator: SDP's stages and the output converter on integers.
 
-With zero points an element stands for scale * (integer - zero). The map that goes through SDP loses its zero point
-in X1's adder, an operand's and the result's are the output converter's offset; so values between the stages stand
-for themselves.
+With zero points an element represents scale * (integer - zero). X1's adder removes the zero point of the map that
+goes through SDP; those of an operand and of the result are in the output converter's offset. So values between the
+stages have no zero point.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from npuc.targets.nvdla.quantisation.form import (
 from npuc.targets.nvdla.quantisation.tables import every_value, wide_entries
 
 OPERAND_BITS = 30
-"""An operand with its zero point has one bit more than an element; shifted left it leaves room for another."""
+"""Bits of a shifted operand, whose zero point adds one bit to an element, with one more left for the sum."""
 FINEST_OPERAND = 2.0**-10
-"""Of a step of the sum: an operand of finer steps is brought to these, where multipliers reach."""
+"""In steps of the sum: an operand with finer steps is requantised to these, within the multipliers' range."""
 
 
 class Elementwise(Builder):
-    """A builder that knows the pass of each elementwise operator on integers."""
+    """A builder that creates the pass of each elementwise operator on integers."""
 
     @property
     def bits(self) -> int:
-        """Of an element."""
+        """Bits of an element."""
         return np.iinfo(self.dtype).bits
 
     @property
     def fraction(self) -> int:
-        """Fractional bits that a value keeps between the stages; int16 has enough without."""
+        """Fractional bits of a value between the stages; int16 needs none."""
         return FRACTION if self.bits == 8 else 0
 
     @property
@@ -56,7 +56,7 @@ class Elementwise(Builder):
         return 2.0**-self.fraction
 
     def unit(self, tensor: str) -> float:
-        """A fraction of the tensor's step."""
+        """The scale of values between the stages, a fraction of the tensor's."""
         return self.scales[tensor] * self.fine
 
     def elementwise(self, node: Node) -> tuple[str, Form]:
@@ -69,7 +69,7 @@ class Elementwise(Builder):
         return self.as_int8(x), form
 
     def _form(self, node: Node) -> tuple[str, Form]:
-        """The float tensor that goes through SDP, and the pass without its and the result's zero points."""
+        """The float tensor that goes through SDP, and the pass without the zero points of it and the result."""
         x, y = node.inputs[0], self.scales[node.output]
         ratio = self.scales[x] / y if x in self.scales else 1.0
         match node.op:
@@ -103,17 +103,17 @@ class Elementwise(Builder):
                 return x, every_value(node, *steps) if self.bits == 8 else wide_entries(node, *steps)
 
     def sloped(self, node: Node) -> Form:
-        """Slopes of negative values in the second stage, on fractions of the result's steps."""
+        """Slopes for negative values in the second stage, at fractions of the result's scale."""
         values, shift = factors(slopes(self.float, node))
         form = Form(x2=Stage(multiply=1, prelu=1, shift=shift), operands={"x2_mul": values})
         return form.convert(self.fine)
 
     def _second(self, stage: Stage, operand: Array) -> Form:
-        """A second stage with a register operand on fractions of steps."""
+        """A second stage with a register operand, at fractions of the result's scale."""
         return Form(x2=stage, operands={"x2_alu": operand}).convert(self.fine)
 
     def added(self, node: Node, operand: str) -> Form:
-        """The second stage that adds a map, in fractions of its steps, to what the first gives."""
+        """A second stage that adds a map, at fractions of its scale, to the output of the first."""
         unit = self.scales[operand] * self.fine
         zero = self.zeros[operand]
         form = Form(x2=Stage(COMPARISONS[node.op], self.fraction, relu=int(relu(node) and not zero)))
@@ -128,7 +128,7 @@ class Elementwise(Builder):
         return not any(self.zeros.get(name, 0) for name in (node.inputs[0], node.output))
 
     def _copy(self, node: Node, tensor: str, steps: Steps) -> str:
-        """The name of a float tensor like this one, whose integers have other steps; a pass gives them."""
+        """The name of a copy of a float tensor with another scale or zero point, computed by a pass of its own."""
         if steps == self.steps(tensor):
             return tensor
         copy = f"{tensor}/for/{node.output}"
@@ -142,7 +142,7 @@ class Elementwise(Builder):
         return copy
 
     def _compared(self, node: Node) -> tuple[str, Form]:
-        """The larger or the smaller of two tensors with zero points: in the steps of the result, as they are."""
+        """Maximum or minimum of two tensors with zero points, both requantised like the result."""
         covering = [name for name in node.inputs if self._covers(node, name)]
         x, other = covering[0], node.inputs[1] if node.inputs[0] == covering[0] else node.inputs[0]
         steps = self.steps(node.output)
@@ -157,7 +157,7 @@ class Elementwise(Builder):
         return self.as_int8(self._copy(node, x, steps)), form
 
     def _brought(self, form: Form, ratio: float) -> Form:
-        """The form behind a first stage that brings x to fractions of the result's steps."""
+        """The form behind a first stage that converts x to fractions of the result's steps."""
         multiplier, shift = factor(ratio * 2.0**self.fraction)
         form.x1 = Stage(multiply=1, shift=shift)
         form.operands["x1_mul"] = few(multiplier)
@@ -195,14 +195,14 @@ class Elementwise(Builder):
         return x, form.convert(unit / y)
 
     def operand(self, node: Node, tensor: str) -> str:
-        """The operand of a sum, or a copy of it in coarser steps: its own may be too fine for any multiplier."""
+        """The operand of a sum, or a copy of it with a coarser scale if its own is too fine for any multiplier."""
         finest = self.scales[node.output] * FINEST_OPERAND
         return tensor if self.scales[tensor] >= finest else self._copy(node, tensor, Steps(finest))
 
     def two_maps(self, node: Node, part: Share, other: str) -> Form:
-        """A map times its part of the sum, without rounding, and another as second operand, shifted as far.
+        """A map times its share of the sum, unrounded, plus another map shifted to match.
 
-        X2 and the converter multiply by the rest of the ratio, which is as exact as 16 bits twice can be.
+        X2 and the converter multiply by the rest of the ratio, as exactly as two 16-bit factors allow.
         """
         reach = 2**self.bits * (abs(part.multiplier) * part.weight + 2.0**part.left)
         unit = self.scales[other] * 2.0**-part.left
@@ -216,11 +216,11 @@ class Elementwise(Builder):
         return form
 
     def part_of(self, sign: float, x: str, other: str) -> Share:
-        """What a map is multiplied by before another is added to it."""
+        """The multiplier of a map before another is added to it."""
         return share(sign * self.scales[x] / self.scales[other], OPERAND_BITS - self.bits)
 
     def in_order(self, node: Node) -> tuple[str, str]:
-        """The operand that goes through SDP, and the other: that whose part of the sum is the more exact."""
+        """The operand that goes through SDP, and the other; chosen so that the share of the sum is most exact."""
         orders = [pair for pair in (node.inputs, node.inputs[::-1]) if self._covers(node, pair[0])]
         if len(orders) == 1:
             return orders[0][0], orders[0][1]
@@ -232,14 +232,14 @@ class Elementwise(Builder):
         return x, other
 
     def _covers(self, node: Node, name: str) -> bool:
-        """Whether an operand has the shape of the result, so that it goes through SDP."""
+        """Whether an operand has the shape of the result, so that it can go through SDP."""
         return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
 
     def _product(self, node: Node, y: float) -> tuple[str, Form]:
-        """The multiplier's operand must stand for itself: the map without a zero point, else a copy with none.
+        """A product. The multiplier's operand must have no zero point: a map without one, otherwise a copy without
+        one.
 
-        Such a copy has half the resolution: of what a gate from 0 to 1 with a zero point of -128 lets through, an
-        eighth bit is lost.
+        Such a copy has half the resolution: a gate from 0 to 1 with a zero point of -128 loses its eighth bit.
         """
         covering = [name for name in node.inputs if self._covers(node, name)]
         x = next((name for name in covering if self.zeros[name]), covering[0])

@@ -1,6 +1,7 @@
-"""The passes of fp16: every number stands for itself, and SDP computes in fp32.
+"""The passes of fp16: numbers are not scaled, and SDP computes in fp32.
 
-A tensor is its own form: the host has it in float32, and converts where NVDLA takes or gives it.
+Tensors keep their names: on the host they are float32, converted when NVDLA reads or writes them.
+
 Source: in-memory formats, FP16 Supporting.
 """
 
@@ -41,9 +42,9 @@ from npuc.targets.nvdla.quantisation.sums import COLUMN
 from npuc.targets.nvdla.quantisation.tables import half_entries
 
 MULTIPLIERS = 1 + np.arange(1 << 10) / (1 << 10)
-"""Every fp16 from 1 to 2."""
+"""All fp16 numbers from 1 to 2."""
 TRIED = 1 << 12
-"""How many weights of a channel are rounded to find its multiplier: those of small kernels more than once."""
+"""Roundings per channel to find its multiplier; the weights of small kernels are rounded several times."""
 
 
 class Floats(Builder):
@@ -54,12 +55,12 @@ class Floats(Builder):
     ) -> None:
         super().__init__(graph, nodes, dict.fromkeys(tensors_of(nodes), Steps(1.0)), "float32")
         self.seen = seen
-        """What the inputs of convolutions are like, where that is known."""
+        """Statistics of the convolutions' inputs, as far as known."""
         self.winograd = winograd
         """Names of weights that are transformed before they are rounded."""
 
     def as_int8(self, tensor: str) -> str:
-        """The tensor itself; of a constant, a copy that the host brings into memory."""
+        """The tensor itself; for a constant, a copy that the host loads into memory."""
         if tensor not in self.float.constants:
             return super().as_int8(tensor)
         copy = f"{tensor}/brought"
@@ -68,7 +69,7 @@ class Floats(Builder):
         return copy
 
     def unit(self, tensor: str) -> float:
-        """1, whatever the tensor."""
+        """1 for every tensor."""
         del tensor
         return 1.0
 
@@ -97,17 +98,17 @@ class Floats(Builder):
                 return x, half_entries(node)
 
     def sloped(self, node: Node) -> Form:
-        """Slopes of negative values in the second stage."""
+        """Slopes for negative values in the second stage."""
         return Form(x2=Stage(multiply=1, prelu=1), operands={"x2_mul": half(slopes(self.float, node))})
 
     def added(self, node: Node, operand: str) -> Form:
-        """The second stage that adds a map."""
+        """A second stage that adds a map."""
         return Form(x2=Stage(COMPARISONS[node.op], relu=relu(node)), operands={"x2_alu": operand})
 
     def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
-        """Weights and bias as parts of a multiplier per channel, chosen so that the bias is hardly rounded.
+        """Weights and bias divided by a multiplier per channel, chosen so that the bias is hardly rounded.
 
-        A bias of 11 bits would cost as much as all of its channel's weights together.
+        A bias rounded to 11 bits would cost as much as all weights of its channel together.
         """
         del unit
         w = self.float.constants[conv.inputs[1]]
@@ -128,7 +129,7 @@ class Floats(Builder):
         return rounded(transformed.transformed(w, *stride), gain * mean, transformed.GAIN * variance, off)
 
     def _seen(self, conv: Node) -> tuple[Array, Array]:
-        """Mean and variance of what each kernel of a convolution reads, (K or 1, C, 1, 1)."""
+        """Mean and variance of each kernel's input, (K or 1, C, 1, 1)."""
         groups = GROUP(conv)
         found = self.seen.get(conv.inputs[0], UNKNOWN)
         kernels, channels = self.float.shape(conv.inputs[1])[:2]
@@ -140,7 +141,7 @@ class Floats(Builder):
         return mean, variance
 
     def close(self, form: Form, last: Node) -> None:
-        """Nothing: limits of the result are those of any pass."""
+        """Does nothing: limits of the result are handled like those of any pass."""
 
     def finish(
         self,
@@ -151,7 +152,7 @@ class Floats(Builder):
         window: Mapping[str, Attr],
         sources: tuple[str, ...],
     ) -> None:
-        """The pass with its upper limit, which takes another one where no stage is free behind all others."""
+        """Emits the pass with its upper limit, which takes another pass if no stage is free behind the others."""
         limit, name = upper_limit(last), last.output
         if limit >= FP16_MOST or form.limit(_few(limit)):
             return self.emit(op, inputs, name, last, form, window, sources)
@@ -161,12 +162,12 @@ class Floats(Builder):
         return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
 
     def normalise(self, node: Node) -> None:
-        """CDP, whose tables reach beyond what the samples show."""
+        """CDP, with tables that reach beyond the samples' values."""
         largest = self.seen.get(node.inputs[0], UNKNOWN).largest
         self.emit_lrn(node, *normalised_half(node, largest))
 
     def average(self, node: Node) -> None:
-        """PDP's average, in fp17, where its window reaches; sums of a convolution for larger ones."""
+        """PDP's average, in fp17, if its window is supported; otherwise sums of a convolution."""
         kernel, x = average_kernel(self.float, node), node.inputs[0]
         window = {} if node.op.startswith("Global") else explicit_window(node, kernel, self.float)
         mean = 1 / (kernel[0] * kernel[1])
@@ -174,7 +175,7 @@ class Floats(Builder):
             reciprocals = (
                 bits_of_fp17(1 / kernel[1]),
                 bits_of_fp17(1 / kernel[0]),
-            )  # as the stock firmware has them
+            )  # as in the stock firmware
             attrs: dict[str, Attr] = {**window, "kernel_shape": kernel, "reciprocals": reciprocals}
             outputs, name = (node.output,), node.name or node.output
             return self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))
@@ -208,7 +209,7 @@ class Floats(Builder):
         return x, Form(Stage(multiply=1), operands={"x1_mul": operand})
 
     def _covers(self, node: Node, name: str) -> bool:
-        """Whether an operand has the shape of the result, so that it goes through SDP."""
+        """Whether an operand has the shape of the result, so that it can go through SDP."""
         return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
 
 
@@ -218,7 +219,7 @@ def _few(value: float) -> Array:
 
 
 def _multipliers(w: Array, bias: Array) -> Array:
-    """For each channel of the multipliers that suit its bias best the one that suits its weights best."""
+    """Per channel, of the multipliers that suit its bias best the one that suits its weights best."""
     taps = w.reshape(len(w), -1)
     count = int(np.clip(TRIED // taps.shape[1], 1, 64))
     suiting = np.argpartition(_rounding(bias[:, None], MULTIPLIERS), count - 1)[:, :count]
@@ -228,7 +229,7 @@ def _multipliers(w: Array, bias: Array) -> Array:
 
 
 def _rounding(values: Array, multipliers: Array) -> Array:
-    """Squared error of values that are stored as fp16 parts of multipliers."""
+    """Squared rounding error of values stored as fp16 after division by multipliers."""
     exact = values.astype(np.float64)
     with np.errstate(over="ignore"):
         return ((exact / multipliers).astype(np.float16) * multipliers - exact) ** 2

@@ -1,4 +1,4 @@
-"""A pass in the making: its stages, operands and converter."""
+"""A pass under construction: its stages, operands and converter."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from npuc.targets.nvdla.arithmetic.integer import ALU, IDLE, Stage
 SUM, MAX, MIN = (ALU.index(name) for name in ("sum", "max", "min"))
 COMPARISONS = {"Add": SUM, "Sub": SUM, "Max": MAX, "Min": MIN}
 FEW = (1, 1, 1)
-"""The shape of an operand that stands in a register."""
+"""The shape of an operand kept in a register."""
 
 
 @dataclass
 class Form:
-    """A pass in the making."""
+    """A pass under construction."""
 
     x1: Stage = IDLE
     x2: Stage = IDLE
@@ -32,12 +32,12 @@ class Form:
     """x1_alu, x1_mul, x2_alu, x2_mul, table: constants, or the name of a float tensor."""
     converter: tuple[int, int, int] = IDENTITY
     attrs: dict[str, Attr] = field(default_factory=dict[str, Attr])
-    """More attributes of the node: where tables lie, how far sums are cut."""
+    """Further attributes of the node: table placement, truncation of sums."""
     excess: float = 0.0
-    """By how much the converter's input exceeds what it stands for: the zero points of operands."""
+    """The excess of the converter's input, caused by the zero points of operands."""
 
     def convert(self, ratio: float) -> Form:
-        """The output converter multiplies by a ratio."""
+        """Makes the output converter multiply by a ratio."""
         scale, shift = factor(ratio, MOST_CONVERTER_SHIFT)
         while scale and scale % 2 == 0 and shift:
             scale, shift = scale // 2, shift - 1
@@ -45,7 +45,7 @@ class Form:
         return self
 
     def limit(self, most: Array) -> bool:
-        """Takes an upper limit in, if a stage is free behind all others; says whether it is."""
+        """Adds an upper limit if a stage is free behind all used ones; returns whether it was added."""
         if "table" in self.operands or (not self.x1.idle and not self.x2.idle):
             return False
         if not self.x2.idle:
@@ -56,14 +56,14 @@ class Form:
         return True
 
     def centred(self, zero: int) -> Form:
-        """The form whose map is an operand with this zero point: the first adder subtracts it."""
+        """The form, with the zero point of its map subtracted by the first adder."""
         if zero:
             self.x1 = replace(self.x1, alu=SUM)
             self.operands["x1_alu"] = few(-zero)
         return self
 
     def converted(self, zero: int) -> tuple[int, int, int]:
-        """The converter of a result with this zero point; no input of it needs more than 32 bits."""
+        """The converter for a result with this zero point; its input always fits 32 bits."""
         _, scale, shift = self.converter
         offset = round(self.excess - (zero * 2.0**shift / scale if scale else 0.0))
         return offset, scale, shift
@@ -79,7 +79,7 @@ def explicit_window(node: Node, kernel: tuple[int, int], graph: Graph) -> dict[s
 
 
 def relu(node: Node) -> int:
-    """Whether a node ends in ReLU, as a stage has it."""
+    """1 if a node ends in ReLU, otherwise 0, as a stage's field."""
     return int(ACTIVATION(node) in ("Relu", "Clip"))
 
 

@@ -1,4 +1,4 @@
-"""Which nodes make one pass: a convolution and what its one reader does."""
+"""Which nodes form one pass: a convolution and what its only reader does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npuc.ops.attributes import ACTIVATION
 
 @dataclass(frozen=True)
 class Group:
-    """A convolution and what becomes part of its pass: the node whose result it gives is last."""
+    """A convolution and the node fused into its pass; `last` is the node whose result the pass computes."""
 
     conv: Node
     last: Node
@@ -26,7 +26,7 @@ class Group:
 
 
 def groups(graph: Graph, nodes: Sequence[Node]) -> dict[Node, Group]:
-    """For the last node (by id) of every pass of more than one node, the group."""
+    """The group of every pass of more than one node, by its last node."""
     integer = set(nodes)
     found: dict[Node, Group] = {}
     taken: set[str] = set()
@@ -46,7 +46,7 @@ def groups(graph: Graph, nodes: Sequence[Node]) -> dict[Node, Group]:
 
 
 def _joins(graph: Graph, node: Node, name: str, integer: set[Node]) -> bool:
-    """Whether the tensor is of a convolution that can compute the node in its own pass."""
+    """Whether a tensor is the result of a convolution that can compute the node in its own pass."""
     conv = graph.producers.get(name)
     if conv is None or conv not in integer or conv.op != "Conv" or graph.only_reader(name) is None:
         return False

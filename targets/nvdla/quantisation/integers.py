@@ -1,4 +1,4 @@
-"""The passes of int8 and int16: weights, limits and averages by scales and zero points."""
+"""The passes of int8 and int16: weights, limits and averages from scales and zero points."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from npuc.targets.nvdla.quantisation.normalising import normalised
 from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
 
 CLOSE = 2.0**-20
-"""By how much of itself the ratio of two given scales may be missed: onnxruntime's floats miss it by 2^-24."""
+"""The relative error allowed for the ratio of two given scales; onnxruntime's floats have 2^-24."""
 MOST_WEIGHT = 127
 
 
 NOT_KNOWN: Mapping[str, float] = {}
 SLACK = 1e-6
-"""Of a binary logarithm, for what scales are rounded by."""
+"""Tolerance of a binary logarithm, for rounded scales."""
 
 
 class Integers(Elementwise):
-    """Writes the integer graph; a scale for every tensor, given ones with the integers of weights."""
+    """Writes the integer graph from a scale for every tensor; given ones come with integer weights."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class Integers(Elementwise):
         self.winograd = winograd
         """Names of weights that are transformed before they are rounded."""
         self.largest = largest
-        """The largest magnitude of tensors, where samples show it."""
+        """The largest magnitude of tensors, as far as samples show it."""
 
     def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
-        """The integers of the weights; the form gets the stages that make steps of `unit` of their sums."""
+        """The integer weights; sets the form's stages to convert sums to steps of `unit`."""
         x, w = conv.inputs[0], self.float.constants[conv.inputs[1]]
         steps = self.steps(x)
         single = GROUP(conv) == 1
@@ -84,7 +84,7 @@ class Integers(Elementwise):
         return sums.w
 
     def read(self, conv: Node, weights: Array) -> str:
-        """The map that a convolution reads: with every channel twice for weights of 9 bits in two parts."""
+        """The map that a convolution reads: with every channel twice if 9-bit weights are split in two parts."""
         x = super().read(conv, weights)
         if weights.shape[1] * GROUP(conv) == self.float.shape(conv.inputs[0])[1]:
             return x
@@ -94,24 +94,24 @@ class Integers(Elementwise):
         return twice
 
     def _by_winograd(self, conv: Node) -> bool:
-        """Whether the weights of a convolution are to be transformed, under whatever name it goes."""
+        """Whether the weights of a convolution should be transformed, whatever the convolution's name."""
         return self.weights_name(conv).replace(f"{SUFFIX}/", "/") in self.winograd
 
     def _bits_too_many(self, x: str) -> int:
-        """By how many bits C^T d C exceeds an element of x, whose values are as large as the samples show."""
+        """The bits by which C^T d C exceeds an element of x, given the largest value in the samples."""
         steps, whole = self.steps(x), float(np.iinfo(self.dtype).max)
         most = min(self.largest.get(x, inf) / steps.scale + abs(steps.zero), whole)
         return max(ceil(log2(max(transformed.GAIN * most / whole, 1)) - SLACK), 0)
 
     def _rounded(self, form: Form, found: Weights) -> Array:
-        """The integers, with their stage in the form."""
+        """The integer weights; puts their stage into the form."""
         form.x1 = Stage(SUM, found.bias_shift, 1, 0, found.shift)
         form.operands |= {"x1_alu": found.bias.reshape(COLUMN), "x1_mul": found.multiplier.reshape(COLUMN)}
         form.attrs |= {"truncate": found.truncate} if found.truncate else {}
         return found.w
 
     def close(self, form: Form, last: Node) -> None:
-        """The upper limit where a stage is free, and the result's zero point."""
+        """Adds the upper limit if a stage is free, and the result's zero point."""
         most = self._limits(last)[1]
         if form.x2 == IDLE and most < np.iinfo(self.dtype).max:
             form.x2 = Stage(MIN)
@@ -119,7 +119,7 @@ class Integers(Elementwise):
         form.converter = form.converted(self.zeros[last.output])
 
     def _limits(self, node: Node) -> tuple[int, int]:
-        """The least and the largest integer of a node's result, by its activation or as a Clip from 0."""
+        """The smallest and largest integer of a node's result, from its activation or as a Clip from 0."""
         zero, whole = self.zeros[node.output], np.iinfo(self.dtype)
         top = upper_limit(node) / self.scales[node.output] + zero
         low = ACTIVATION(node) in ("Relu", "Clip") or is_relu(node)
@@ -134,7 +134,7 @@ class Integers(Elementwise):
         window: Mapping[str, Attr],
         sources: tuple[str, ...],
     ) -> None:
-        """The pass, and another for the limits of the result that it has no stage for."""
+        """Emits the pass, and another one for limits of the result that it has no stage for."""
         low, high = self._limits(last)
         whole, name = np.iinfo(self.dtype), self.int8(last.output)
         lower = low > whole.min and not (form.x2.relu or (form.x2.alu in (0, MIN) and form.x1.relu))
@@ -148,7 +148,7 @@ class Integers(Elementwise):
         return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
 
     def write(self, node: Node) -> None:
-        """Appends what computes a node; sums of maps with given scales by two passes where one is too coarse."""
+        """Appends the passes of a node; sums of maps with given scales take two passes if one is too coarse."""
         if node.op == "Add" and node in self.computed and node not in self.groups:
             parts = self._given_maps(node)
             if parts is not None and self.part_of(1.0, *parts).error(self._ratio(*parts)) > CLOSE:
@@ -159,14 +159,14 @@ class Integers(Elementwise):
         return self.scales[x] / self.scales[other]
 
     def _given_maps(self, node: Node) -> tuple[str, str] | None:
-        """The two maps of a sum whose steps, like those of the result, a model gives."""
+        """The two maps of a sum if the model provides their scales and that of the result."""
         both = self.given.__contains__
         if not all(map(both, (*node.inputs, node.output))) or not all(self._covers(node, x) for x in node.inputs):
             return None
         return self.in_order(node)
 
     def _add_exactly(self, node: Node, x: str, other: str) -> None:
-        """A sum whose first map a convolution of one weight multiplies: X1's multiplier alone is too coarse."""
+        """A sum whose first map is scaled by a depthwise 1x1 convolution: X1's multiplier is too coarse."""
         part = share(self._ratio(x, other), OPERAND_BITS - self.bits, MOST_WEIGHT)
         form = self.two_maps(node, part, other).centred(self.zeros[x] * part.weight)
         form.converter = form.converted(self.zeros[node.output])
@@ -176,17 +176,17 @@ class Integers(Elementwise):
         self.finish("NvConv", inputs, node, form, {"group": channels, "average": 1}, node.sources)
 
     def normalise(self, node: Node) -> None:
-        """CDP, which converts the product of input and table to steps of the result."""
+        """CDP, which converts the product of input and table to the scale of the result."""
         tables, attrs = normalised(node, self.steps(node.inputs[0]), self.steps(node.output), self.bits)
         self.emit_lrn(node, np.array(tables.le, np.int16), np.array(tables.lo, np.int16), attrs)
 
     def _rounds_itself(self, x: str) -> bool:
-        """Whether the model itself rounds a map, so that its average is rounded once."""
+        """Whether the model itself rounds a map, so that its average must be rounded only once."""
         producer = self.float.producers.get(x)
         return producer is not None and producer.op in CONVERSIONS
 
     def average(self, node: Node) -> None:
-        """PDP's average where its window reaches and nothing wraps; sums of a convolution for all others."""
+        """PDP's average if its window is supported and nothing wraps; otherwise sums of a convolution."""
         kernel, x = average_kernel(self.float, node), node.inputs[0]
         (x_scale, x_zero), (y_scale, y_zero) = (
             (each.scale, each.zero) for each in map(self.steps, (x, node.output))

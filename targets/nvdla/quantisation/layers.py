@@ -1,4 +1,4 @@
-"""NvConv as the convolution that it computes: weights, a bias of 16 bits behind a shift, multipliers."""
+"""NvConv as an integer convolution: weights, a 16-bit bias behind a shift, multipliers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from npuc.targets.nvdla.quantisation.sums import COLUMN
 
 
 class Multiplied:
-    """NvConv: X1 or both stages make steps of the result, or X1 fractions of steps where X2 does more."""
+    """NvConv: X1 or both stages give steps of the result, or X1 gives fractions of steps if X2 does more."""
 
     def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
-        """The convolution of an NvConv; None for other nodes, averages, weights transformed or in two parts."""
+        """The convolution of an NvConv; None for other nodes, averages, and transformed or two-part weights."""
         if node.op != "NvConv" or AVERAGE(node) or WINOGRAD(node):
             return None
         if node.inputs[0] not in quantised.scales:  # every channel twice, as weights have 9 bits
@@ -57,7 +57,7 @@ class Multiplied:
         return LayerWeights(w, bias, power, 1, MOST_MULTIPLIER * grain)
 
     def constants(self, quantised: Quantised, node: Node, weights: LayerWeights) -> Mapping[str, Array]:
-        """Weights, and the bias in one part or two."""
+        """The weights, and the bias in one or two parts."""
         first, second = stages(node)
         upper, multiplier, lower, _, _ = operands(node)
         grain = 1 << first.alu_shift

@@ -1,4 +1,4 @@
-"""What the tensors of the float network are like over samples."""
+"""Statistics of the float network's tensors over samples."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from npuc.quantize.calibration.histograms import computed
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and variance of every channel (axis 1) of a tensor, and its largest magnitude, perhaps infinite.
+    """Mean and variance of every channel (axis 1) of a tensor, and its largest magnitude, possibly infinite.
 
-    Mean and variance have few digits, the same on every processor.
+    Mean and variance are rounded to a few digits, so that they are the same on every processor.
     """
 
     mean: Array
@@ -25,7 +25,7 @@ class Moments:
 
 
 BITS = 6
-"""Of a mean or a variance: they weigh errors of rounding, no more."""
+"""Significant bits of a mean or variance, which only weigh rounding errors."""
 UNKNOWN = Moments(np.zeros(1), np.ones(1), 0.0)
 NOTHING_SEEN: Mapping[str, Moments] = {}
 
@@ -33,7 +33,7 @@ NOTHING_SEEN: Mapping[str, Moments] = {}
 def moments(graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Sequence[str]) -> dict[str, Moments]:
     """The moments of these tensors over samples, each a feed of the graph's inputs.
 
-    What is not finite on a sample has no part in means and variances.
+    Values that are not finite are left out of means and variances.
     """
     sums: dict[str, Array] = {}
     largest = dict.fromkeys(tensors, 0.0)
@@ -45,7 +45,7 @@ def moments(graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Seque
 
 
 def _powers(value: Array) -> Array:
-    """How many values each channel has, their sum and the sum of their squares: (3, C)."""
+    """The count, sum and sum of squares of each channel's values: (3, C)."""
     rows = np.moveaxis(np.atleast_2d(value), 1, 0).reshape(np.atleast_2d(value).shape[1], -1).astype(np.float64)
     finite = np.isfinite(rows)
     kept = np.where(finite, rows, 0.0)

@@ -1,4 +1,4 @@
-"""Local response normalisation: tables of CDP, and by scales its output converter."""
+"""Local response normalisation: CDP's tables, and the output converter derived from the scales."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from npuc.targets.nvdla.quantisation.rounding import half
 
 
 def normalised(node: Node, x: Steps, y: Steps, bits: int = 8) -> tuple[ResponseTables, dict[str, Attr]]:
-    """ResponseTables of (bias + alpha / size * sum)^-beta times 2^p, and the attributes of the operator NvLrn."""
+    """ResponseTables of (bias + alpha / size * sum)^-beta times a gain, and the attributes of NvLrn."""
     size, power = SIZE(node), _power(node, x.scale)
     gain = MOST_ENTRY / float(power(np.array(0.0)))
     most = size * (2 ** (bits - 1) + abs(x.zero)) ** 2
@@ -41,17 +41,17 @@ def normalised(node: Node, x: Steps, y: Steps, bits: int = 8) -> tuple[ResponseT
 
 
 HEADROOM = 2.0
-"""Tables of fp16 reach so far beyond the largest value that samples show; they are flat behind their ends."""
+"""fp16 tables reach this far beyond the largest sample value; they are flat beyond their ends."""
 FP17_SQUARES = 2.0**32
-"""CDP adds up squares in fp17, which ends here."""
+"""The largest sum of squares in CDP's fp17."""
 FINEST = 16
-"""LE's steps in fp16 are at least LO's divided by 2^16."""
+"""LE's step in fp16 is at least LO's divided by 2^16."""
 
 
 def normalised_half(node: Node, largest: float) -> tuple[Array, Array, dict[str, Attr]]:
-    """The entries of LE and LO in fp16 for inputs like those seen, and the attributes of the operator NvLrn.
+    """The fp16 entries of LE and LO for inputs up to `largest` with headroom, and the attributes of NvLrn.
 
-    Raises DoesNotFit (E301) for values that fp16 has not.
+    Raises DoesNotFit (E301) for values that fp16 cannot represent.
     """
     size, power = SIZE(node), _power(node, 1.0)
     reach = min(HEADROOM * largest or 1.0, FP16_MOST)
@@ -72,7 +72,7 @@ def normalised_half(node: Node, largest: float) -> tuple[Array, Array, dict[str,
 
 
 def _power(node: Node, scale: float) -> Callable[[Array], Array]:
-    """(bias + alpha / size * sum)^-beta of sums of squares of inputs with a scale."""
+    """(bias + alpha / size * sum)^-beta as a function of sums of squares of quantised inputs."""
     size, alpha, beta = SIZE(node), LRN_ALPHA(node), LRN_BETA(node)
     bias, unit = LRN_BIAS(node), alpha / size * scale**2
     return lambda sums: np.maximum(bias + unit * sums, np.finfo(np.float64).tiny) ** -beta

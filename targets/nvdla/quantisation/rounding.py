@@ -1,9 +1,9 @@
-"""Weights as fp16, rounded so that the errors of a kernel cancel on what it sees.
+"""Weights as fp16, rounded so that the errors of a kernel cancel on its typical input.
 
-An error of the weights is the same for every pixel and sample: what it does to the mean of a result nothing behind
-it averages out, and it weighs most where a network's results are means. Each weight becomes one of the two fp16
-numbers beside it: the nearest, but for those few that cost a kernel the least precision and bring the mean of its
-results back.
+A weight's error is the same for every pixel and sample: nothing behind averages out its effect on the mean of a
+result, and it matters most where a network's results are means. Each weight becomes one of the two adjacent fp16
+numbers: the nearest, except for the few that restore the mean of a kernel's results at the least cost in
+precision.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from npuc.targets.nvdla.arithmetic.fixed_point import blocks_of_rows
 from npuc.targets.nvdla.formats.precision import FP16_MOST
 
 TURNED = 256
-"""The most weights of a kernel that are rounded to the other side: some sqrt(K / 12) bring the mean of K back."""
+"""The most weights of a kernel rounded the other way: some sqrt(K / 12) restore the mean of K weights."""
 
 
 def half(values: Array) -> Array:
-    """Numbers rounded to fp16. Raises DoesNotFit (E301) for those that fp16 has not."""
+    """Numbers rounded to fp16. Raises DoesNotFit (E301) for numbers beyond its range."""
     largest = float(np.abs(values).max(initial=0))
     if not largest <= FP16_MOST:
         raise DoesNotFit(
@@ -33,10 +33,10 @@ def half(values: Array) -> Array:
 
 
 def rounded(w: Array, mean: Array, variance: Array, off: Array) -> Array:
-    """Weights (K, C, R, S) as float16. Raises DoesNotFit (E301) for those that fp16 has not.
+    """Weights (K, C, R, S) as float16. Raises DoesNotFit (E301) for weights beyond its range.
 
-    mean, variance: of what the weights are multiplied by, broadcast against w; off: (K,), what else the results
-    are off by. The square of the mean error plus the variance of the error falls with every weight that is turned.
+    mean, variance: of the values that weights are multiplied by, broadcast against w; off: (K,), other errors of
+    the results. Every weight rounded the other way reduces the squared mean error plus the variance of the error.
     Zeros stay zeros.
     """
     nearest = np.ascontiguousarray(half(w))
@@ -49,7 +49,7 @@ def rounded(w: Array, mean: Array, variance: Array, off: Array) -> Array:
 
 
 def _turn(found: Array, exact: Array, mean: Array, variance: Array, off: Array) -> None:
-    """Rounds some of the numbers found (kernels, weights) to the other side, in place."""
+    """Rounds some of the numbers `found` (kernels, weights) the other way, in place."""
     error = found - exact.astype(np.float64)
     with np.errstate(over="ignore"):
         other = np.nextafter(found, np.where(error > 0, -np.inf, np.inf).astype(np.float16))

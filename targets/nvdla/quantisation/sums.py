@@ -1,4 +1,4 @@
-"""Convolutions through both stages: any bias, any ratio of scales, as zero points and given weights ask."""
+"""Convolutions in one or both SDP stages: any bias and any ratio of scales, with zero points or given weights."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
 from npuc.targets.nvdla.quantisation.form import SUM
 
 TOLERANCE = 2.0**-16
-"""What multipliers and biases of one stage may miss at most, in steps of the result: as much as floats do."""
+"""The error allowed for multiplier and bias of a single stage, in steps of the result: that of float32."""
 COLUMN = (-1, 1, 1)
 LARGEST_BIAS = 2.0**22
-"""In steps of the sums: what a channel whose weights training has shut off may have."""
+"""The largest bias in steps of the sums, for channels whose weights have become tiny in training."""
 FINEST_STEP = 2.0**-24
-"""Of the sums, in steps of the result."""
+"""The smallest step of the sums, in steps of the result."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What a convolution adds up: integers of its weights, and per channel the bias in steps of the sums.
+    """The sums of a convolution: its integer weights, and per channel the bias in steps of the sums.
 
-    w: (Co, ...) int8. bias: (Co,) whole numbers, the input's zero point included. ratio: (Co,), of a step of the
-    sums to a step of the result.
+    w: (Co, ...) int8. bias: (Co,) whole numbers that include the input's zero point. ratio: (Co,), a step of the
+    sums divided by a step of the result.
     """
 
     w: Array
@@ -53,8 +53,8 @@ def kept(
 ) -> Sums | None:
     """The sums of float weights (Co, ...) that are multiples of int8 integers; None for other weights.
 
-    bias: (Co,) float. unit: the scale of the result. twice: whether integers of 9 bits may become two of 8, for an
-    input with every channel twice: (Co, 2 * Ci, ...).
+    bias: (Co,) float. unit: the scale of the result. twice: split 9-bit integers into two 8-bit ones, for an input
+    that contains every channel twice: (Co, 2 * Ci, ...).
     """
     found = integers_of(w)
     if found is None:
@@ -66,7 +66,7 @@ def kept(
         return None
     held = np.zeros(len(w)) if bias is None else bias.astype(np.float64)
     alone = np.maximum(np.abs(held) / MOST_MULTIPLIER, unit * 2.0**-8)
-    given = np.float32(x_scale) * scales.astype(np.float32)  # in float32, as onnxruntime has it
+    given = np.float32(x_scale) * scales.astype(np.float32)  # in float32, as in onnxruntime
     step = np.where(integers.any(axis=tuple(range(1, w.ndim))), given, alone)
     total = integers.astype(np.float64).reshape(len(w), -1).sum(axis=1)
     ratio = np.where(step == given, (given / np.float32(unit)).astype(np.float64), step / unit)
@@ -74,7 +74,7 @@ def kept(
 
 
 def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums:
-    """The sums of float weights (Co, ...), whose largest of each channel becomes 127, or less where it is tiny."""
+    """The sums of float weights (Co, ...); each channel's largest weight becomes 127, or less if it is tiny."""
     flat = w.reshape(len(w), -1)
     held = np.zeros(len(w)) if bias is None else bias.astype(np.float64)
     alone = np.maximum(np.abs(held) / MOST_MULTIPLIER, unit * 2.0**-8)
@@ -92,11 +92,11 @@ Operands = dict[str, Array]
 
 
 SATURATED = 256
-"""A result that is so many steps from the zero point saturates to int8, whatever the zero point."""
+"""A result this many steps from the zero point saturates to int8, whatever the zero point."""
 
 
 def one_stage(sums: Sums) -> tuple[Stage, Operands, float]:
-    """X1 with bias and multiplier, and by how much it may miss, in steps of the result."""
+    """X1 with bias and multiplier, and its largest error in steps of the result."""
     bias, left = addends(sums.bias)
     multiplier, shift = factors(sums.ratio)
     wrong_ratio = np.abs(multiplier * 2.0**-shift - sums.ratio) * sums.bound
@@ -106,10 +106,10 @@ def one_stage(sums: Sums) -> tuple[Stage, Operands, float]:
 
 
 def two_stages(sums: Sums) -> tuple[Stage, Stage, Operands]:
-    """X1 and X2, whose two multipliers make the ratio as exactly as onnxruntime's floats do.
+    """X1 and X2, whose two multipliers represent the ratio as exactly as onnxruntime's floats do.
 
-    X1 adds the upper part of the bias and multiplies by what leaves room in 32 bits; X2 adds the rest of the bias,
-    multiplies and shifts. So nothing is rounded before the result is, and no sum saturates whose result does not.
+    X1 adds the upper part of the bias and multiplies by a factor that fits 32 bits; X2 adds the rest of the bias,
+    multiplies and shifts. Nothing is rounded before the result, and no sum saturates unless its result does.
     """
     upper, left = addends(sums.bias)
     reach = np.minimum(sums.bound, SATURATED / sums.ratio)
@@ -123,10 +123,10 @@ def two_stages(sums: Sums) -> tuple[Stage, Stage, Operands]:
 
 
 def _split(ratio: Array, room: Array) -> tuple[Array, Array, int]:
-    """Factors up to the room, multipliers int16 and the shift they share, so that their products give the ratios.
+    """Factors up to `room`, int16 multipliers and their common shift, whose products are the ratios.
 
-    Large ratios take large factors, so that the multipliers have the same magnitude; of the upper half of what a
-    factor may be, the one with the least error is taken.
+    Larger ratios get larger factors, so that the multipliers have similar magnitudes. Of the upper half of a
+    factor's range the one with the smallest error is chosen.
     """
     largest = np.clip(np.minimum(room, room.min() * ratio / ratio.min()), 1, MOST_MULTIPLIER)
     _, shift = factor(float((ratio / np.maximum(largest // 2, 1)).max()), MOST_PRODUCT_SHIFT)
@@ -140,11 +140,11 @@ def _split(ratio: Array, room: Array) -> tuple[Array, Array, int]:
 
 
 CANDIDATES = 4096
-"""Factors that are tried for a channel."""
+"""Factors tried for each channel."""
 
 
 def stages_of(sums: Sums, *, free: bool) -> tuple[Stage, Stage, Operands]:
-    """X1 and X2 of a convolution; both stages where one would miss more than TOLERANCE and X2 is free."""
+    """X1 and X2 of a convolution; uses both if one stage alone exceeds TOLERANCE and X2 is free."""
     stage, operands, error = one_stage(sums)
     if error <= TOLERANCE or not free:
         return stage, IDLE, operands

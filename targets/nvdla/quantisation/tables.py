@@ -1,7 +1,7 @@
-"""Functions of one element as the contents of EW's tables.
+"""Functions of one element as contents of EW's tables.
 
-int8: one entry for every input. int16 and fp16: LO has 257 entries over the range where the function bends, LE 65
-over the middle of it, and straight lines go on outside; between entries the tables interpolate.
+int8: one entry per input value. int16 and fp16: LO has 257 entries over the range where the function bends, LE has
+65 over the middle of it; the tables interpolate between entries and continue as straight lines outside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from npuc.targets.nvdla.quantisation.form import Form
 
 @dataclass(frozen=True)
 class Shape:
-    """Binary logarithms of the steps of LO and LE, which both have 0 in their middle; the slope beyond."""
+    """Binary logarithms of the steps of LO and LE, both centred on 0; the slope beyond the last entry."""
 
     lo: int
     le: int
@@ -40,7 +40,7 @@ INTERPOLATED: Mapping[str, Shape] = {
     "Softplus": Shape(-3, -4, 1.0),
     "Elu": Shape(-4, -5, 1.0),
 }
-"""What interpolation gives well enough (docs/nvdla.md has the errors); before the first entry all are flat."""
+"""Functions that interpolation approximates well (errors: docs/nvdla.md); all are flat before the first entry."""
 
 
 def every_value(node: Node, x: Steps, y: Steps) -> Form:
@@ -68,7 +68,7 @@ MOST_SLOPE_SHIFT = 15
 
 
 def wide_entries(node: Node, x: Steps, y: Steps) -> Form:
-    """The pass of a function on int16: tables no coarser than in fp16, but where x reaches less far."""
+    """The pass of a function on int16: tables no coarser than in fp16, and finer if x has a smaller range."""
     shape = INTERPOLATED[node.op]
     select = int(np.clip(np.rint(shape.lo - np.log2(x.scale)), 0, MOST_SELECT))
     lo, le = _centred(select, LO_ENTRIES), _centred(max(select + shape.le - shape.lo, 0), LE_ENTRIES)
@@ -84,6 +84,6 @@ def _centred(select: int, entries: int) -> Table:
 
 
 def _values(node: Node, table: Table, entries: int, scale: float = 1.0) -> Array:
-    """The function at the entries of a table, whose inputs have a scale."""
+    """The function at a table's entries, whose inputs have a scale."""
     (values,) = OPS[node.op].compute(node, [scale * (table.start + 2.0**table.select * np.arange(entries))])
     return values

@@ -1,7 +1,7 @@
-"""From nodes of the integer graph to hardware operations, given where tensors lie.
+"""Selection: the hardware operations for each node of the integer graph, given where its tensors are placed.
 
-Grouped and depthwise convolutions are dense ones with zero weights. Lanes that hold no channel have zero weights
-too, and operands of zero.
+Grouped and depthwise convolutions become dense ones with zero weights. Lanes without a channel have zero weights
+and zero operands as well.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from npuc.targets.nvdla.selection.pooling import flies, pooled_rows, pooling_beh
 from npuc.targets.nvdla.selection.sdp import select_sdp
 
 COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn", "Interleave")
-"""Operators of the integer graph that NVDLA computes, or has no operation for because strides do it."""
+"""Operators of the integer graph that NVDLA computes, or that need no operation because strides do the work."""
 
 
 def select(context: Context, layer: PlannedLayer, edges: Sequence[int] = ()) -> list[Operation]:
-    """The operations that compute a layer, and copies behind them.
+    """The operations that compute a layer, followed by the weight copies scheduled behind it.
 
-    edges: where its tiles of rows begin, and its height.
+    edges: the first row of each tile, then the height of the layer's result.
     """
     return [*_computing(context, layer, edges), *transfers(context, layer)]
 
@@ -57,14 +57,14 @@ def _computing(context: Context, layer: PlannedLayer, edges: Sequence[int]) -> l
 
 
 def _placed(context: Context, operation: Elementwise | Contraction) -> Elementwise | Contraction:
-    """The operation so that SDP finds every atom where it lies."""
+    """The operation, rewritten as a column if SDP would not find its maps where their strides say."""
     if isinstance(operation, Contraction) or not misplaced(operation, context.machine):
         return operation
     return as_column(operation, context.machine)
 
 
 def _elementwise(context: Context, layer: PlannedLayer) -> Elementwise:
-    """SDP on a map in memory, and PDP behind it."""
+    """SDP on a map in memory, with PDP behind it if the layer has a pool."""
     x, y = context.placed[layer.node.inputs[0]], context.placed[layer.node.output]
     sdp = select_sdp(context, layer.node, y, 0, y.view.extent)
     whole = Part(0, y.view.extent, 0, x.view.extent)
@@ -76,7 +76,7 @@ def _elementwise(context: Context, layer: PlannedLayer) -> Elementwise:
 
 
 def fly(context: Context, layer: PlannedLayer) -> bool:
-    """Whether PDP takes the layer's map from SDP: where it can, and it costs no more than from memory."""
+    """Whether to fuse the layer's pool behind SDP: if possible, and no slower than through memory."""
     if layer.pool is None or layer.form.kind == "winograd" or not flies(context, layer.pool):
         return False  # Winograd writes whole tiles, more than PDP takes
     if layer.node.op == "NvConv" and needs_batches(layer.node):

@@ -1,8 +1,9 @@
-"""Multi-batch mode: a fully connected layer on cubes that lie one under another, each convolved by itself.
+"""Multi-batch mode: a fully connected layer on cubes stored one below another, each convolved by itself.
 
-Where every window covers a cube, the lines of the result are those of the cubes. A convolution that moves on by a
-whole cube computes the same, but strides end at 8; the mode has no such limit. Where both can, the mode is taken,
-as NVDLA's own documentation advises for such layers; the cycle model has both alike.
+Where every window covers one cube, each line of the result belongs to one cube. A convolution whose stride is the
+height of a cube computes the same, but strides end at 8; the mode has no such limit. Where both are possible the
+mode is used, as NVDLA's own documentation advises for such layers; the cycle model rates both equally.
+
 Source: Table 35 (stride of cubes); NVDLA's documentation (up to 32 batches of direct convolution); its assertions
 (SDP writes batches from even atoms on).
 """
@@ -19,7 +20,10 @@ from npuc.targets.nvdla.operations.tiling import Geometry, RowTile
 
 
 def in_batches(machine: Machine, shape: Geometry, tile: RowTile, result: Surface) -> Iterator[tuple[RowTile, int]]:
-    """A tile as operations take it, each with its batches (1: the cubes are one map); result: where it lies."""
+    """The tiles that operations compute of a tile, each with its number of batches (1: the cubes are one map).
+
+    result: where the tile's result is placed; multi-batch operations must write from an even atom on.
+    """
     even = 2 * machine.atom_bytes
     if not covers(shape) or machine.max_batches == 1:
         yield tile, 1
@@ -35,12 +39,12 @@ def in_batches(machine: Machine, shape: Geometry, tile: RowTile, result: Surface
 
 
 def needs_batches(node: Node) -> bool:
-    """Whether only multi-batch mode computes a convolution: its windows move on by more than a stride can."""
+    """Whether only multi-batch mode can compute a convolution: its stride exceeds the hardware's largest."""
     return max(STRIDES(node) or (1,)) > MOST_STRIDE
 
 
 def covers(shape: Geometry) -> bool:
-    """Whether every window covers all columns and lines of its own, none left out, and gives one pixel."""
+    """Whether every window covers the columns and lines of one cube, none left out, and gives one pixel."""
     below = shape.reach == shape.stride_y and shape.height == shape.out_height * shape.stride_y
     return (
         shape.form.kind == "direct" and shape.line_step == 1 and not shape.top and below and shape.out_width == 1

@@ -1,7 +1,7 @@
-"""Which form the weights of a convolution take: the fewest modelled cycles, then the fewest bytes.
+"""The weight form of each convolution: the one with the fewest modelled cycles, then the fewest bytes.
 
-Every form that a convolution can have is selected as if it were the one, and costed alone. A tensor that the host
-brings can be an image if nothing but convolutions reads it; then all of them read it so.
+Every possible form is selected and costed as if the convolution ran alone. A tensor that the host loads can be an
+image if only convolutions read it; all of them then read the image.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ PIXELS: Mapping[str, tuple[str, str]] = {
     "int16": ("T_R16_I", "T_A16B16G16R16"),
     "fp16": ("T_R16_F", "T_A16B16G16R16_F"),
 }
-"""The formats of images of one channel and of more, by rows of table 29 that convert nothing."""
+"""Image formats for one channel and for several, by precision: rows of table 29 without conversion."""
 
 
 Forms = Callable[[Context, Node], Iterator[WeightForm]]
-"""The forms that a convolution can have, the simplest first."""
+"""Yields the possible forms of a convolution, the simplest first."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A form that a convolution could have, and what it would cost alone."""
+    """A possible form of a convolution and its cost when run alone."""
 
     form: WeightForm
     cycles: int
     bytes: int
-    """Between memory and NVDLA."""
+    """Moved between memory and NVDLA."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The form that a convolution has, and all that it could have."""
+    """The form chosen for a convolution, and all possible ones."""
 
     form: WeightForm
     alternatives: tuple[Alternative, ...]
@@ -60,7 +60,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """The choice of every convolution by the name of its result, and the format of every image by its name."""
+    """The choice for every convolution by the name of its result, and the format of every image by tensor name."""
 
     convolutions: Mapping[str, Choice]
     images: Mapping[str, str]
@@ -69,10 +69,10 @@ class Choices:
 def choose(
     context: Context, nodes: Sequence[Node], loaded: Sequence[str], asked: str, *, inexact: bool = False
 ) -> Choices:
-    """The forms of all convolutions among nodes, given where tensors would lie as feature cubes.
+    """The forms of all convolutions among nodes, given the placement of tensors as feature cubes.
 
-    loaded: tensors that the host brings; asked: one of weight_form.asked_forms; inexact: weights may be
-    transformed by Winograd although they are not yet.
+    loaded: tensors that the host loads; asked: one of weight_form.asked_forms; inexact: Winograd may be chosen for
+    weights that are not transformed yet, which changes results.
     """
     convolutions = [each for each in nodes if each.op == "NvConv"]
     forms = partial(_feature_forms, inexact=inexact, strided=asked == "winograd")
@@ -96,12 +96,12 @@ def choose(
 
 
 def _possible(node: Node, alternatives: Sequence[Alternative]) -> Sequence[Alternative]:
-    """What the weights as they are can be: transformed ones nothing else."""
+    """The forms that the weights allow: weights that are transformed already can only be Winograd's."""
     return [each for each in alternatives if each.form.kind == "winograd" or not WINOGRAD(node)]
 
 
 def _best(alternatives: Sequence[Alternative], asked: str) -> Alternative:
-    """The cheapest of those that are asked for, or of those that are not compressed where none is."""
+    """The cheapest of the forms asked for, or of the uncompressed ones if none of those is possible."""
     plain = [each for each in alternatives if not each.form.compressed]
     wanted = {
         "auto": alternatives,
@@ -113,18 +113,18 @@ def _best(alternatives: Sequence[Alternative], asked: str) -> Alternative:
 
 
 def _cost(alternative: Alternative) -> tuple[int, int]:
-    """What is compared."""
+    """The sort key of alternatives: cycles, then bytes."""
     return alternative.cycles, alternative.bytes
 
 
 def _total(chosen: Iterable[Alternative]) -> tuple[int, int]:
-    """The cost of several convolutions."""
+    """The summed cost of several convolutions."""
     cycles, bytes_ = zip(*map(_cost, chosen), strict=True)
     return sum(cycles), sum(bytes_)
 
 
 def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternative, ...]:
-    """What a convolution costs in each of these forms that fits; nothing of it is kept."""
+    """The cost of a convolution in each of these forms that fits the CBUF; nothing is stored."""
     found: list[Alternative] = []
     for form in forms(context, node):
         if form == DIRECT or fits(context, node, form):
@@ -137,9 +137,9 @@ def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternati
 
 
 def _feature_forms(context: Context, node: Node, *, inexact: bool, strided: bool) -> Iterator[WeightForm]:
-    """The forms for data that lies as a feature cube.
+    """The forms for an input stored as a feature cube.
 
-    strided: Winograd may be taken for a convolution with strides, whose channel extension no RTL has run.
+    strided: Winograd may be used for strided convolutions, whose channel extension has not been run on RTL.
     """
     plain = strided or max(window_of(node, kernel_extents(node, context.graph.shape(node.inputs[1]))).strides) == 1
     allowed = WINOGRAD(node) or (inexact and plain)
@@ -149,9 +149,10 @@ def _feature_forms(context: Context, node: Node, *, inexact: bool, strided: bool
 
 
 def _as_winograd(context: Context, node: Node) -> bool:
-    """Whether Winograd can compute a convolution: 3x3 behind channel extension.
+    """Whether Winograd can compute a convolution: its kernel must be 3x3 after channel extension.
 
-    What is no whole tile is written as one: its buffer must have room, and nothing may be read beside it.
+    A result of partial tiles is written as whole ones: its buffer must have room for them, and the convolution may
+    read no operand per element.
     """
     graph = context.graph
     kernel = kernel_extents(node, graph.shape(node.inputs[1]))
@@ -168,9 +169,9 @@ def _as_winograd(context: Context, node: Node) -> bool:
 
 
 def _alone(graph: Graph, node: Node) -> bool:
-    """Whether a convolution reads no operand per element, and its result lies in no other.
+    """Whether a convolution reads no operand per element, and its result is not part of another tensor.
 
-    A pixel is no operand per channel either, which SDP reads without gaps.
+    A one-pixel result must not serve as an operand per channel either, which SDP reads without gaps.
     """
     per_element = (name for name in operands(node)[:4] if name and graph.shape(name)[-2:] != (1, 1))
     readers, pixel = graph.readers[node.output], graph.shape(node.output)[2:] == (1, 1)
@@ -180,7 +181,7 @@ def _alone(graph: Graph, node: Node) -> bool:
 
 
 def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:
-    """The forms for an image: post-extension joins lines where so many fit a block of channels."""
+    """The forms for an image input: post-extension joins as many lines as fit a block of channels."""
     pixels = context.placed[node.inputs[0]].view.buffer.pixels
     _, _, height, width = context.graph.shape(node.inputs[1])
     channels = FORMATS[pixels].channels * width
@@ -191,7 +192,7 @@ def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:
 
 
 def _pixels(graph: Graph, name: str) -> str:
-    """The format in which a tensor can be an image; empty where it cannot."""
+    """The image format that a tensor can have; empty if it cannot be an image."""
     readers = graph.readers[name]
     dense = all(
         each.op == "NvConv"
@@ -210,6 +211,6 @@ def _pixels(graph: Graph, name: str) -> str:
 
 
 def _with_image(context: Context, name: str, pixels: str) -> Context:
-    """The context with a tensor as an image."""
+    """The context with a tensor placed as an image."""
     held = context.placed[name]
     return replace(context, placed={**context.placed, name: replace(held, view=held.view.as_image(pixels))})

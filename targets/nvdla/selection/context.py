@@ -1,4 +1,4 @@
-"""What selection knows beside the node: where tensors lie, and the image of weights and operands."""
+"""What selection needs besides the node: the placement of tensors, and the image of weights and operands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 KernelKey = tuple[str, int, int, WeightForm]
-"""Weights of a pass: by result, its first lane, how many, and their form."""
+"""The key of a pass's weights: name of the result, first lane, number of lanes, weight form."""
 
 
 @dataclass
@@ -38,14 +38,14 @@ class Constants:
     known: dict[bytes, int] = field(default_factory=dict[bytes, int])
     """The address of each blob by its digest."""
     kernels: dict[KernelKey, Kernels] = field(default_factory=dict[KernelKey, Kernels])
-    """Weights that are there already."""
+    """Weights that are stored already."""
     sdps: dict[tuple[str, int, int], Sdp] = field(default_factory=dict["tuple[str, int, int]", "Sdp"])
-    """SDP where it is the same for every tile: by result, first lane and number of lanes."""
+    """SDP settings that are the same for every tile, by result, first lane and number of lanes."""
     counted: bool = False
-    """Whether only sizes matter, as what costs are compared for: the image stays empty, every address is 0."""
+    """Only count sizes, for costing: the image stays empty and every address is 0."""
 
     def add(self, form: str, data: bytes) -> int:
-        """The address of a blob, aligned as table 35 has its format."""
+        """The address of a blob, stored once and aligned as table 35 demands for its format."""
         if self.counted:
             return 0
         digest = blake2b(data).digest()
@@ -83,34 +83,34 @@ class Placed:
 
 @dataclass(frozen=True)
 class Context:
-    """The integer graph, the machine, where tensors lie, and the constants so far."""
+    """The integer graph, the machine, the placement of tensors, and the constants so far."""
 
     graph: Graph
     machine: Machine
     placed: Mapping[str, Placed]
     constants: Constants
     data_banks: int = 0
-    """Banks that data gets where it can; 0 for half of them."""
+    """CBUF banks preferred for data; 0 for half of them."""
     passes: dict[str, list[Part]] = field(default_factory=dict["str", "list[Part]"])
-    """Passes of convolutions by result, as far as they are known."""
+    """Passes of the convolutions seen so far, by result."""
     shapes: dict[tuple[str, Part, WeightForm], Geometry] = field(
         default_factory=dict["tuple[str, Part, WeightForm]", "Geometry"]
     )
-    """Passes as the hardware sees them, by result, pass and form of the weights."""
+    """The geometry of each pass, by result, pass and weight form."""
     copied: Mapping[KernelKey, int] = field(default_factory=dict[KernelKey, int])
-    """Where BDMA puts weights."""
+    """Addresses in the second memory to which BDMA copies weights."""
     pieces: Mapping[str, Sequence[Piece]] = field(default_factory=dict[str, "Sequence[Piece]"])
-    """The copies behind the operations of layers, by name."""
+    """The weight copies scheduled behind each layer, by layer name."""
 
     @property
     def preferred_banks(self) -> int:
-        """Banks that data gets where it can."""
+        """CBUF banks preferred for data, the default resolved."""
         return self.data_banks or self.machine.cbuf_banks // 2
 
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A computed node, the form of its weights, and the node that PDP computes behind SDP, if any."""
+    """A computed node, its weight form, and the pooling node fused behind SDP, if any."""
 
     node: Node
     form: WeightForm = DIRECT
@@ -118,18 +118,18 @@ class PlannedLayer:
 
     @property
     def name(self) -> str:
-        """The tensor that the layer leaves in memory."""
+        """The tensor that the layer writes to memory."""
         return (self.pool or self.node).output
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """What it computes."""
+        """The nodes that it computes."""
         return (self.node, self.pool) if self.pool else (self.node,)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes of the weights of a layer's pass, from the first on, that BDMA copies at once."""
+    """A piece of the weights of a layer's pass that one BDMA transfer copies: first byte and size."""
 
     layer: PlannedLayer
     part: Part

@@ -45,13 +45,14 @@ from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooli
 from npuc.targets.nvdla.selection.sdp import select_sdp
 
 PHASE = 256
-"""Places that differ by a multiple of this many bytes are aligned alike."""
+"""Addresses that differ by a multiple of this many bytes are aligned alike."""
 
 
 def select_convolutions(context: Context, layer: PlannedLayer, edges: Sequence[int] = ()) -> Iterator[Convolution]:
-    """The passes of a convolution.
+    """The operations of a convolution, pass by pass, tile by tile.
 
-    edges: the rows of the layer's result where tiles begin, and its height; none for as few tiles as fit the CBUF.
+    edges: the first row of each tile in the layer's result, then its height; empty for as few tiles as fit the
+    CBUF.
     """
     node, y = layer.node, context.placed[layer.node.output]
     edges = edges or _fewest(context, layer)
@@ -65,7 +66,7 @@ def select_convolutions(context: Context, layer: PlannedLayer, edges: Sequence[i
 
 
 def _without_single_rows(edges: Sequence[int], most: int, form: WeightForm) -> Sequence[int]:
-    """The edges, where a tile has one row those of as few tiles as there can be, which have more if any have."""
+    """The edges; if a tile has a single row, those of the fewest tiles instead, which avoids it where possible."""
     rows = [end - first for first, end in pairwise(edges)]
     return equal_edges(edges[-1], -(-edges[-1] // max(most, 1)), form) if min(rows) == 1 else edges
 
@@ -99,14 +100,14 @@ def _selected(
 
 
 def _rows(context: Context, layer: PlannedLayer, first: int, end: int) -> tuple[int, int]:
-    """The rows of the convolution, from the first to before the last, that rows of the layer's result need."""
+    """The convolution's rows, as (first, end), that rows first to end (exclusive) of the layer's result need."""
     return pooled_rows(context, layer.pool, first, end) if layer.pool else (first, end)
 
 
 def _convolution(
     context: Context, layer: PlannedLayer, part: Part, kernels: Kernels, shape: Geometry, tile: RowTile
 ) -> Convolution:
-    """A pass on a tile."""
+    """One pass on one tile."""
     node, winograd = layer.node, layer.form.kind == "winograd"
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     window, banks = tile_window(context.graph, node, shape, tile), _banks(context, shape, tile)
@@ -118,20 +119,20 @@ def _convolution(
 
 
 def _in_batches(convolution: Convolution, batches: int) -> Convolution:
-    """The convolution of so many cubes; of cubes that give one line each the window does not move down."""
+    """The convolution with its number of batches; if its cubes give one line each, the vertical stride is 1."""
     if batches == 1 and convolution.window.stride_y <= MOST_STRIDE:
         return convolution
     return replace(convolution, window=replace(convolution.window, stride_y=1), batches=batches)
 
 
 def _fewest(context: Context, layer: PlannedLayer) -> tuple[int, ...]:
-    """The edges of as few tiles as the CBUF allows."""
+    """The edges of as few tiles as fit the CBUF."""
     height = context.placed[layer.name].view.height
     return equal_edges(height, -(-height // max(largest_tile(context, layer), 1)), layer.form)
 
 
 def largest_tile(context: Context, layer: PlannedLayer) -> int:
-    """The most rows of the result with which every pass fits the CBUF; 0 if not even one does."""
+    """The most rows of the result for which every pass fits the CBUF; 0 if not even one row fits."""
     x = context.placed[layer.node.inputs[0]]
     shapes = [_shape(context, layer.node, part, x, layer.form) for part in passes(context, layer.node)]
     rows = min(_most_rows(context, layer.node, shape) for shape in shapes)
@@ -143,10 +144,11 @@ def _most_rows(context: Context, node: Node, shape: Geometry) -> int:
 
 
 def likeness(context: Context, layer: PlannedLayer) -> tuple[object, int, int]:
-    """What decides a layer's costs and which parts of its maps it reads and writes, and the maps' addresses.
+    """A key that layers of equal cost share, and the addresses of the layer's input and result.
 
-    Equal for layers that differ in nothing but values and addresses; None where maps are operands, for pooling
-    behind SDP, for weights that BDMA copies, and for compressed ones, whose sizes depend on values.
+    The key holds all that decides costs and which parts of its maps a layer reads and writes; layers with equal
+    keys differ only in values and addresses. It is None where maps are operands, for pooling behind SDP, for
+    weights that BDMA copies, and for compressed weights, whose sizes depend on their values.
     """
     node = layer.node
     copies = layer.name in context.pieces or any(key[0] == node.output for key in context.copied)
@@ -169,7 +171,7 @@ def likeness(context: Context, layer: PlannedLayer) -> tuple[object, int, int]:
 
 
 def needed_lines(context: Context, layer: PlannedLayer, rows: int) -> int:
-    """The lines of the input that the first rows of the result need."""
+    """The lines of the input needed for the first rows of the result."""
     x = context.placed[layer.node.inputs[0]]
     shape = _shape(context, layer.node, passes(context, layer.node)[0], x, layer.form)
     begin, lines = shape.lines(*_rows(context, layer, 0, rows))
@@ -177,7 +179,7 @@ def needed_lines(context: Context, layer: PlannedLayer, rows: int) -> int:
 
 
 def passes(context: Context, node: Node) -> list[Part]:
-    """The cheapest division of the result's lanes into passes."""
+    """The cheapest division of the result's lanes into passes, computed once."""
     if node.output not in context.passes:
         x, y = context.placed[node.inputs[0]], context.placed[node.output]
         context.passes[node.output] = _parts(context, node, x, y)
@@ -185,14 +187,14 @@ def passes(context: Context, node: Node) -> list[Part]:
 
 
 def _kernels(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
-    """The weights of a pass where the hardware reads them."""
+    """The weights of a pass, at the address from which the hardware reads them."""
     kernels = _stored(context, node, part, shape)
     address = context.copied.get((node.output, part.first, part.count, shape.form))
     return kernels if address is None else replace(kernels, address=address, copied=True)
 
 
 def _stored(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
-    """The weights of a pass, put among the constants once."""
+    """The weights of a pass, stored among the constants once."""
     known, key = context.constants.kernels, (node.output, part.first, part.count, shape.form)
     if key not in known:
         views = context.placed[node.inputs[0]].view, context.placed[node.output].view
@@ -201,7 +203,7 @@ def _stored(context: Context, node: Node, part: Part, shape: Geometry) -> Kernel
 
 
 def transfers(context: Context, layer: PlannedLayer) -> Iterator[Transfer]:
-    """The copies of weights of other layers that come behind a layer's operations."""
+    """The copies of other layers' weights that follow a layer's operations."""
     atom = context.machine.atom_bytes
     for each in context.pieces.get(layer.name, ()):
         node, part = each.layer.node, each.part
@@ -215,18 +217,18 @@ def transfers(context: Context, layer: PlannedLayer) -> Iterator[Transfer]:
 
 
 def _in_tiles(result: Surface) -> Surface:
-    """What Winograd writes: whole tiles."""
+    """The surface as Winograd writes it, in whole tiles."""
     return replace(result, width=aligned(result.width, TILE), height=aligned(result.height, TILE))
 
 
 def fits(context: Context, node: Node, form: WeightForm) -> bool:
-    """Whether every pass of a convolution has room for whole kernel groups in a form."""
+    """Whether whole kernel groups of every pass of a convolution fit the CBUF in a form."""
     x = context.placed[node.inputs[0]]
     return all(_fits(context, _shape(context, node, part, x, form)) for part in passes(context, node))
 
 
 def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm) -> Geometry:
-    """A pass as the hardware sees it."""
+    """The geometry of a pass, computed once."""
     key = node.output, part, form
     if key not in context.shapes:
         held = x.view.buffer
@@ -239,7 +241,7 @@ def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm
 
 
 def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:
-    """The cheapest division of the result's lanes into passes."""
+    """The cheapest division of the result's lanes into passes that fit."""
     atom, extent, lanes = y.view.buffer.atom_elements, y.view.extent, (x.view.lanes, y.view.lanes)
     together = sharing(context.graph, context.machine, node, x.view.lanes)
     widths = [(atom, together)]
@@ -261,7 +263,7 @@ def _fits(context: Context, shape: Geometry) -> bool:
 
 
 def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed) -> float:
-    """Clocks of a pass, in tiles where it must be."""
+    """Clocks of a pass, in the fewest tiles that fit."""
     shape = _shape(context, node, part, x, DIRECT)
     size = part.count * shape.kernel_bytes
     kernels = Kernels(0, size, part.count, shape.kernel_height, shape.kernel_width, part.lanes, shape.kernel_bytes)
@@ -272,7 +274,7 @@ def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed)
 
 
 def _banks(context: Context, shape: Geometry, tile: RowTile) -> Banks:
-    """The banks for a tile, and those for weights, which hold a kernel group at least."""
+    """The CBUF banks of a tile: for data, and for weights, which need at least one kernel group."""
     machine, mask = context.machine, mask_banks(shape)
     entries = entries_per_slice(machine, shape)
     data = -(-entries * shape.slices(tile.rows, tile.lines) // machine.cbuf_entries)

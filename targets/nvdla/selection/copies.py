@@ -1,6 +1,6 @@
-"""Copies of maps that cannot lie where their readers need them: a pass of its own, exact.
+"""Copies of maps that are not laid out as their readers need them: an exact pass each.
 
-A copy keeps the lanes of its channels; a convolution whose weights are 1 puts channels one behind the other.
+An SDP copy keeps the lanes of the channels; a convolution with weights of 1 packs channels without gaps.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from npuc.targets.nvdla.selection.parts import sharing
 
 V = TypeVar("V")
 COPY = re.compile(r".+/copy\d+")
-"""The names of copies."""
+"""Matches the names of copies."""
 WEIGHTS = {"int8": np.int8, "int16": np.int16, "float32": np.float16}
-"""Types of weights by those of maps in the integer graph; of fp16 the host has float32."""
+"""Weight types by map type in the integer graph, where fp16 maps are float32."""
 
 
 def copied(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str]) -> Quantised:
-    """The integer graph with copies of tensors that cannot lie in a Concat's buffer."""
+    """The integer graph with copies of tensors that cannot be placed in a Concat's buffer."""
     for concat, name in with_copies(quantised.graph, nodes, loaded):
         reader = next(node for node in quantised.graph.nodes if node.outputs == concat.outputs)
         position = len(reader.inputs) - 1 - reader.inputs[::-1].index(name)
@@ -40,7 +40,7 @@ def copied(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str]) -
 
 
 def packed(quantised: Quantised, nodes: Sequence[Node], views: Mapping[str, View]) -> Quantised:
-    """The integer graph with copies of operands per channel that lie in a larger map: SDP reads no gaps."""
+    """The integer graph with copies of operands per channel that are part of a larger map: SDP reads no gaps."""
     for reader in nodes:
         for position, name in enumerate(reader.inputs):
             if name in views and _per_channel(reader, views[name], views[reader.output]):
@@ -51,7 +51,7 @@ def packed(quantised: Quantised, nodes: Sequence[Node], views: Mapping[str, View
 
 
 def _per_channel(reader: Node, operand: View, result: View) -> bool:
-    """Whether a node reads one pixel of an operand for all of its result."""
+    """Whether a node reads a single pixel of an operand for all pixels of its result."""
     extents = [(each.height, each.width) for each in (operand, result)]
     return reader.op in ("NvConv", "NvElementwise") and extents[0] == (1, 1) != extents[1]
 
@@ -59,10 +59,10 @@ def _per_channel(reader: Node, operand: View, result: View) -> bool:
 def relaned(
     quantised: Quantised, nodes: Sequence[Node], lanes: Mapping[str, Lanes], machine: Machine
 ) -> Quantised:
-    """The integer graph, the first node that has maps whose channels lie as it cannot use them given others.
+    """The integer graph with one copy in front of the first node that cannot use the lanes of one of its inputs.
 
-    lanes: of every tensor of the nodes. The same object if there is no such node. Raises DoesNotFit (E302) where a
-    convolution of so many channels leaves gaps, too.
+    lanes: of every tensor of the nodes. Returns the same object if there is no such node. Raises DoesNotFit (E302)
+    where that input is such a copy already: its kernels are so large that the copy has gaps as well.
     """
     graph = quantised.graph
     for node in nodes:
@@ -74,7 +74,7 @@ def relaned(
 
 
 def _few_share(graph: Graph, node: Node, lanes: Mapping[str, Lanes], machine: Machine) -> dict[str, Attr]:
-    """Where fewer kernels of a convolution share an atom than it has lanes, how many; as an attribute."""
+    """The number of kernels that share an atom, as an attribute; empty if it equals the atom's lanes."""
     if node.op != "NvConv":
         return {}
     found = sharing(graph, machine, node, lanes[node.inputs[0]])
@@ -82,7 +82,7 @@ def _few_share(graph: Graph, node: Node, lanes: Mapping[str, Lanes], machine: Ma
 
 
 def _expect_no_copy(graph: Graph, node: Node, position: int) -> None:
-    """Raises DoesNotFit (E302) where the input is such a convolution's result already."""
+    """Raises DoesNotFit (E302) if the input is the result of such a convolution already."""
     made = graph.producers.get(node.inputs[position])
     if made is not None and made.op == "NvConv" and COPY.fullmatch(made.output):
         raise DoesNotFit(
@@ -95,9 +95,9 @@ def _expect_no_copy(graph: Graph, node: Node, position: int) -> None:
 
 
 def _misplaced(graph: Graph, node: Node, lanes: Mapping[str, Lanes], *, given: bool) -> list[int]:
-    """The inputs with gaps between channels that should lie as those of another input, or without gaps.
+    """Positions of the inputs whose gapped lanes must become those of another input, or contiguous.
 
-    given: whether the result of the node has lanes that are not those of an operand.
+    given: whether the result of the node has lanes of its own, not those of an operand.
     """
     gaps = [at for at, name in enumerate(node.inputs) if name in lanes and _has_gaps(lanes[name])]
     match node.op:
@@ -124,7 +124,7 @@ def _has_gaps(lanes: Lanes) -> bool:
 
 
 def _ones(graph: Graph, name: str) -> dict[str, Array]:
-    """Weights that take every channel as it is."""
+    """Identity weights: each channel of the result is that channel of the input."""
     channels = graph.shape(name)[1]
     dtype = WEIGHTS[graph.tensors[name].dtype]
     return {"w": np.eye(channels, dtype=dtype)[:, :, None, None]}
@@ -138,7 +138,7 @@ def _with(
     constants: Mapping[str, Array],
     more: Mapping[str, Attr],
 ) -> Quantised:
-    """The graph with a node between a reader and one of its inputs."""
+    """The graph with a new node between a reader and one of its inputs."""
     graph, name = quantised.graph, reader.inputs[position]
     copy = f"{name}/copy{sum(each.output.startswith(f'{name}/copy') for each in graph.nodes)}"
     attrs: dict[str, Attr] = {**more, "x1": IDLE.as_attr(), "x2": IDLE.as_attr(), "converter": IDENTITY}
@@ -156,5 +156,5 @@ def _with(
 
 
 def _and_copy(known: Mapping[str, V], name: str, copy: str) -> Mapping[str, V]:
-    """What is known of tensors, of the copy what is known of the tensor."""
+    """What is known per tensor, the copy having the tensor's entry."""
     return {**known, copy: known[name]} if name in known else known

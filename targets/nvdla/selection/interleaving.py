@@ -1,12 +1,12 @@
-"""Columns of several maps in turns: RUBIK contracts them, or SDP copies them, whichever the cycle model prefers.
+"""Interleaving maps along W: by a contraction of RUBIK or by SDP copies, whichever the cycle model prefers.
 
-RUBIK, which nv_full has, takes maps that lie one behind the other as those of a deconvolution with one row phase.
-SDP copies every map as pixels one below the other, wherever strides put them.
+RUBIK, which only nv_full has, takes maps stored one behind the other as a deconvolution with one row phase. SDP
+copies maps wherever strides put them, as columns of pixels.
 
-An atom follows the one before it in a line, but lines lie anywhere. So a map is copied as one of width 1, whose
-lines are its pixels: their stride is a few atoms in the result. Either all pixels of a map are the lines, if those
-of its lines follow one another in equal steps, and surfaces are surfaces; or the pixels of a line are the lines,
-and the lines of one surface are the surfaces.
+Atoms of a line are contiguous, but lines can have any stride. So a map is copied as one of width 1, whose lines
+are its pixels: their stride in the result is a few atoms. Either all pixels of the map become lines, if their
+stride is the same within and across the map's lines, and surfaces stay surfaces; or the pixels of one line become
+lines, and the lines of one surface become surfaces.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from npuc.targets.nvdla.operations.operation import Contraction, Elementwise, Sd
 from npuc.targets.nvdla.selection.context import Context
 
 MOST_STEP = 32
-"""Maps of a contraction: a field of 5 bits."""
+"""The most maps of a contraction: a field of 5 bits."""
 COPY = Sdp(Unit(IDLE), Unit(IDLE))
 
 
 def select_interleaving(context: Context, node: Node) -> Sequence[Elementwise | Contraction]:
-    """What interleaves maps along W in the fewest cycles."""
+    """The operations that interleave maps along W in the fewest cycles."""
     copies, contraction = list(_copies(context, node)), _contraction(context, node)
     if contraction is None:
         return copies
@@ -36,7 +36,7 @@ def select_interleaving(context: Context, node: Node) -> Sequence[Elementwise | 
 
 
 def _contraction(context: Context, node: Node) -> Contraction | None:
-    """RUBIK on maps of equal lines that lie one behind the other, if there is one."""
+    """RUBIK on maps of equal lines stored one behind the other; None where that is not possible."""
     result, step = context.placed[node.output].surface(), len(node.inputs)
     first, *others = (context.placed[name].surface() for name in node.inputs)
     surfaces, lanes = first.atoms(context.machine.atom_bytes), context.machine.atom_elements(first.precision)
@@ -51,7 +51,7 @@ def _contraction(context: Context, node: Node) -> Contraction | None:
 
 
 def _copies(context: Context, node: Node) -> Iterator[Elementwise]:
-    """The copies of SDP."""
+    """The SDP copies of all inputs."""
     placed, step = context.placed[node.output], len(node.inputs)
     whole, own = placed.surface(), placed.view.buffer.name == node.output
     for number, name in enumerate(node.inputs):
@@ -66,20 +66,20 @@ def _copies(context: Context, node: Node) -> Iterator[Elementwise]:
 
 
 Pair = tuple[Surface, Surface]
-"""What is copied, and where to."""
+"""Source and destination of a copy."""
 
 
 def _follow_evenly(source: Surface, result: Surface, step: int, machine: Machine, *, own: bool) -> bool:
-    """Whether pixels of successive lines are as far apart as those of a line, and what is between may be written.
+    """Whether the pixel stride of both maps is constant across line ends, and padding there may be overwritten.
 
-    own: nothing else lies in the lines of the result.
+    own: nothing else is stored in the lines of the result.
     """
     full = source.line_stride == source.width * machine.atom_bytes
     return source.height == 1 or (result.line_stride == step * source.line_stride and (full or own))
 
 
 def _at_once(source: Surface, result: Surface, step: int, machine: Machine) -> list[Pair]:
-    """As many lines as make a cube, all surfaces together."""
+    """Copies of as many lines of the map as fit one cube each, all surfaces together."""
     atom = machine.atom_bytes
     pitch = source.line_stride // atom if source.height > 1 else source.width
     found: list[Pair] = []
@@ -96,7 +96,7 @@ def _at_once(source: Surface, result: Surface, step: int, machine: Machine) -> l
 
 
 def _line_by_line(source: Surface, result: Surface, step: int, machine: Machine) -> list[Pair]:
-    """As many lines of a surface as make a cube, whose surfaces they are."""
+    """Copies of as many lines of one surface as fit one cube each; the lines become the cube's surfaces."""
     atom, lanes = machine.atom_bytes, machine.atom_elements(source.precision)
     found: list[Pair] = []
     for surface in range(source.atoms(atom)):

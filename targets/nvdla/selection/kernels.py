@@ -19,7 +19,7 @@ from npuc.targets.nvdla.selection.context import Context
 
 
 def select_kernels(context: Context, shape: Geometry, dense: Callable[[], Array]) -> Kernels:
-    """The weights (K, C, R, S) of a pass, put where the hardware fetches them."""
+    """The weights (K, C, R, S) of a pass, stored where the hardware fetches them."""
     order, mask = _order(context.machine, shape), None
     channels, height, width = shape.kernel_shape
     if shape.form.compressed:
@@ -44,7 +44,7 @@ def _order(machine: Machine, shape: Geometry) -> formats.Order:
 
 
 def _in_form(shape: Geometry, dense: Array) -> Array:
-    """Weights (K, C, R, S), or transformed ones, as the form has them: (K, *kernel_shape)."""
+    """Weights (K, C, R, S), plain or already transformed, in their form: (K, *kernel_shape)."""
     strides = shape.stride_y, shape.stride_x
     match shape.form.kind:
         case "image":
@@ -53,7 +53,7 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
             filled = winograd.filled(dense, shape.precision)
             done = filled.shape[2:] == tuple(winograd.TILE * stride for stride in strides)
             found = filled if done else transformed.transformed(filled, *strides)
-            if not done:  # only for what it would cost: zeros must stay zeros
+            if not done:  # for costing only: what matters is which weights are zero
                 found = np.sign(found)
             return transformed.by_phase(found, *strides).astype(DTYPES[shape.precision])
         case _:
@@ -61,9 +61,9 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
 
 
 def _compressed(context: Context, order: formats.Order, weights: Array) -> tuple[int, int, Mask]:
-    """Address and bytes of what is not zero, and the surfaces that say where it belongs."""
+    """Address and size of the nonzero weights, and the surfaces that give their positions."""
     found = compress(order, weights)
-    data = found.weights or bytes(SURFACE)  # of weights that are all zero: a surface there must be
+    data = found.weights or bytes(SURFACE)  # at least one surface must exist, even if all weights are zero
     address, mask, sizes = (
         context.constants.add(form, each)
         for form, each in (("weight", data), ("WMB", found.mask), ("WGS", found.sizes))

@@ -1,4 +1,4 @@
-"""CDP."""
+"""CDP: local response normalisation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npuc.targets.nvdla.selection.sdp import ramp
 
 
 def select_normalisation(context: Context, node: Node) -> Normalisation:
-    """CDP on a map in memory, whose channels lie one behind the other."""
+    """CDP on a map in memory whose channels are contiguous."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     placed = tables(node)
     assert placed is not None

@@ -1,4 +1,4 @@
-"""Convolutions as the hardware sees them: lanes in and out, passes over some of them, windows of tiles."""
+"""Convolutions as the hardware sees them: lanes of input and result, passes over lanes, windows of tiles."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ from npuc.targets.nvdla.selection.context import Placed
 
 
 def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
-    """A convolution of an input that fills so many lanes; of kernels one line high only the lines they meet."""
+    """The geometry of a convolution whose input fills `lanes` lanes.
+
+    A kernel one line high reads only every stride-th line, so its geometry leaves out the others (`line_step`).
+    """
     _, height, width = map_shape(graph.shape(node.inputs[0]))
     weights = graph.shape(node.inputs[1])
     kernel_height, kernel_width = kernel_extents(node, weights)
     window = window_of(node, (kernel_height, kernel_width))
     out_height, out_width = graph.shape(node.output)[2:]
     stride, step = window.strides[0], 1
-    skips = kernel_height == 1 and not WINOGRAD(node)  # whose weights are of the stride already
+    skips = kernel_height == 1 and not WINOGRAD(node)  # transformed weights include the stride already
     if skips and not window.begins[0] and (out_height - 1) * stride < height:
         height, stride, step = out_height, 1, stride
     return Geometry(
@@ -49,7 +52,7 @@ def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
 def computed_lanes(graph: Graph, machine: Machine, node: Node, known: Mapping[str, Lanes]) -> Lanes:
     """The lanes of a computed node's result.
 
-    Operations on elements keep those of their input; a convolution fills atoms, unless its kernels are so large
+    Element-wise operations keep those of their input. A convolution fills atoms, unless its kernels are so large
     that fewer share one, or it adds a map whose lanes have gaps.
     """
     x = known[node.inputs[0]]
@@ -66,9 +69,9 @@ def computed_lanes(graph: Graph, machine: Machine, node: Node, known: Mapping[st
 
 
 def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
-    """The kernels of a convolution that share an atom of its result: as many as it has lanes, or fewer that fit.
+    """The number of a convolution's kernels that share an atom of its result: the atom's lanes, or fewer that fit.
 
-    Raises DoesNotFit (E302) where not even one does.
+    Raises DoesNotFit (E302) if not even one fits.
     """
     shape = geometry(graph, node, x[-1] + 1)
     atom = machine.atom_elements(shape.precision)
@@ -92,7 +95,7 @@ def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """A pass of a convolution: some lanes of the result, of the input lanes that they depend on."""
+    """A pass of a convolution: some lanes of the result, and the input lanes that they depend on."""
 
     first: int
     count: int
@@ -101,7 +104,7 @@ class Part:
     lanes: int
 
     def source(self, x: Placed, tile: RowTile, step: int = 1) -> Surface:
-        """The input that the pass reads: every n-th line."""
+        """The input that the pass reads, every step-th line."""
         surface = self.lane // x.view.buffer.atom_elements
         read = x.surface(lanes=self.lanes, first_surface=surface, row=tile.line * step, rows=tile.lines)
         return replace(read, line_stride=read.line_stride * step)
@@ -115,9 +118,9 @@ class Part:
 def parts_of(
     graph: Graph, node: Node, lanes: tuple[Lanes, Lanes], width: tuple[int, int], atom: int
 ) -> list[Part]:
-    """Passes over the lanes of the result, of the atoms of the input that their groups need.
+    """Passes over the lanes of the result, each with the input atoms that its groups need.
 
-    lanes: of input and result. width: lanes from one pass to the next, and how many of them one computes.
+    lanes: of input and result. width: lanes from one pass to the next, and how many of them a pass computes.
     """
     x, y = lanes
     groups, channels = GROUP(node), len(x)
@@ -135,9 +138,9 @@ def parts_of(
 
 
 def dense_weights(graph: Graph, node: Node, part: Part, views: tuple[View, View]) -> Array:
-    """Weights (lanes of the result, lanes of the input, R, S) of a pass.
+    """The dense weights (lanes of the result, lanes of the input, R, S) of a pass.
 
-    Zeros outside groups and where lanes hold no channel. views: of the input and of the result.
+    Zero outside groups and in lanes without a channel. views: of the input and of the result.
     """
     w = graph.constants[node.inputs[1]]
     per_group, kernels = w.shape[1], len(w) // GROUP(node)
@@ -152,7 +155,7 @@ def dense_weights(graph: Graph, node: Node, part: Part, views: tuple[View, View]
 
 
 def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> KernelWindow:
-    """How the kernel moves over a tile: padding at the borders of the map only."""
+    """The window of a kernel on a tile: padding only at the borders of the map."""
     window = window_of(node, kernel_extents(node, graph.shape(node.inputs[1])))
     start = tile.row * shape.stride_y - shape.top
     end = start + shape.reached(tile.rows)
@@ -163,5 +166,5 @@ def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Ker
 def hardware_window(
     strides: tuple[int, ...], dilations: tuple[int, ...], pads: tuple[int, int, int, int], value: int
 ) -> KernelWindow:
-    """A window as registers describe it; pads: top, left, bottom, right; value: the integer that lies there."""
+    """A window as registers describe it; pads: top, left, bottom, right; value: the integer used for padding."""
     return KernelWindow(strides[0], strides[1], dilations[0], dilations[1], *pads, value)

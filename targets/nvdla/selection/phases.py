@@ -1,4 +1,4 @@
-"""Turns of the host and of NVDLA: who computes what, what they hand over, and how long it lies in memory."""
+"""Phases of host and NVDLA: which one computes a node, what they exchange, and the lifetimes of buffers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from npuc.targets.nvdla.operations.surfaces import Surfaces, is_view
 from npuc.targets.nvdla.selection import COMPUTED
 
 UNIT = 256
-"""Buffers begin at multiples of this many bytes."""
+"""Buffer addresses and sizes are multiples of this many bytes."""
 
 
 def computed_nodes(graph: Graph) -> list[Node]:
-    """What NVDLA computes and moves, in order."""
+    """The nodes that NVDLA computes or moves, in order."""
     return [node for on_device, part in phases_of(graph) if on_device for node in part]
 
 
 def phases_of(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:
-    """All nodes in turns of the host and of NVDLA, each turn with everything that can be done by then."""
+    """All nodes in alternating phases (on device, nodes), each with every node whose inputs are ready by then."""
     device = _on_device(graph)
     waiting = list(graph.nodes)
     ready = {*graph.inputs, *graph.constants, ""}
@@ -41,7 +41,7 @@ def phases_of(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:
 
 
 def _on_device(graph: Graph) -> set[Node]:
-    """Nodes that NVDLA computes, and movement of their results that needs no copy, with nothing but maps."""
+    """The nodes that NVDLA computes, and the views of their results, which need no copy; Concats of maps only."""
     found: set[Node] = set()
     held: set[str] = set()
     for node in graph.nodes:
@@ -55,14 +55,14 @@ def _on_device(graph: Graph) -> set[Node]:
 
 
 def loads_of(graph: Graph, nodes: Sequence[Node]) -> list[str]:
-    """The tensors that the host brings."""
+    """The tensors that the host loads before a phase."""
     own = {name for node in nodes for name in node.outputs}
     read = (name for node in nodes for name in node.inputs)
     return [name for name in dict.fromkeys(read) if name and name not in own and name not in graph.constants]
 
 
 def stores_of(graph: Graph, nodes: Sequence[Node]) -> list[str]:
-    """The tensors that the host reads, or that are the network's."""
+    """The tensors that the host reads, or that are outputs of the network."""
     device = set(nodes)
     return [
         name
@@ -73,7 +73,9 @@ def stores_of(graph: Graph, nodes: Sequence[Node]) -> list[str]:
 
 
 def steps_of(phases: Sequence[tuple[bool, list[Node]]], flying: Collection[str]) -> dict[str, int]:
-    """When NVDLA computes each of its nodes, by output: one behind another; what takes a flying tensor with it."""
+    """The step in which NVDLA computes each of its nodes, by output; a node that reads a flying tensor shares its
+    step.
+    """
     nodes = [node for on_device, part in phases if on_device for node in part]
     found: dict[str, int] = {}
     for position, node in enumerate(nodes):
@@ -88,11 +90,11 @@ def lifetimes_of(
     loaded: Sequence[str],
     flying: Collection[str],
 ) -> list[Lifetime]:
-    """Each buffer from the first layer that writes a part of it to one behind the last that reads one.
+    """The lifetime of each buffer, from the first layer that writes it to one step past the last that reads it.
 
-    A layer begins while the one before still runs, so that it writes nothing that that one reads. What the host
-    loads is there from the start of the turn, what it stores until the end of one; flying tensors are nowhere, and
-    what takes them is computed with them.
+    A layer may begin while the previous one still runs, so it must not write what that one reads. Loaded tensors
+    live from the start of their phase, stored tensors to the end of theirs. Flying tensors, which PDP takes from
+    SDP, have no buffer; the node that reads one is computed in the same step.
     """
     all_nodes = [node for on_device, part in phases if on_device for node in part]
     steps = steps_of(phases, flying)

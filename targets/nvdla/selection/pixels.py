@@ -1,7 +1,8 @@
-"""Maps of one pixel, which SDP takes as packed: atom after atom, whatever the strides of lines and surfaces are.
+"""Maps of one pixel, which SDP treats as packed, atom after atom, whatever their line and surface strides.
 
-What is not packed goes through SDP as a column instead: each surface is a line of one atom. A convolution whose
-result is not packed is computed an atom of kernels at a time, as one surface needs no stride.
+A map that is not packed goes through SDP as a column instead: each surface is a line of one atom. A convolution
+whose result is not packed is computed one atom of kernels at a time, as a single surface needs no stride.
+
 Source: Arithmetic, SDP: cubes of 1 x 1; seen on the RTL.
 """
 
@@ -17,7 +18,7 @@ COMPONENTS = {"ALU": 1, "MUL": 1, "BOTH": 2}
 
 
 def misplaced(operation: Convolution | Elementwise, machine: Machine) -> bool:
-    """Whether SDP would not find or leave a map where its strides say."""
+    """Whether SDP would read or write a one-pixel map elsewhere than its strides say."""
     result = operation.destination
     batches = operation.batches if isinstance(operation, Convolution) else 1
     cube = result.share(batches)
@@ -33,7 +34,7 @@ def misplaced(operation: Convolution | Elementwise, machine: Machine) -> bool:
 
 
 def as_column(operation: Elementwise, machine: Machine) -> Elementwise:
-    """The same on a column of as many pixels as the maps have surfaces."""
+    """The same operation on a column with one pixel for each surface of the map."""
     surfaces = operation.destination.atoms(machine.atom_bytes)
     source, result = (_column(each, surfaces, machine) for each in (operation.source, operation.destination))
     units = [
@@ -59,7 +60,7 @@ def _column(surface: Surface, surfaces: int, machine: Machine) -> Surface:
 
 
 def _column_of(fetch: Fetch, result: Surface, machine: Machine) -> Fetch:
-    """An operand per channel has an element for every lane of the column."""
+    """The operand as a column; one per channel then has an element for every lane of the column."""
     stride = fetch.surface_stride if fetch.per_element else _operand_atom(fetch, result, machine)
     surfaces = result.atoms(machine.atom_bytes)
     return replace(fetch, per_element=True, line_stride=stride, surface_stride=surfaces * stride)

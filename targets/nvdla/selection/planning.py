@@ -1,9 +1,9 @@
-"""In how many tiles of rows each layer is computed, and how the CBUF is divided: as the program is fastest.
+"""The planner: how many row tiles each layer has, and how the CBUF is divided, for the fastest program.
 
-Layer by layer the cheapest beginnings of the program are kept, each with where its engines stand, so that a tile
-which lets the next layer's input be fetched in time is worth what it costs. A layer's first tile ends where the
-layer before allows it to be fetched while the last tile of that one is computed. Banks are divided alike
-throughout, in each of a few proportions in turn. Everything is compared by the model of pingpong and nothing else.
+A beam search over the layers keeps the cheapest partial plans with the state of their engines, so that a tile that
+lets the next layer fetch its input in time is worth its cost. A layer's first tile may end where its input is
+complete before the last tile of the previous layer is computed. All layers prefer the same number of data banks; a
+few proportions are tried in turn. All costs come from the model of pingpong.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from npuc.targets.nvdla.selection import (
 )
 
 KEPT = 3
-"""Beginnings of the program that are kept for every tiling of its last layer."""
+"""Partial plans kept for every tiling of their last layer."""
 MORE = (2, 3, 4, 6, 8)
-"""Numbers of tiles that are tried beside the fewest."""
+"""Numbers of tiles tried besides the fewest."""
 OPERATIONS = 32
-"""No more tiles are tried than give a layer so many operations: its passes run beside one another already."""
+"""More tiles are not tried if the layer would have more operations than this: its passes overlap already."""
 PROPORTIONS = (2, 1, 3)
-"""Quarters of the banks that data may have."""
+"""Shares of the banks for data that are tried, in quarters."""
 
 Edges = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The edges of the tiles of every layer by the name of its result, and the banks that data gets."""
+    """The tile edges of every layer by the name of its result, and the banks preferred for data."""
 
     edges: Mapping[str, Edges]
     data_banks: int
     clocks: float
-    """Of the program."""
+    """Clocks that the program takes."""
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """The tiles of the latest layer, and of those before it."""
+    """The tiles of the latest layer, linked to those of the layers before it."""
 
     edges: Edges
     before: _Tiling | None
 
     @property
     def path(self) -> tuple[Edges, ...]:
-        """Of every layer, in order."""
+        """The edges of every layer, in order."""
         found: list[Edges] = []
         tiling: _Tiling | None = self
         while tiling is not None:
@@ -69,22 +69,22 @@ class _Tiling:
 
 @dataclass(frozen=True)
 class _Begun:
-    """Beginnings of the program, the cheapest first."""
+    """Partial plans side by side, the cheapest first."""
 
     base: float
-    """The time from which their progress is counted."""
+    """The time at which their progress begins."""
     progress: Progress
     scoreboard: Sequence[Scoreboard]
     tilings: Sequence[_Tiling | None]
     order: Sequence[int]
-    """Ranks of the tilings: what decides between beginnings of the same cost."""
+    """Ranks of the tilings, the tie-break between partial plans of equal cost."""
     written: str = ""
     """The buffer that the last layer writes."""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What one more layer makes of beginnings: for each that is kept from which one it comes, and its tiles."""
+    """Partial plans with one more layer: for each one kept, the plan that it extends, and its tiles."""
 
     base: float
     progress: Progress
@@ -94,7 +94,7 @@ class _Step:
 
 
 def plan(context: Context, turns: Sequence[Sequence[PlannedLayer]]) -> Plan:
-    """The plan of a program; turns: its layers, one sequence for each turn of NVDLA between those of the host."""
+    """The plan of a program; turns: its layers, one sequence for each phase of NVDLA between those of the host."""
     layers = [layer for turn in turns for layer in turn]
     found: tuple[tuple[float, float, tuple[Edges, ...]], int] | None = None
     shared = _Shared(context)
@@ -108,7 +108,7 @@ def plan(context: Context, turns: Sequence[Sequence[PlannedLayer]]) -> Plan:
 
 
 class _Admissions:
-    """When operations may begin behind others: what is in flight repeats, so that each case is looked at once."""
+    """A cache of admissions: the sets of operations in flight repeat, so each case is computed once."""
 
     def __init__(self) -> None:
         self._places: dict[Touched, Touched] = {}
@@ -118,7 +118,7 @@ class _Admissions:
     def admit(
         self, scoreboard: Scoreboard, operation: Operation, place: Touched
     ) -> tuple[tuple[int, int, int], Scoreboard]:
-        """How many operations may still run when it is programmed, fetches and writes, and what runs from then on.
+        """How many operations may still run when it is programmed, fetches and writes; the next scoreboard.
 
         scoreboard and place are objects that live as long as this one.
         """
@@ -130,11 +130,11 @@ class _Admissions:
         return self._known[key]
 
     def place(self, place: Touched) -> Touched:
-        """The one object of all that are equal."""
+        """The canonical object of all equal ones."""
         return self._places.setdefault(place, place)
 
     def shared(self, scoreboard: Scoreboard) -> Scoreboard:
-        """The one object of all that are equal, but for how many operations were before."""
+        """The canonical object of all scoreboards that differ only in the number of earlier operations."""
         key = (
             *((id(each.touched), each.tables, *each.groups.items()) for each in scoreboard.issued),
             *sorted(scoreboard.groups.items()),
@@ -144,23 +144,25 @@ class _Admissions:
 
 @dataclass
 class _Shared:
-    """What is known of layers whatever the banks."""
+    """What is known of layers for any division of the banks."""
 
     context: Context
     likes: dict[str, tuple[object, int, int]] = field(default_factory=dict[str, tuple[object, int, int]])
-    """The likeness of every layer, and where its maps lie."""
+    """The likeness of every layer, and the addresses of its maps."""
     tilings: dict[tuple[Edges, object], list[Edges]] = field(
         default_factory=dict[tuple[Edges, object], "list[Edges]"]
     )
-    """What is tried, by where the last tile of what is read begins and by likeness or name."""
+    """The tilings to try, by the start of the last tile of the layer's input and by likeness or name."""
     admissions: _Admissions = field(default_factory=_Admissions)
     selected: dict[tuple[object, Edges], list[tuple[Operation, Touched]]] = field(
         default_factory=dict[tuple[object, Edges], "list[tuple[Operation, Touched]]"]
     )
-    """Operations and what they touch, by likeness or name; by likeness in maps at address 0."""
+    """Operations and the memory they touch, by likeness or name; with a likeness, for maps at address 0."""
 
     def operations(self, layer: PlannedLayer, edges: Edges) -> list[tuple[Operation, Touched]]:
-        """What computes a layer in these tiles: as of an equal layer elsewhere, but for what it touches."""
+        """The operations of a layer in these tiles, each with the memory it touches; taken from an equal layer if
+        known.
+        """
         like, source, result = self.likeness(layer)
         key = like or layer.name, edges
         if key not in self.selected:
@@ -170,13 +172,13 @@ class _Shared:
         return [(each, self.admissions.place(place.moved(source, result))) for each, place in self.selected[key]]
 
     def likeness(self, layer: PlannedLayer) -> tuple[object, int, int]:
-        """What a layer has in common with others, and the places of its maps."""
+        """The layer's likeness and the addresses of its maps, computed once."""
         if layer.name not in self.likes:
             self.likes[layer.name] = likeness(self.context, layer)
         return self.likes[layer.name]
 
     def tried(self, before: Edges, layer: PlannedLayer) -> list[Edges]:
-        """The tilings that are tried: those of an equal layer elsewhere, if they are known."""
+        """The tilings to try, taken from an equal layer if known."""
         key = before, self.likeness(layer)[0] or layer.name
         if key not in self.tilings:
             self.tilings[key] = list(_edges(self.context, before, layer))
@@ -185,7 +187,7 @@ class _Shared:
 
 @dataclass
 class _Search:
-    """One division of the banks; work that is known is not found again, nor are steps that were taken."""
+    """The search for one division of the banks; caches the work of layers and the steps taken."""
 
     context: Context
     shared: _Shared
@@ -193,11 +195,11 @@ class _Search:
         default_factory=dict[tuple[str, Edges], "list[tuple[Work, Touched]]"]
     )
     alike: dict[tuple[object, Edges], list[Work]] = field(default_factory=dict[tuple[object, Edges], "list[Work]"])
-    """The work by what layers have in common, or by name."""
+    """The work of layers, by likeness or name."""
     steps: dict[tuple[object, ...], _Step] = field(default_factory=dict[tuple[object, ...], _Step])
 
     def run(self, turns: Sequence[Sequence[PlannedLayer]]) -> tuple[float, float, tuple[Edges, ...]]:
-        """The cheapest program: its end, when the MAC array and memory are free, and its tiles."""
+        """The cheapest program: its end, the times at which array and CDMA are free (summed), its tiles."""
         shared = self.shared.admissions.shared
         none = shared(Scoreboard(self.context.machine.atom_bytes))
         begun = _Begun(0.0, Progress.start(), [none], [None], [0])
@@ -211,7 +213,7 @@ class _Search:
         return *ends, tiling.path if tiling else ()
 
     def _after(self, begun: _Begun, layer: PlannedLayer) -> _Begun:
-        """The cheapest beginnings with one more layer, some with every tiling of it."""
+        """The cheapest partial plans with one more layer."""
         reads = self.context.placed[layer.node.inputs[0]].view.buffer.name == begun.written
         before = [tiling.edges[-2:-1] if reads and tiling else () for tiling in begun.tilings]
         like, *addresses = self.shared.likeness(layer)
@@ -226,7 +228,7 @@ class _Search:
         return _Begun(begun.base + step.base, step.progress, step.scoreboard, tilings, step.order, written)
 
     def _step(self, begun: _Begun, layer: PlannedLayer, before: Sequence[Edges]) -> _Step:
-        """One more layer; before: where the last tile of what it reads begins in each beginning, if known."""
+        """One more layer; before: in each plan, where the last tile of the layer's input begins, if known."""
         groups: dict[Edges, list[int]] = {}
         for number, edge in enumerate(before):
             for edges in self.shared.tried(edge, layer):
@@ -252,7 +254,7 @@ class _Search:
     def _with(
         self, begun: _Begun, layer: PlannedLayer, edges: Edges, numbers: Sequence[int]
     ) -> tuple[Progress, list[Scoreboard]]:
-        """Some beginnings with one more layer, in these tiles."""
+        """Some of the partial plans, with one more layer in these tiles."""
         machine, admit = self.context.machine, self.shared.admissions.admit
         if (layer.name, edges) not in self.known:
             self.known[layer.name, edges] = self._operations(layer, edges)
@@ -267,7 +269,7 @@ class _Search:
         return progress, scoreboard
 
     def _operations(self, layer: PlannedLayer, edges: Edges) -> list[tuple[Work, Touched]]:
-        """Work and places of a layer in these tiles; the work is that of an equal layer, if one is known."""
+        """The work of a layer in these tiles, taken from an equal layer if known, and the memory it touches."""
         machine, found = self.context.machine, self.shared.operations(layer, edges)
         key = self.shared.likeness(layer)[0] or layer.name, edges
         if key not in self.alike:
@@ -277,7 +279,7 @@ class _Search:
 
 
 def _edges(context: Context, before: Edges, layer: PlannedLayer) -> Iterator[Edges]:
-    """The tilings that are tried; before: where the last tile of what the layer reads begins, if known."""
+    """The tilings to try; before: where the last tile of the layer's input begins, if known."""
     if layer.node.op != "NvConv":
         yield ()
         return
@@ -294,7 +296,7 @@ def _edges(context: Context, before: Edges, layer: PlannedLayer) -> Iterator[Edg
 
 
 def _early_rows(context: Context, before: Edges, layer: PlannedLayer, most: int) -> int:
-    """Rows of the result, so many at most, whose input the last tile of the layer before does not write.
+    """The most rows of the result, up to `most`, that do not need the last tile of the layer before.
 
     before: where that tile begins.
     """

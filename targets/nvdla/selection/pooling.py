@@ -1,4 +1,4 @@
-"""PDP: on a map in memory, or behind SDP, whose results then never lie in memory."""
+"""PDP: on a map in memory, or behind SDP, whose result then never goes to memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npuc.targets.nvdla.selection.parts import Part, hardware_window
 
 
 def select_pooling(context: Context, node: Node) -> Pooling:
-    """PDP on a map in memory, of which only what windows reach is read."""
+    """PDP on a map in memory, of which only the part under windows is read."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     begin, stop = pooled_rows(context, node, 0, y.view.height)
     source = replace(x.surface(rows=stop - begin), width=min(x.view.width, x.view.width + _behind(context, node)))
@@ -27,7 +27,7 @@ def select_pooling(context: Context, node: Node) -> Pooling:
 
 
 def pooling_behind(context: Context, node: Node, part: Part, rows: tuple[int, int]) -> Pooling:
-    """PDP on what SDP gives of a pass, for rows of its own result from the first to before the last."""
+    """PDP behind a pass of SDP, for the rows (first, end) of its own result."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     begin, stop = pooled_rows(context, node, *rows)
     source = part.result(x, RowTile(begin, stop - begin, 0, 0))
@@ -35,9 +35,9 @@ def pooling_behind(context: Context, node: Node, part: Part, rows: tuple[int, in
 
 
 def flies(context: Context, node: Node) -> bool:
-    """Whether PDP can take a map from SDP: it takes all columns, and has room for the lines that overlap.
+    """Whether PDP can take a map from SDP: its windows must reach all columns, and overlapping lines must fit it.
 
-    Source: PDP keeps a line of results for every window that is open, together so many columns.
+    Source: PDP keeps a line of results for every open window; together these have a limited number of columns.
     """
     kernel = KERNEL_SHAPE(node)
     stride = window_of(node, kernel).strides[0]
@@ -46,13 +46,13 @@ def flies(context: Context, node: Node) -> bool:
 
 
 def pooled_rows(context: Context, node: Node, first: int, end: int) -> tuple[int, int]:
-    """The rows of the map that the rows of the result from first to before end need."""
+    """The rows of the map, as (first, end), that rows first to end (exclusive) of the result need."""
     (kernel, _), (stride, top, height) = KERNEL_SHAPE(node), _vertical(context, node)
     return max(first * stride - top, 0), min((end - 1) * stride - top + kernel, height)
 
 
 def most_pooled(context: Context, node: Node, rows: int) -> int:
-    """The most rows of the result for which so many rows of the map suffice, wherever they lie."""
+    """The most rows of the result that `rows` rows of the map suffice for, wherever they begin."""
     (kernel, _), (stride, _, height) = KERNEL_SHAPE(node), _vertical(context, node)
     if rows >= height:
         return context.placed[node.output].view.height
@@ -60,13 +60,13 @@ def most_pooled(context: Context, node: Node, rows: int) -> int:
 
 
 def _vertical(context: Context, node: Node) -> tuple[int, int, int]:
-    """Stride, padding at the top, and rows of the map."""
+    """Vertical stride, padding at the top, and rows of the map."""
     window = window_of(node, KERNEL_SHAPE(node))
     return window.strides[0], window.begins[0], context.placed[node.inputs[0]].view.height
 
 
 def _behind(context: Context, node: Node) -> int:
-    """How far windows reach behind the last column; negative for columns that none reaches."""
+    """How many columns windows reach past the last one; negative if they reach fewer."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     kernel = KERNEL_SHAPE(node)
     window = window_of(node, kernel)
@@ -74,7 +74,7 @@ def _behind(context: Context, node: Node) -> int:
 
 
 def _pooling(context: Context, node: Node, source: Surface, result: Surface, first: int) -> Pooling:
-    """PDP for rows of the result from the first on."""
+    """PDP for rows of the result from `first` on."""
     (kernel, across), (stride, top, height) = KERNEL_SHAPE(node), _vertical(context, node)
     window = window_of(node, (kernel, across))
     bottom = (first + result.height - 1) * stride - top + kernel - height

@@ -1,9 +1,9 @@
-"""Weights that BDMA brings into the second memory while layers before compute, where DRAM has time for it.
+"""Weight prefetch: BDMA copies weights to the second memory while earlier layers compute and DRAM is idle.
 
-A layer whose weights take DRAM longer than its products take the array waits for them. Where DRAM is idle beside
-earlier layers, BDMA copies such weights piece by piece behind their operations, and the layer then reads them at
-the speed of the second memory. The pieces of a layer end two layers before it, so that it waits for nothing that
-still computes. Whether the program gains is seen with its own plan (lowering).
+A layer waits for its weights if DRAM takes longer to deliver them than the array takes to compute. Where DRAM is
+idle during earlier layers, BDMA copies such weights piece by piece behind their operations, and the layer then
+reads them at the speed of the second memory. The last piece is copied two layers ahead, so that the layer does not
+wait for an operation that still runs. Whether the program gains is decided with a plan of its own (lowering).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from npuc.targets.nvdla.selection.parts import Part
 from npuc.targets.nvdla.selection.phases import UNIT
 
 LEAST = 4096
-"""Bytes of a piece at least, but for the last one: a copy takes some 14 register writes."""
+"""The smallest piece in bytes, except for the last one: a copy takes some 14 register writes."""
 AHEAD = 2
-"""Layers between the last piece and the layer that reads it, itself counted."""
+"""Layers from the last piece to the layer that reads it, the latter included."""
 
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Which weights are copied where, and the pieces behind the operations of each layer."""
+    """Where weights are copied to, and the pieces scheduled behind each layer's operations."""
 
     buffers: Mapping[KernelKey, str] = field(default_factory=dict[KernelKey, str])
     lifetimes: Sequence[Lifetime] = ()
@@ -40,7 +40,7 @@ class Prefetch:
 
 @dataclass
 class _Load:
-    """What a layer takes, in clocks."""
+    """The clocks of a layer: in all, of DRAM, of the second memory, of the MAC array."""
 
     taken: float
     dram: float
@@ -49,16 +49,16 @@ class _Load:
 
     @property
     def idle(self) -> float:
-        """For which DRAM has nothing to do."""
+        """Clocks for which DRAM is idle."""
         return max(self.taken - self.dram, 0)
 
     @property
     def waits(self) -> float:
-        """For which the layer only waits for DRAM."""
+        """Clocks for which the layer only waits for DRAM."""
         return self.taken - max(self.computed, self.second)
 
     def without(self, size: int, machine: Machine) -> _Load:
-        """With so many bytes of weights that are read of the second memory."""
+        """The load with `size` bytes of weights read from the second memory instead."""
         dram = self.dram - size / machine.dram_bytes_per_cycle
         second = self.second + size / machine.sram_bytes_per_cycle
         return _Load(max(self.computed, dram, second), dram, second, self.computed)
@@ -71,10 +71,10 @@ def prefetch(
     steps: Sequence[int],
     kept: Sequence[Lifetime],
 ) -> Prefetch:
-    """What to copy: first what saves the most clocks for each byte.
+    """The weights to copy, chosen by the most clocks saved per byte.
 
-    context: as planned so far; edges: of the tiles of every layer; steps: when each layer is computed, in the
-    steps of lifetimes; kept: the maps in the second memory.
+    context: as planned so far; edges: of the tiles of every layer; steps: the step of each layer, as in lifetimes;
+    kept: the maps in the second memory.
     """
     machine = context.machine
     operations = [select(context, each, edges[each.name]) for each in layers]
@@ -107,7 +107,7 @@ def prefetch(
 
 
 def _loads(operations: Sequence[Sequence[Operation]], machine: Machine) -> list[_Load]:
-    """Of every layer, one behind the other."""
+    """The load of every layer, in order."""
     ends = pingpong.layer_ends(operations, machine)
     found: list[_Load] = []
     for (begin, end), each in zip(pairwise((0.0, *ends)), operations, strict=True):
@@ -124,7 +124,7 @@ def _loads(operations: Sequence[Sequence[Operation]], machine: Machine) -> list[
 
 @dataclass(frozen=True)
 class _Weights:
-    """The weights of a pass: how many bytes, and how often they are read."""
+    """The weights of a pass: their size, and how often they are read."""
 
     key: KernelKey
     part: Part
@@ -133,7 +133,7 @@ class _Weights:
 
 
 def _weights(context: Context, layer: PlannedLayer, edges: Sequence[int]) -> Iterator[_Weights]:
-    """Those of a layer's passes that can be copied: compressed ones, three surfaces each, stay where they are."""
+    """The weights of a layer's passes that can be copied; not compressed ones, which have three surfaces each."""
     if layer.node.op != "NvConv":
         return
     constants = Constants(context.machine, 0, counted=True)
@@ -147,7 +147,7 @@ def _weights(context: Context, layer: PlannedLayer, edges: Sequence[int]) -> Ite
 
 
 def _pieces(size: int, before: Sequence[_Load], machine: Machine) -> list[tuple[int, int, int]]:
-    """Pieces of so many bytes: behind which layer, from which byte on, how many; none where DRAM lacks time."""
+    """Pieces (layer behind which to copy, first byte, size) of `size` bytes; empty if DRAM lacks idle time."""
     found: list[tuple[int, int, int]] = []
     for at in range(len(before) - 1, -1, -1):
         free = int(before[at].idle * machine.dram_bytes_per_cycle) // UNIT * UNIT

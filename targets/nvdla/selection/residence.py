@@ -1,7 +1,7 @@
-"""Which maps lie in the second memory: those whose layers alone end earliest for each byte, as many as fit.
+"""The maps kept in the second memory: those that save their layers the most clocks per byte, as many as fit.
 
-What the host brings or takes stays in DRAM, which it can reach on every system. Two maps share a place where they
-are never needed together, as in DRAM. Whether the program gains by all of it is seen with its own plan (lowering).
+What the host loads or stores stays in DRAM, which it can reach on every system. As in DRAM, two maps share memory
+if they are never needed together. Whether the program gains is decided with a plan of its own (lowering).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def residents(
 ) -> frozenset[str]:
     """The buffers to keep in the second memory.
 
-    context: all maps in DRAM; edges: of the tiles of every layer, by the name of its result; bound: the buffers
-    that stay in DRAM.
+    context: with all maps in DRAM; edges: of the tiles of every layer, by the name of its result; bound: the
+    buffers that must stay in DRAM.
     """
     capacity = context.machine.sram_bytes // UNIT
     free = [each for each in lifetimes if each.name not in bound and each.size <= capacity]
@@ -47,7 +47,7 @@ def _saved(
     edges: Mapping[str, Sequence[int]],
     alone: Mapping[str, float],
 ) -> float:
-    """The clocks that layers take less, each alone, with one buffer in the second memory."""
+    """Clocks saved with one buffer in the second memory, summed over its layers, each run alone."""
     moved = {
         name: replace(each, base=SRAM_BASE) if each.view.buffer.name == buffer else each
         for name, each in context.placed.items()
@@ -59,7 +59,7 @@ def _saved(
 
 
 def _buffers(context: Context, layer: PlannedLayer) -> Iterator[str]:
-    """What a layer reads and writes."""
+    """The buffers that a layer reads and writes."""
     for node in layer.nodes:
         for name in (*node.inputs, *node.outputs):
             if name in context.placed:
@@ -67,5 +67,5 @@ def _buffers(context: Context, layer: PlannedLayer) -> Iterator[str]:
 
 
 def _clocks(context: Context, layer: PlannedLayer, edges: Mapping[str, Sequence[int]]) -> float:
-    """Of a layer alone."""
+    """Clocks of a layer run alone."""
     return pingpong.alone(select(context, layer, edges[layer.name]), context.machine)

@@ -1,4 +1,4 @@
-"""SDP behind a convolution or on a map: its stages, with operands in registers, as constants or as a map."""
+"""SDP behind a convolution or on a map: its stages, with operands in registers, constant or a map in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from npuc.targets.nvdla.selection.context import Context, Placed
 def select_sdp(
     context: Context, node: Node, y: Placed, first: int, count: int, tile: RowTile | None = None
 ) -> Sdp:
-    """SDP of some lanes of the result and rows of it."""
+    """The SDP settings for some lanes and rows of the result."""
     known, key = context.constants.sdps, (node.output, first, count)
     if key not in known:
         found = _select(context, node, y, (first, count), tile)
@@ -58,7 +58,7 @@ def _select(context: Context, node: Node, y: Placed, part: tuple[int, int], tile
 
 
 def _tables(node: Node, entries: Array) -> Tables:
-    """One entry for every int8; else LE and LO as the node places them."""
+    """A table with one entry for every int8 value; else LE and LO, placed as the node says."""
     placed = tables(node)
     if placed is None:
         values = np.concatenate([entries, np.repeat(entries[-1:], LO_ENTRIES - len(entries))])
@@ -68,7 +68,7 @@ def _tables(node: Node, entries: Array) -> Tables:
 
 
 def ramp(table: Table, entries: Array) -> Ramp:
-    """A table whose entries are int16 or float16, as registers hold it."""
+    """A table of int16 or float16 entries, as registers represent it."""
     real = entries.dtype.kind == "f"
     start, end = table.start, table.end(len(entries))
     edges = [int(np.float32(each).view(np.int32)) if real else round(each) for each in (start, end)]
@@ -83,7 +83,7 @@ def _bits(entries: Array) -> tuple[int, ...]:
 def _unit(
     context: Context, stage: Stage, alu: str, mul: str, y: Placed, part: tuple[int, int], tile: RowTile | None
 ) -> Unit:
-    """A stage with its operands in registers, in memory as constants, or as a map."""
+    """A stage with its operands in registers, as constants in memory, or as a map."""
     held = [name for name in (alu, mul) if name in context.placed]
     if held:
         use = "ALU" if held[0] == alu else "MUL"
@@ -110,7 +110,7 @@ def _unit(
 
 
 def _register(context: Context, name: str) -> int | None:
-    """The 16 bits of an operand that stands in a register."""
+    """The 16 bits of an operand kept in a register; None for any other operand."""
     value = context.graph.constant(name)
     if value is None or value.size != 1 or value.ndim != 3:
         return None
@@ -118,7 +118,7 @@ def _register(context: Context, name: str) -> int | None:
 
 
 def _lane_values(context: Context, name: str, view: View, part: tuple[int, int]) -> Array:
-    """A constant operand (C, 1, 1) or (C, H, W) in lanes of the pass."""
+    """A constant operand (C, 1, 1) or (C, H, W), spread over the lanes of the pass."""
     value, (first, count) = context.graph.constants[name], part
     inside = view.channels_in(first, count)
     filled = np.zeros((count, *value.shape[1:]), value.dtype)
@@ -144,7 +144,7 @@ def _constant_fetch(
 def _map_fetch(
     context: Context, name: str, use: str, y: Placed, part: tuple[int, int], tile: RowTile | None
 ) -> Fetch:
-    """A map in memory as operand: per element, or per channel where it has one pixel."""
+    """A map in memory as an operand: per element, or per channel if it has one pixel."""
     other = context.placed[name]
     held = other.view.buffer
     if other.view.lanes != y.view.lanes:

@@ -1,8 +1,8 @@
 """NVDLA's test programs: register writes, memory contents and expected results as text.
 
-Two syntaxes are read: that of nv_small's verification environment (NAME.cfg, C-like calls, with .dat files of
-offsets and bytes), and the older one of nv_full (input.txn with dumps of memory). The first is also written, with
-the CRC-32 of the results, so that a program runs in NVDLA's own environment.
+Two syntaxes are read: that of nv_small's verification environment (NAME.cfg with C-like calls, and .dat files of
+offsets and bytes), and the older one of nv_full (input.txn with memory dumps). The first is also written, with the
+CRC-32 of the results, so that programs run in NVDLA's own environment.
 """
 
 from npuc.targets.nvdla.trace.program import Check, Trace

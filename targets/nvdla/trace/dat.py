@@ -1,6 +1,6 @@
-"""The files of memory beside a test program: .dat packets of nv_small, dumps of nv_full.
+"""Memory files of test programs: .dat packets of nv_small, dumps of nv_full.
 
-A packet is {offset:0x20, size:4, payload:0x00 0x10 0x20 0x30}, one a line, of at most 32 bytes.
+A packet is {offset:0x20, size:4, payload:0x00 0x10 0x20 0x30}, one per line, of at most 32 bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PACKET = re.compile(r"\{\s*offset\s*:\s*(\w+)\s*,\s*size\s*:\s*(\w+)\s*,\s*paylo
 
 
 def text_of(path: Path) -> str:
-    """A text file. Raises ArtefactError (E502) where it cannot be read."""
+    """The text of a file. Raises ArtefactError (E502) if it cannot be read."""
     try:
         return content(path).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -26,7 +26,7 @@ def text_of(path: Path) -> str:
 def packets(path: Path) -> list[tuple[int, bytes]]:
     """Runs of bytes by offset; adjacent packets are joined.
 
-    Raises ArtefactError (E504) for a packet that does not hold what it says.
+    Raises ArtefactError (E504) for a packet whose size is wrong.
     """
     joined: list[tuple[int, bytearray]] = []
     for offset_text, size, payload in PACKET.findall(text_of(path)):
@@ -41,7 +41,7 @@ def packets(path: Path) -> list[tuple[int, bytes]]:
 
 
 def packed(data: bytes) -> bytes:
-    """The packets of bytes from offset 0 on; runs of zeros are left out."""
+    """The packets of bytes from offset 0 on, without those that are all zero."""
     lines = [
         f"{{offset:{at:#x}, size:{len(part)}, payload:0x{part.hex(' ').replace(' ', ' 0x')}}} ,"
         for at in range(0, len(data), PACKET_BYTES)
@@ -51,9 +51,9 @@ def packed(data: bytes) -> bytes:
 
 
 def dump(path: Path, size: int) -> bytes:
-    """The first bytes of a dump: lines of bytes behind a header of lines that do not begin with one.
+    """The first bytes of a dump: lines of bytes after a header, whose lines do not begin with a byte.
 
-    Raises ArtefactError (E504) where the dump has fewer.
+    Raises ArtefactError (E504) if the dump has fewer.
     """
     lines = (line.strip() for line in text_of(path).splitlines())
     data = _bytes(" ".join(line for line in lines if line.startswith("0x")), path.name)
@@ -63,7 +63,7 @@ def dump(path: Path, size: int) -> bytes:
 
 
 def _bytes(text: str, name: str) -> bytes:
-    """Bytes written as 0x00, blanks between them."""
+    """Bytes written as 0x00, separated by blanks."""
     try:
         return bytes.fromhex(text.replace("0x", ""))
     except ValueError:

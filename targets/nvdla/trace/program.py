@@ -1,4 +1,4 @@
-"""A test program: what memory holds, what is written to registers, what must come of it."""
+"""Test programs: initial memory, commands, and expected results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.model.memory import Memory
 
 MACHINES = {"nv_small": replace(SMALL, elementwise=True, sdp_lut=True), "nv_large": LARGE, "nv_full": FULL}
-"""The machines of the test programs: NVDLA's reference model runs EW on nv_small too, whose RTL lacks it."""
+"""The machines of test programs: NVDLA's reference model runs EW on nv_small too, whose RTL lacks it."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a region holds after the run: its CRC-32, or its bytes."""
+    """The expected CRC-32 of a region after the run."""
 
     address: int
     size: int
@@ -32,21 +32,21 @@ class Trace:
 
     name: str
     configuration: str
-    """What it is made for: nv_small, nv_large or nv_full."""
+    """The configuration that it is made for: nv_small, nv_large or nv_full."""
     commands: tuple[Command, ...]
     contents: tuple[tuple[int, bytes], ...]
-    """What memory holds before the run: later entries over earlier ones; the second memory from SECOND on."""
+    """Memory contents before the run, later entries taking precedence; the second memory is from SECOND on."""
     checks: tuple[Check, ...]
     clocks: tuple[int, ...] = ()
-    """For how long each wait may last, at most; none where nobody asked."""
+    """The most clocks that each wait may take; empty unless asked for."""
 
     @property
     def machine(self) -> Machine:
-        """The machine it is made for."""
+        """The machine that it is made for."""
         return MACHINES[self.configuration]
 
     def memory(self) -> Memory:
-        """The memory before the run: what is loaded or checked, in whole pages; all the rest is 0."""
+        """The memory before the run: loaded and checked regions in whole pages, surrounded by zeros."""
         spans = [(address, len(data)) for address, data in self.contents]
         memory = Memory.covering([*spans, *((each.address, each.size) for each in self.checks)], endless=True)
         for address, data in self.contents:

@@ -1,8 +1,9 @@
 """Reads test programs: NAME.cfg of nv_small's verification environment, input.txn of nv_full's.
 
-Commands run in the order of the file: `intr_notify` waits for its interrupt there. Where sync_wait orders the
-sequencers that blocks have in the environment of nv_small, they run in an order that it allows. Units may be
-written in lower case (cdma_dat_0). All memories (pri_mem, sec_mem) are one.
+Commands run in file order: `intr_notify` waits for its interrupt at its position. Where sync_wait orders the
+sequencers of nv_small's environment, commands run in an order that it allows. Unit names may be in lower case
+(cdma_dat_0). All memories (pri_mem, sec_mem) are treated as one.
+
 Source: the test programs, and the configuration file format of NVDLA's verification guide.
 """
 
@@ -25,19 +26,18 @@ from npuc.targets.nvdla.trace.sequencing import Call, Deadlock, in_order
 WORD_BYTES = 4
 ALL_BITS = 0xFFFFFFFF
 PATTERNS = {"ALL_ZERO": 0, "RANDOM": 0}
-"""What memory is filled with. What is random cannot matter to a golden result, and is read as zeros."""
+"""The byte that fills memory. Golden results cannot depend on random bytes, so they are read as zeros."""
 
 CHANGING = (*STATUS, "S_POINTER", "D_OP_ENABLE")
-"""Parts of the names of registers that a block changes: what a program expects there hangs on time, and is not
-compared."""
+"""Parts of the names of registers that a block changes: their values depend on time and are not compared."""
 
 
 def read(path: Path, configuration: str | None = None) -> Trace:
     """A test program: a folder, its .cfg file or its input.txn.
 
-    configuration: what a .cfg file is made for, nv_small, nv_large or nv_full; None: what the folder around the
-    program's own is called, else nv_small. input.txn is made for nv_full.
-    Raises ArtefactError (E502 for a missing file, E504 for what cannot be understood).
+    configuration: nv_small, nv_large or nv_full, for a .cfg file; None: the name of the folder that contains the
+    program's folder, if that is one of them, otherwise nv_small. input.txn is always for nv_full. Raises
+    ArtefactError (E502 for a missing file, E504 for one that cannot be understood).
     """
     if path.is_dir():
         found = sorted((*path.glob("*.cfg"), *path.glob("*.txn")))
@@ -53,7 +53,7 @@ def read(path: Path, configuration: str | None = None) -> Trace:
 
 @dataclass
 class _Reading:
-    """What has been read of a program so far."""
+    """The parts of a program read so far."""
 
     path: Path
     map: RegisterMap
@@ -73,12 +73,12 @@ class _Reading:
         return ArtefactError("E504", f"{self.path.name}:{number}: {line!r} is not understood", limit=limit)
 
     def expect(self, register: Register, mask: int, value: int) -> None:
-        """What the program reads must be this, where no block changes it."""
+        """Requires a value of a register, unless a block changes the register."""
         if not any(part in register.name for part in CHANGING):
             self.commands.append(Poll(register.address, mask, value))
 
     def trace(self) -> Trace:
-        """The whole."""
+        """The complete program."""
         name = self.path.parent.name if self.path.stem == "input" else self.path.stem
         return Trace(name, self.map.name, tuple(self.commands), tuple(self.contents), tuple(self.checks))
 
@@ -117,7 +117,7 @@ class _Cfg(_Reading):
         return self.trace()
 
     def _calls(self, known: Iterable[str]) -> Iterator[Call]:
-        """The calls as they stand."""
+        """The calls in file order."""
         for number, line in self.lines():
             for text in filter(None, (each.strip() for each in line.split(";"))):
                 match = re.fullmatch(r"(\w+)\s*\((.*)\)", text)
@@ -215,7 +215,7 @@ class _Txn(_Reading):
         self.expect(self.map.at(_byte_address(address)), int(mask, 0), int(value, 0))
 
     def _dump(self, words: Sequence[str]) -> None:
-        """dump_mem address bytes file: the file is the expected one, where there is one."""
+        """dump_mem address bytes file: the file has the expected bytes, if it exists."""
         address, size = int(words[0], 0), int(words[1], 0)
         golden = self.path.parent / words[2]
         if golden.exists():
@@ -223,5 +223,5 @@ class _Txn(_Reading):
 
 
 def _byte_address(word: str) -> int:
-    """Of a register address in words, whose upper half says how it is accessed."""
+    """The byte address of a register; the word's lower half counts words, its upper half is the access type."""
     return (int(word, 0) & 0xFFFF) * WORD_BYTES

@@ -1,7 +1,8 @@
-"""The calls of a test program in an order that its sequencers may run them in.
+"""Orders the calls of a test program as its sequencers may run them.
 
-In the environment of nv_small every block has a sequencer; sync_wait holds one until sync_notify of another, or
-the monitor of an interrupt (intr_notify), announces an event. The file need not have its calls in such an order.
+In nv_small's environment every block has a sequencer; sync_wait blocks one until an event is announced by
+sync_notify of another, or by the monitor of an interrupt (intr_notify). The file's order may differ.
+
 Source: the verification guide; nv_large's own test programs.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Call:
-    """A call, and where it stands."""
+    """A call and its line number."""
 
     line: int
     text: str
@@ -32,13 +33,13 @@ CHECKS = ("check_crc", "check_file", "check_nothing")
 
 
 class Deadlock(ValueError):
-    """Every sequencer waits, and no interrupt announces what for."""
+    """Every sequencer waits for an event that no interrupt announces."""
 
 
 def in_order(calls: Iterable[Call]) -> Iterator[Call]:
-    """The calls; those of a program without sync_wait as they stand.
+    """The calls in a valid order; in file order for a program without sync_wait.
 
-    An interrupt is waited for as late as can be: where nothing else goes on, or at the end. Raises Deadlock.
+    Interrupts are waited for as late as possible: when nothing else can run, or at the end. Raises Deadlock.
     """
     given = list(calls)
     if not any(each.name == "sync_wait" for each in given):
@@ -50,7 +51,7 @@ def in_order(calls: Iterable[Call]) -> Iterator[Call]:
 
 
 def _run(calls: list[Call]) -> Iterator[Call]:
-    """What sequencers and monitors do."""
+    """Simulates the sequencers and monitors."""
     monitors = [each for each in calls if each.name == "intr_notify"]
     queues: dict[str, deque[Call]] = {}
     for each in calls:
@@ -69,7 +70,7 @@ def _run(calls: list[Call]) -> Iterator[Call]:
         source = next((_source(each) for each in monitors if each.words[-1] in wanted), None)
         if source is None:
             raise Deadlock(", ".join(sorted(wanted)))
-        first = next(each for each in monitors if _source(each) == source)  # those of a source come in their order
+        first = next(each for each in monitors if _source(each) == source)  # in file order
         monitors.remove(first)
         announced.add(first.words[-1])
         yield first
@@ -77,5 +78,5 @@ def _run(calls: list[Call]) -> Iterator[Call]:
 
 
 def _source(call: Call) -> str:
-    """The block that raises an interrupt, whichever group of it."""
+    """The block that raises an interrupt, in either group."""
     return call.words[0].rpartition("_")[0].upper()

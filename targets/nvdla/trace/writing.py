@@ -1,11 +1,12 @@
-"""Writes test programs in nv_small's syntax: NAME.cfg, and a .dat file for each content of memory.
+"""Writes test programs in nv_small's syntax: NAME.cfg, and a .dat file for each region of memory.
 
 A sequential player executes the file in order and stops at `intr_notify` until the interrupt comes. NVDLA's own
-environment has players of both kinds of calls: a sequencer for every block, all at once, and monitors that
-announce interrupts. For it, sync_wait lets a block wait for the interrupts that stand before its next command, and
-sync_notify hands on the order in which blocks are enabled; results are checked when all interrupts have come.
-The Verilator test bench of NVDLA's tree has no waits, and its polls give up after ten reads: there the time of an
-operation is spent with reads of a register that nothing changes, and one check stands behind the last interrupt.
+environment runs two kinds of players in parallel: a sequencer for each block, and monitors that announce
+interrupts. For it, sync_wait makes a block wait for the interrupts that precede its next command, and sync_notify
+passes on the order in which blocks are enabled; results are checked after all interrupts. The Verilator test bench
+of NVDLA's tree has no waits, and its polls give up after ten reads: there the time of an operation is spent on
+reads of a constant register, and a single check follows the last interrupt.
+
 Source: NVDLA's verification guide, configuration file format; verif/verilator of NVDLA's hardware repository.
 """
 
@@ -26,18 +27,18 @@ from npuc.targets.nvdla.trace.program import Trace
 MEMORIES = ("pri_mem", "sec_mem")
 """DRAM and the second memory."""
 MEMORY_NUMBER = 1
-"""DRAM as check_crc names it, where all results lie."""
+"""The number of DRAM in check_crc; all results are there."""
 FINISHED = "finished"
 MASK, STATUS = "GLB.S_INTR_MASK", "GLB.S_INTR_STATUS"
 POLL_CLOCKS = 8
-"""Clocks that a read of a register takes at least."""
+"""The fewest clocks that a register read takes."""
 
 
 def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
     """The files of a test program for one of commands.PLAYERS.
 
-    Regions that are checked are set to zero first, where nothing is loaded. Raises ArtefactError (E504) for a poll
-    of some bits only, which the syntax has not.
+    Checked regions without loaded contents are set to zero first. Raises ArtefactError (E504) for a poll of some
+    bits only, which the syntax cannot express.
     """
     files: dict[str, bytes] = {}
     lines = [f"mem_init({_place(at)}, {size:#x}, ALL_ZERO);" for at, size in _cleared(trace)]
@@ -58,13 +59,13 @@ def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
 
 
 def _place(address: int) -> str:
-    """The memory of an address, and the address in it."""
+    """The memory that contains an address, and the offset in it."""
     second, at = divmod(address, SECOND)
     return f"{MEMORIES[second]}, {at:#x}"
 
 
 def _cleared(trace: Trace) -> list[tuple[int, int]]:
-    """What is set to zero: contents, and what is checked outside of them."""
+    """The regions to set to zero: loaded ones, and checked ones outside of them."""
     regions = [(address, len(data)) for address, data in trace.contents]
     for check in trace.checks:
         if not any(at <= check.address and check.address + check.size <= at + size for at, size in regions):
@@ -74,12 +75,12 @@ def _cleared(trace: Trace) -> list[tuple[int, int]]:
 
 @dataclass
 class _Sequential:
-    """Calls that are executed in the order of the file."""
+    """Calls executed in file order."""
 
     registers: RegisterMap
     trace: Trace
     interrupts: int = 0
-    """How many have been waited for."""
+    """The number of interrupts waited for."""
 
     def command(self, command: Command) -> Iterator[str]:
         """The calls of a command."""
@@ -97,7 +98,7 @@ class _Sequential:
                 yield f"poll_reg_equal(NVDLA_{register.title}_0, {command.value:#x});"
 
     def end(self) -> Iterator[str]:
-        """The calls behind all commands."""
+        """The calls after all commands."""
         return iter(())
 
     def last(self) -> str:
@@ -107,15 +108,15 @@ class _Sequential:
 
 @dataclass
 class _Sequenced(_Sequential):
-    """Calls that every block's sequencer executes on its own."""
+    """Calls executed by each block's own sequencer."""
 
     awaited: dict[str, int] = field(default_factory=dict[str, int])
-    """How many interrupts each block has waited for."""
+    """The number of interrupts that each block has waited for."""
     ordered: list[str] = field(default_factory=list[str])
     """The blocks of the commands that keep their order."""
 
     def command(self, command: Command) -> Iterator[str]:
-        """The calls of a command, between what its block waits for and what it hands on."""
+        """The calls of a command, with the events that its block waits for and announces."""
         if isinstance(command, Wait):
             yield from super().command(command)
             return
@@ -132,7 +133,7 @@ class _Sequenced(_Sequential):
             self.ordered.append(block)
 
     def end(self) -> Iterator[str]:
-        """All interrupts have come."""
+        """Waits for all interrupts."""
         block = self.ordered[-1] if self.ordered else "NVDLA_GLB"
         yield from self._interrupts_before(block)
         yield f"sync_notify({block}, {FINISHED});"
@@ -149,13 +150,13 @@ class _Sequenced(_Sequential):
 
 @dataclass
 class _Polled(_Sequential):
-    """Calls of the Verilator test bench: a wait is time that reads take, and a poll that the block is idle."""
+    """Calls for the Verilator test bench: a wait becomes slow reads, and a poll that the block is idle."""
 
     mask: int = 0
-    """What GLB.S_INTR_MASK holds."""
+    """The value of GLB.S_INTR_MASK."""
 
     def command(self, command: Command) -> Iterator[str]:
-        """The calls of a command; behind the last wait the interrupt is left to the monitor."""
+        """The calls of a command; the last wait leaves its interrupt to the monitor."""
         if isinstance(command, Write):
             title = self.registers.at(command.address).title
             self.mask = command.value if title == MASK else self.mask
@@ -173,13 +174,13 @@ class _Polled(_Sequential):
         yield f"reg_write(NVDLA_{STATUS}_0, {1 << bit:#x});"
 
     def _idle(self, block: str) -> str:
-        """A poll that a block is idle: BDMA, which has no groups, is then as after reset."""
+        """A poll that a block is idle: for BDMA, which has no groups, that its status is the reset value."""
         if block != BRIDGE:
             return f"poll_reg_equal(NVDLA_{block}.S_STATUS_0, 0x0);"
         return f"poll_reg_equal(NVDLA_{block}.STATUS_0, {self.registers[f'{block}.STATUS'].reset:#x});"
 
     def last(self) -> str:
-        """The one event."""
+        """The single event."""
         return _interrupt(0)
 
 
@@ -199,7 +200,7 @@ def _order(number: int) -> str:
 
 
 def _expect_whole(register: Register, poll: Poll) -> None:
-    """Raises ArtefactError (E504) for a poll of some of a register's bits."""
+    """Raises ArtefactError (E504) for a poll of only some of a register's bits."""
     whole = sum(((1 << each.width) - 1) << each.low for each in register.fields)
     if poll.mask & whole != whole:
         raise ArtefactError("E504", f"{register.title} is polled under a mask", limit="the whole register")

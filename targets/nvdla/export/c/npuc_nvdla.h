@@ -23,7 +23,7 @@ struct npuc_command {
     uint32_t value;
 };
 
-/* How the loop reaches NVDLA. Each returns 0, or an error of your own that npuc_play hands on. */
+/* How the loop reaches NVDLA. Each returns 0, or an error of your own that npuc_play returns. */
 struct npuc_hooks {
     void *context;
     int (*write)(void *context, uint32_t address, uint32_t value);
@@ -32,13 +32,13 @@ struct npuc_hooks {
     uint32_t memory_offset; /* added to every memory address: the program's memory begins NPUC_DRAM_BASE + this */
 };
 
-/* Plays commands in order; 0, or the first error of a hook. */
+/* Plays commands in order. Returns 0, or the first error of a hook. */
 int npuc_play(const struct npuc_command *commands, size_t count, const struct npuc_hooks *hooks);
 
-/* Hooks for registers that lie in the processor's address space; they spin. */
+/* Hooks for registers in the processor's address space; they spin. */
 struct npuc_hooks npuc_registers_at(volatile uint32_t *registers);
 
-/* A tensor in the program's memory: channel c of pixel (x, y) lies at
+/* A tensor in the program's memory: channel c of pixel (x, y) is at
    address + channel_offsets[c] + y * line_stride + x * pixel_stride. */
 struct npuc_tensor {
     const char *name;

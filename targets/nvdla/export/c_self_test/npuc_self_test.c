@@ -16,7 +16,7 @@ static uint32_t element(const uint8_t *at, uint32_t bytes)
     return (uint32_t)(int32_t)wide;
 }
 
-/* How many elements of a tensor in memory are not those wanted; first: the first one, where there is none yet. */
+/* The number of wrong elements of a tensor in memory; first: set to the first wrong one unless already set. */
 static long differing(const struct npuc_tensor *tensor, const uint8_t *memory, const void *wanted,
                       struct npuc_difference *first)
 {

@@ -1,7 +1,8 @@
 """The descriptors that NVDLA's firmware reads: network, dependency graph, operations, surfaces, look-up tables.
 
-Field by field as firmware 0.12.5 has them; 4-byte alignment, little endian. Source: The loadable (facts), checked
-against three loadables of NVDLA's own compiler.
+Field by field as in firmware 0.12.5; 4-byte alignment, little endian.
+
+Source: The loadable (facts), checked against three loadables of NVDLA's own compiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every operation has: the task's description, its place in the dependency graph, cubes, windows.
+"""Common descriptors: the task's description, an operation's place in the dependency graph, cubes, windows.
 
 Source: The loadable (facts), Structures.
 """
@@ -16,7 +16,7 @@ NONE = -1
 COMPLETED, PROGRAMMED, ENABLED = 1, 2, 3
 """Events of an operation that another one may depend on."""
 DRAM, SRAM, HARDWARE = 0, 1, 2
-"""Where a cube lies; HARDWARE: in the pipe between two engines."""
+"""The place of a cube; HARDWARE: in the pipe between two engines."""
 OPERATION_BYTES, SURFACE_BYTES = 116, 644
 """Strides of the operation and surface lists."""
 FEATURE_FORMAT = 36
@@ -24,7 +24,7 @@ FEATURE_FORMAT = 36
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The task: where its lists are, and the first operation of each engine."""
+    """The task: indices of its lists, and the first operation of each engine."""
 
     operations: int = number("h", NONE)
     """Indices into the task's address list."""
@@ -57,7 +57,7 @@ class Consumer:
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """What every operation has: its place in the dependency graph."""
+    """The part common to all operations: the place in the dependency graph."""
 
     index: int = number("h")
     roi: int = number("b")
@@ -71,7 +71,7 @@ class Common:
     cdp: Consumer = field(default_factory=Consumer)
     rubik: Consumer = field(default_factory=Consumer)
     fused_parent: Consumer = field(default_factory=Consumer)
-    """The operation whose result this one takes through the pipe, which it enables."""
+    """The operation whose result this one receives through the pipe, and which this one enables."""
 
     @property
     def consumers(self) -> tuple[Consumer, ...]:

@@ -41,7 +41,7 @@ class Convolution:
     kernel_height: int = number("H")
     kernel_channels: int = number("H")
     cmac_width: int = number("H")
-    """The output, as CSC hands it to CMAC."""
+    """The output's size, as CSC passes it to CMAC."""
     cmac_height: int = number("H")
     bytes_per_kernel: int = number("I")
     means: tuple[int, ...] = numbers("h", 4)
@@ -56,12 +56,12 @@ class Convolution:
     pad_value: int = number("h")
     in_converter: Converter = field(default_factory=Converter)
     out_converter: Converter = field(default_factory=Converter)
-    """Scale 1 and offset 0; its truncate is CACC's."""
+    """Scale 1 and offset 0; truncate is that of CACC."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionSurfaces:
-    """What a convolution reads, and the shape of what it hands on."""
+    """The cubes that a convolution reads, and the shape of its output."""
 
     weight: Cube = field(default_factory=Cube)
     mask: Cube = field(default_factory=Cube)

@@ -29,7 +29,7 @@ class Pdp:
 
 @dataclass(frozen=True, kw_only=True)
 class Surfaces:
-    """What PDP, CDP or RUBIK reads and writes."""
+    """The cubes that PDP, CDP or RUBIK reads and writes."""
 
     source: Cube = field(default_factory=Cube)
     result: Cube = field(default_factory=Cube)
@@ -64,7 +64,7 @@ class Rubik:
 
 @dataclass(frozen=True, kw_only=True)
 class Lut:
-    """The tables LE and LO and their registers. An offset is the exponent's or the binary digits of a step."""
+    """The tables LE and LO and their registers; offsets: the exponent, or the step's binary logarithm."""
 
     le: tuple[int, ...] = numbers("h", 65)
     lo: tuple[int, ...] = numbers("h", 257)
@@ -77,7 +77,7 @@ class Lut:
     lo_start: int = number("Q")
     lo_end: int = number("Q")
     le_below: tuple[int, ...] = numbers("h", 2)
-    """Scale and shift of the slope; of fp16 the bits of its scale."""
+    """Scale and shift of the slope; in fp16 the bits of the scale."""
     le_beyond: tuple[int, ...] = numbers("h", 2)
     lo_below: tuple[int, ...] = numbers("h", 2)
     lo_beyond: tuple[int, ...] = numbers("h", 2)

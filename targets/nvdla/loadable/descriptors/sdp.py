@@ -50,7 +50,7 @@ class Sdp:
 
 @dataclass(frozen=True, kw_only=True)
 class SdpSurfaces:
-    """What SDP reads and writes."""
+    """The cubes that SDP reads and writes."""
 
     source: Cube = field(default_factory=Cube)
     x1: Cube = field(default_factory=Cube)

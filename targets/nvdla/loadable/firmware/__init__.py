@@ -1,8 +1,9 @@
-"""The register writes that NVDLA's firmware makes of an operation's descriptors, and descriptors of registers.
+"""The register writes that NVDLA's firmware makes of an operation's descriptors, and the reverse.
 
-Block by block in the firmware's order, so that its own log of a loadable can be compared line by line. Source: The
-loadable (facts), checked against the logs of three loadables of NVDLA's own compiler (conv, SDP, PDP); CDP, RUBIK
-and the look-up tables follow the same firmware without such a log.
+Block by block in the firmware's order, so that its own log of a loadable can be compared line by line.
+
+Source: The loadable (facts), checked against the logs of three loadables of NVDLA's own compiler (conv, SDP, PDP);
+CDP, RUBIK and the look-up tables follow the same firmware without such a log.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from npuc.targets.nvdla.loadable.firmware.sdp import needs_rdma, sdp
 
 
 def programmed(firmware: Firmware, op: Operation, surfaces: Any, lut: Lut | None) -> Writes:
-    """The writes that program an operation. Raises ArtefactError (E502) for what the firmware asserts."""
+    """The writes that program an operation. Raises ArtefactError (E502) where the firmware would assert."""
     if isinstance(op, Convolution):
         yield from convolution(firmware, op, surfaces)
         return
@@ -35,7 +36,7 @@ def programmed(firmware: Firmware, op: Operation, surfaces: Any, lut: Lut | None
 
 
 def has_rdma(op: Operation, surfaces: Any) -> bool:
-    """Whether the operation runs an RDMA beside its engine."""
+    """Whether the operation runs an RDMA besides its engine."""
     if isinstance(op, Sdp):
         return needs_rdma(op, surfaces)
     return isinstance(op, Cdp) or (isinstance(op, Pdp) and surfaces.source.type != HARDWARE)

@@ -1,4 +1,4 @@
-"""RUBIK in its contract mode."""
+"""RUBIK in contract mode."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ DERIVED: Derived = {
 
 
 def rubik(firmware: Firmware, op: Rubik, surfaces: Surfaces) -> Writes:
-    """RUBIK has no RDMA of its own. Raises ArtefactError (E502) for its other modes, which no program has."""
+    """The writes of an operation, without an RDMA. Raises ArtefactError (E502) for other modes, which npuc never
+    uses.
+    """
     if op.mode:
         raise ArtefactError("E502", f"RUBIK in mode {op.mode}", limit="0: contract")
     yield from firmware.writes(CONTRACTION, op, surfaces, DERIVED)
 
 
 def rubik_of(read: ReadBack) -> tuple[Rubik, Surfaces]:
-    """The operation that registers describe, its cubes without addresses. Raises ArtefactError (E506)."""
+    """The operation described by registers, its cubes without addresses. Raises ArtefactError (E506)."""
     read.read(CONTRACTION)
     op, surfaces = assembled(Rubik, read.of("op")), assembled(Surfaces, read.of("surfaces"))
     source = surfaces.source

@@ -35,7 +35,7 @@ KEPT = (
     "DATA_REUSE=op.data_reuse WEIGHT_REUSE=op.weight_reuse"
     " SKIP_DATA_RLS=op.skip_data_release SKIP_WEIGHT_RLS=op.skip_weight_release"
 )
-"""What stays in the buffer."""
+"""The data and weights that stay in the buffer."""
 SEQUENCE = lines(f"""
 CSC.D_MISC_CFG CONV_MODE=op.mode IN_PRECISION=op.out_precision PROC_PRECISION=op.out_precision {KEPT}
 CSC.D_DATAIN_FORMAT *=:pixel
@@ -121,7 +121,7 @@ CDMA.D_BANK DATA_BANK=op.data_bank-1 WEIGHT_BANK=op.weight_bank-1
 
 
 def ram(cube: Cube) -> int:
-    """How registers say where a cube lies; 1: main memory (DRAM)."""
+    """RAM_TYPE of a cube; 1: main memory (DRAM)."""
     return 1 - min(cube.type, 1)
 
 
@@ -170,7 +170,7 @@ DERIVED: Derived = {
 
 
 def convolution(firmware: Firmware, op: Convolution, surfaces: ConvolutionSurfaces) -> Writes:
-    """The writes of an operation. Raises ArtefactError (E502) for what the firmware asserts."""
+    """The writes of an operation. Raises ArtefactError (E502) where the firmware would assert."""
     if op.out_converter.scale != 1 or op.out_converter.offset != 0:
         raise ArtefactError("E502", "a convolution's output converter", limit="scale 1, offset 0")
     tables = [*ACCUMULATOR, *SEQUENCE, *FETCH, *(COMPRESSED if op.weight_format else ()), *MEAN]
@@ -184,7 +184,7 @@ def convolution(firmware: Firmware, op: Convolution, surfaces: ConvolutionSurfac
 
 
 def convolution_of(read: ReadBack, atom_bytes: int) -> tuple[Convolution, ConvolutionSurfaces]:
-    """The operation that registers describe, its cubes without addresses. Raises ArtefactError (E506)."""
+    """The operation described by registers, its cubes without addresses. Raises ArtefactError (E506)."""
     read.read([*ACCUMULATOR, *SEQUENCE, *FETCH, *MEAN, *CONVERTER, *BORDERS])
     for path, bits in (("pad_value", 16), ("in_converter.offset", 16), ("in_converter.scale", 16)):
         read.signed(f"op.{path}", bits)
@@ -200,7 +200,7 @@ def convolution_of(read: ReadBack, atom_bytes: int) -> tuple[Convolution, Convol
 
 
 def flying(cube: Cube, atom_bytes: int) -> Cube:
-    """A cube of these extents in the pipe between two engines; its strides are those of a packed one."""
+    """A cube of the same extents in the pipe between two engines, with the strides of a packed one."""
     line = cube.width * atom_bytes
     surface = line * cube.height
     size = surface * -(-cube.channels // atom_bytes)

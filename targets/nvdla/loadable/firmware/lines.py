@@ -1,11 +1,11 @@
-"""Register writes as text: a line has a register, and where in the descriptors the values of its fields stand.
+"""Register writes as text: a line names a register, and the descriptor values of its fields.
 
     CSC.D_RELEASE RLS_SLICES=op.release-1
     CDMA.D_WEIGHT_ADDR_LOW *=low(surfaces.weight)
 
-`*` is the whole register; `-1` says that the register holds one less; `low` and `high` are the halves of a cube's
-address; `:name` is a value that the engine's module derives, which needs no reading back. The same lines give the
-writes that the firmware makes of descriptors, and the descriptors from registers.
+`*` is the whole register; `-1` means that the register stores one less; `low` and `high` are the halves of a
+cube's address; `:name` is a value derived by the engine's module, which is not read back. The same lines translate
+descriptors to the firmware's writes, and registers to descriptors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORD = 0xFFFFFFFF
 
 
 def known(values: Sequence[V], number: int, what: str = "a precision or format") -> V:
-    """The value of a number that a descriptor has. Raises ArtefactError (E502) for a number without one."""
+    """The value for a descriptor's number. Raises ArtefactError (E502) for a number without one."""
     if not 0 <= number < len(values):
         raise ArtefactError("E502", f"{what} of {number}", limit=f"0..{len(values) - 1}")
     return values[number]
@@ -42,7 +42,7 @@ PLAIN = re.compile(r"([a-z_0-9.]+?)(-1)?")
 
 @dataclass(frozen=True)
 class Term:
-    """A field and where its value stands."""
+    """A field and the source of its value."""
 
     field: str
     source: str
@@ -79,12 +79,12 @@ def _term(name: str, source: str) -> Term:
 
 
 Derived = Mapping[str, Callable[["Firmware", Any, Any], int]]
-"""Values that follow from the operation and its surfaces, by name."""
+"""Values derived from the operation and its surfaces, by name."""
 
 
 @dataclass(frozen=True)
 class Firmware:
-    """What the firmware knows beside the descriptors."""
+    """The firmware's environment besides the descriptors."""
 
     registers: RegisterMap
     atom_bytes: int
@@ -92,13 +92,13 @@ class Firmware:
     """The address of an entry of the task's address list."""
 
     def fields(self, title: str, **values: int | str) -> RegisterWrite:
-        """A register with these fields, the others 0."""
+        """A write of a register with these fields, the others 0."""
         register = self.registers[title]
         everything = {each.name: 0 for each in register.fields}
         return title, register.value(**{**everything, **values})
 
     def at(self, cube: Cube) -> int:
-        """A cube's address; 0 where it has none."""
+        """A cube's address; 0 if it has none."""
         return 0 if cube.address == NONE else self.address(cube.address) + cube.offset
 
     def writes(self, table: Sequence[Line], op: Any, surfaces: Any, derived: Derived | None = None) -> Writes:
@@ -129,7 +129,7 @@ def _found(path: str, op: Any, surfaces: Any) -> Any:
 
 @dataclass
 class ReadBack:
-    """Descriptors in the making, from the registers of an operation's blocks."""
+    """Descriptors under construction, from the registers of an operation's blocks."""
 
     groups: Mapping[str, Group]
     values: dict[str, int] = field(default_factory=dict[str, int])
@@ -138,9 +138,9 @@ class ReadBack:
     """The address of every cube, by its dotted name."""
 
     def read(self, table: Sequence[Line]) -> None:
-        """Takes what a table's lines hold.
+        """Reads the values of a table's lines.
 
-        Raises ArtefactError (E506) where two registers that the firmware sets alike differ.
+        Raises ArtefactError (E506) if two registers that the firmware sets alike differ.
         """
         for line in table:
             for term in line.terms:
@@ -172,6 +172,6 @@ class ReadBack:
         return self.groups[line.block].values[line.register.partition(".")[2]]
 
     def signed(self, path: str, bits: int) -> None:
-        """The number is in two's complement of so many bits."""
+        """Interprets a number in two's complement of so many bits."""
         if path in self.values:
             self.values[path] = signed(self.values[path] & ((1 << bits) - 1), bits)

@@ -7,12 +7,12 @@ from npuc.targets.nvdla.loadable.firmware.lines import WORD, Firmware, Writes
 from npuc.targets.nvdla.model.register_file import Group, LookUpTables
 
 FP16 = 2
-"""As a precision in descriptors."""
+"""The number of the precision fp16 in descriptors."""
 LINEAR = 1
 
 
 def look_up_tables(firmware: Firmware, block: str, lut: Lut, *, floating: bool) -> Writes:
-    """Both tables and their registers."""
+    """The writes of both tables and their registers."""
     for table, entries in (("LE", lut.le), ("LO", lut.lo)):
         yield firmware.fields(f"{block}.S_LUT_ACCESS_CFG", LUT_TABLE_ID=table, LUT_ACCESS_TYPE="WRITE")
         for entry in entries:
@@ -39,14 +39,14 @@ def look_up_tables(firmware: Firmware, block: str, lut: Lut, *, floating: bool) 
 
 
 def lut_of(group: Group, stored: LookUpTables) -> Lut:
-    """The tables as the registers of an operation describe them."""
+    """The tables as described by an operation's registers."""
 
     def slope(table: str, side: str) -> tuple[int, int]:
         name = f"LUT_{table}_SLOPE_{side}FLOW"
         return group.signed(f"{name}_SCALE"), group.signed(f"{name}_SHIFT")
 
     def limit(name: str) -> int:
-        """Unsigned, as the descriptor has it; CDP's 38 bits are not continued."""
+        """Unsigned, as in the descriptor; CDP's 38 bits are not sign-extended."""
         if group.block == "SDP":
             return group[f"LUT_{name}"]
         return group[f"LUT_{name}_HIGH"] << 32 | group[f"LUT_{name}_LOW"]

@@ -14,7 +14,7 @@ RECIPROCALS = (
     (0x10000, 0x8000, 0x5555, 0x4000, 0x3333, 0x2AAA, 0x2492, 0x2000),
     (0x7C00, 0x7800, 0x7555, 0x7400, 0x7266, 0x7155, 0x7092, 0x7000),
 )
-"""Of kernels of 1 to 8 elements: with 16 binary digits, and as fp17."""
+"""Reciprocals of kernels of 1 to 8 elements: with 16 fractional bits, and as fp17."""
 
 WIDTHS_IN = "PARTIAL_WIDTH_IN_FIRST=:in_0 PARTIAL_WIDTH_IN_MID=:in_1 PARTIAL_WIDTH_IN_LAST=:in_2"
 WIDTHS_OUT = "PARTIAL_WIDTH_OUT_FIRST=:out_0 PARTIAL_WIDTH_OUT_MID=:out_1 PARTIAL_WIDTH_OUT_LAST=:out_2"
@@ -123,14 +123,14 @@ DERIVED: Derived = {
 
 
 def pdp(firmware: Firmware, op: Pdp, surfaces: Surfaces) -> Writes:
-    """PDP_RDMA where the input lies in memory, then PDP."""
+    """The writes of PDP_RDMA, if the input is in memory, then of PDP."""
     from_memory = surfaces.source.type != HARDWARE
     tables = [*(POOLING_FETCH if from_memory else ()), *POOLING, *(POOLING_SOURCE if from_memory else ())]
     yield from firmware.writes([*tables, *POOLING_RESULT], op, surfaces, DERIVED)
 
 
 def pdp_of(read: ReadBack) -> tuple[Pdp, Surfaces]:
-    """The operation that registers describe, its cubes without addresses. Raises ArtefactError (E506)."""
+    """The operation described by registers, its cubes without addresses. Raises ArtefactError (E506)."""
     flying = "PDP_RDMA" not in read.groups
     read.read([*(() if flying else POOLING_FETCH), *POOLING, *(() if flying else POOLING_SOURCE), *POOLING_RESULT])
     op, surfaces = assembled(Pdp, read.of("op")), assembled(Surfaces, read.of("surfaces"))
@@ -149,7 +149,7 @@ def pdp_of(read: ReadBack) -> tuple[Pdp, Surfaces]:
 
 
 def own_reciprocals(read: ReadBack, op: Pdp) -> tuple[int, int] | None:
-    """The reciprocals of an average's width and height, if not those of its kernel: the firmware has no others."""
+    """The reciprocals of an average's width and height; None if they are the kernel's, as in the firmware."""
     group = read.groups["PDP"]
     found = (group["RECIP_KERNEL_WIDTH"], group["RECIP_KERNEL_HEIGHT"])
     known = (_reciprocal(op, op.kernel_width), _reciprocal(op, op.kernel_height))
@@ -157,7 +157,7 @@ def own_reciprocals(read: ReadBack, op: Pdp) -> tuple[int, int] | None:
 
 
 def cdp(firmware: Firmware, op: Cdp, surfaces: Surfaces, lut: Lut | None) -> Writes:
-    """CDP_RDMA, then CDP."""
+    """The writes of CDP_RDMA, then of CDP."""
     yield from firmware.writes(CHANNEL_FETCH, op, surfaces, DERIVED)
     if lut is not None:
         yield from look_up_tables(firmware, "CDP", lut, floating=op.in_precision == FP16)
@@ -165,7 +165,7 @@ def cdp(firmware: Firmware, op: Cdp, surfaces: Surfaces, lut: Lut | None) -> Wri
 
 
 def cdp_of(read: ReadBack) -> tuple[Cdp, Surfaces]:
-    """The operation that registers describe, its cubes without addresses. Raises ArtefactError (E506)."""
+    """The operation described by registers, its cubes without addresses. Raises ArtefactError (E506)."""
     read.read([*CHANNEL_FETCH, *CHANNEL])
     for side, bits in (("in", 16), ("out", 32)):
         read.signed(f"op.{side}_converter.offset", bits)

@@ -29,9 +29,9 @@ SUM = 2
 DATA_USE = ("MUL", "MUL", "ALU", "BOTH")
 DATA_MODE = ("PER_ELEMENT", "PER_KERNEL", "PER_ELEMENT")
 PROCESSING = ((0, 0, 0), (0, 1, 2), (0, 1, 2))
-"""Processing precision by the precision of result and source."""
+"""The processing precision, by the precision of result and source."""
 UNITS = (("BS", "B", "x1"), ("BN", "N", "x2"), ("EW", "E", "y"))
-"""Names of a unit: in SDP's registers, in those of its RDMA, in descriptors."""
+"""Names of a unit: in SDP's registers, in those of SDP_RDMA, in descriptors."""
 
 FETCH_CUBE = lines("""
 SDP_RDMA.D_DATA_CUBE_WIDTH *=surfaces.source.width-1
@@ -94,7 +94,7 @@ def needs_rdma(op: Sdp, surfaces: SdpSurfaces) -> bool:
 
 
 def sdp(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces, lut: Lut | None) -> Writes:
-    """SDP_RDMA, then SDP."""
+    """The writes of SDP_RDMA, then of SDP."""
     yield "SDP_RDMA.D_FEATURE_MODE_CFG", 0
     for _, letter, _ in UNITS:
         yield f"SDP_RDMA.D_{letter}RDMA_CFG", 0
@@ -136,7 +136,7 @@ def _rdma(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces) -> Writes:
 
 
 def _bypasses(name: str, unit: SdpUnit) -> dict[str, int]:
-    """The fields of a unit's configuration that X and Y share."""
+    """The configuration fields that all units share."""
     return {
         f"{name}_BYPASS": int(not unit.enable),
         f"{name}_ALU_BYPASS": int(unit.use not in (ALU, BOTH)),
@@ -187,7 +187,7 @@ def _y(firmware: Firmware, unit: SdpUnit) -> Writes:
 
 
 def sdp_of(read: ReadBack, atom_bytes: int) -> tuple[Sdp, SdpSurfaces]:
-    """The operation that registers describe, its cubes without addresses.
+    """The operation described by registers, its cubes without addresses.
 
     Raises ArtefactError (E506) for what the firmware cannot set: operands of one unit in memory and in registers.
     """
@@ -217,7 +217,7 @@ def sdp_of(read: ReadBack, atom_bytes: int) -> tuple[Sdp, SdpSurfaces]:
 
 
 def _unit(read: ReadBack, name: str, letter: str, place: str) -> SdpUnit:
-    """X1, X2 or Y as registers describe it."""
+    """X1, X2 or Y as described by registers."""
     group, rdma = read.groups["SDP"], read.groups.get("SDP_RDMA")
     if group[f"{name}_BYPASS"]:
         return SdpUnit()
@@ -248,7 +248,7 @@ def _unit(read: ReadBack, name: str, letter: str, place: str) -> SdpUnit:
 
 
 def _mode(group: Group, rdma: Group | None, name: str, letter: str, use: int) -> int:
-    """Where operands come from: registers, or memory by channel or element."""
+    """The mode of a unit's operands: in registers, or in memory per channel or element."""
     parts = [part for part, number in (("ALU", ALU), ("MUL", MUL)) if use & number]
     sources = {group.named(f"{name}_{part}_SRC") for part in parts}
     if len(sources) > 1:
@@ -269,7 +269,7 @@ def _converter(group: Group, part: str) -> Converter:
 
 
 def _operand_cube(read: ReadBack, name: str, whole: Cube, unit: SdpUnit) -> Cube:
-    """The cube of a unit's operands in memory; without any, an empty one."""
+    """The cube of a unit's operands in memory; empty if there are none."""
     rdma = read.groups.get("SDP_RDMA")
     if rdma is None or unit.mode == PER_LAYER:
         return Cube(address=NONE)

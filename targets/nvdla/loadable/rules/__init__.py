@@ -1,4 +1,4 @@
-"""What the stock runtime, driver and firmware demand of a loadable: one rule a function, its docstring the rule.
+"""The rules of the stock runtime, driver and firmware for a loadable: one function per rule, with it as docstring.
 
 Source: The loadable (facts). Three loadables of NVDLA's own compiler keep every rule.
 """
@@ -14,7 +14,7 @@ from npuc.targets.nvdla.machine.parameters import Machine
 
 
 def broken(loadable: schema.Loadable, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Every rule that a loadable breaks, and where. Raises ArtefactError (E502) for unreadable descriptors."""
+    """Every broken rule, and where. Raises ArtefactError (E502) for unreadable descriptors."""
     for rule in lists.RULES:
         yield from (((rule.__doc__ or "").strip(), where) for where in rule(loadable))
     for entry in engine_tasks(loadable):

@@ -23,7 +23,7 @@ MOST_ADDRESSES = 256
 
 @dataclass(frozen=True)
 class Checked:
-    """A task under examination."""
+    """A task being checked."""
 
     loadable: schema.Loadable
     entry: schema.Task
@@ -40,7 +40,7 @@ class Checked:
 
     @cached_property
     def accesses(self) -> list[Accesses]:
-        """What every operation touches."""
+        """The memory that every operation accesses."""
         return [
             Accesses(
                 common.engine,
@@ -103,7 +103,7 @@ def engines_follow_their_consumers(checked: Checked) -> Where:
 
 
 def consumers_are_of_their_engine(checked: Checked) -> Where:
-    """A consumer stands in the place of its engine; events are 1 (ended), 2 (programmed) or 3 (enabled)."""
+    """A consumer is in the slot of its engine; events are 1 (ended), 2 (programmed) or 3 (enabled)."""
     common = checked.task.common
     for each in common:
         for engine, consumer in enumerate(each.consumers):
@@ -125,7 +125,7 @@ def dependencies_are_counted(checked: Checked) -> Where:
 
 
 def pipes_are_tied(checked: Checked) -> Where:
-    """What takes a result through the pipe names its giver, of the engine before, with event 3; that it with 2."""
+    """An operation fed by the pipe names its producer, of the engine before, with event 3; that it with 2."""
     common = checked.task.common
     for each, surfaces in zip(common, checked.task.surfaces, strict=True):
         flies = each.engine != of.CONV and surfaces.source.type == of.HARDWARE
@@ -141,7 +141,7 @@ def pipes_are_tied(checked: Checked) -> Where:
 
 
 def sharing_operations_wait(checked: Checked) -> Where:
-    """An operation reads when what it reads is written, and writes when nothing else uses the place any more."""
+    """An operation reads only what has been written, and writes only where no other still reads or writes."""
     common, ended, last = checked.task.common, _ended(checked), ends(checked.accesses)
     for at, needed in enumerate(before(checked.accesses)):
         chain = [other for other, end in enumerate(last) if end == last[at]]
@@ -153,10 +153,11 @@ def sharing_operations_wait(checked: Checked) -> Where:
 
 
 def _ended(checked: Checked) -> list[Array]:
-    """For every operation, by engine, the last one that has surely ended when it is enabled.
+    """For every operation, by engine, the last one that has certainly ended when it is enabled.
 
-    By edges of event 1; with an operation its chain through the pipe; by event 3 what had ended for the other; and
-    the operation two before it in its engine, whose registers it has. Engines run in order.
+    Edges of event 1 imply that the other operation has ended, with its whole pipe chain; edges of event 3 imply
+    what had ended for the other one. The operation two before it in its engine has ended too, as it had the same
+    registers. Engines run in order.
     """
     common, last = checked.task.common, ends(checked.accesses)
     with_it = [np.full(len(of.ENGINES), of.NONE) for _ in common]
@@ -181,7 +182,7 @@ def _ended(checked: Checked) -> list[Array]:
 
 
 def _registers_of(common: Sequence[of.Common], at: int) -> list[tuple[int, bool]]:
-    """The operation whose registers an operation takes over when it has ended."""
+    """The operation that must have ended because this one uses its registers."""
     own = [other for other, each in enumerate(common[:at]) if each.engine == common[at].engine]
     return [(own[-2], True)] if len(own) > 1 else []
 
