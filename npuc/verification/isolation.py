@@ -86,7 +86,7 @@ class Isolated:
                 yield name, Alone(exact[name], self._room(exact[name], sizes[name]))
 
     def _groups(self) -> Iterator[list[str]]:
-        """The layers in one group; of a large network, in groups of one layer or at most LARGE bytes of weights."""
+        """The layers in one group; of a large network, in groups of one layer or at most LARGE weight bytes."""
         group, size = list[str](), 0
         for name in self.names:
             read = {each for node in _nodes_of(self.cut, [name]) for each in node.input} if self.large else set()
