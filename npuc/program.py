@@ -33,7 +33,7 @@ from npuc.storage.records import read
 
 FORMAT = "npuc-program"
 VERSION = 2
-"""The format's version: it increases when older programs would be misread or not read at all (docs/artefact.md)."""
+"""The format's version: increased when older programs would be misread or not read at all (docs/artefact.md)."""
 MANIFEST = "manifest.json"
 EVIDENCE = ("reference.onnx", "graph.json")
 GIVEN_BY = "given_by"

@@ -165,7 +165,7 @@ class Foreseeing(Protocol):
     """A target that can tell from shapes alone what does not fit its memories."""
 
     def foresee(self, graph: Graph, options: Options) -> None:
-        """Raises DoesNotFit as `lower` would, but before samples are run; never for a graph that `lower` accepts."""
+        """Raises DoesNotFit as `lower` would, but before samples are run; never for what `lower` accepts."""
         ...
 
 
@@ -271,7 +271,7 @@ class Target(Protocol):
     players: tuple[str, ...] = ()
     """Players for the test programs that it exports, the default first; empty if it exports none."""
     chip_models: tuple[str, ...] = ("own",)
-    """Simulators for `runner`: npuc's own model, one that is as fast as accuracy runs need (quick), the vendor's, the
+    """Simulators for `runner`: npuc's own model, a fast form of it for accuracy runs (quick), the vendor's, the
     hardware description."""
     inexact: tuple[str, ...] = ()
     """Rewrites that may change a result by more than 1 LSB, used only if --allow names them."""
