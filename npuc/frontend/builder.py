@@ -98,8 +98,7 @@ class Builder:
         whole = made
         while isinstance(whole.base, np.ndarray):
             whole = whole.base
-        if id(whole) not in self._held or whole.nbytes < made.nbytes:  # a broadcast view may still be expanded in
-        memory
+        if id(whole) not in self._held or whole.nbytes < made.nbytes:  # a view may still be expanded
             take(made.nbytes, "a constant", tensor=name)
             self._held[id(whole)] = whole
         self.constants[name] = made

@@ -9,7 +9,7 @@ from npuc.frontend.importers.table import Importer
 
 
 def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...]:
-    """The axes: an attribute, or an input since opset 18 (ReduceSum 13); if absent, all axes or, if so set, none."""
+    """The axes: an attribute, or an input since opset 18 (ReduceSum 13); if absent, all or none."""
     rank = len(to.shape(node.inputs[0]))
     given = to.integers(node, 1) if node.given(1) else node.attrs.get("axes") or ()
     if given or node.attrs.get("noop_with_empty_axes"):

@@ -137,8 +137,7 @@ def _pool(node: OnnxNode, to: Builder) -> None:
     counted = {"count_include_pad": node.attrs["count_include_pad"]} if node.op == "AveragePool" else {}
     if ceil_mode and not any(counted.values()):
         explicit = _pads_instead_of_ceil_mode(node, spatial, kernel, pads)
-        if all(end < extent for end, extent in zip(explicit[rank:], kernel, strict=True)):  # the limit that ONNX
-        sets
+        if all(end < extent for end, extent in zip(explicit[rank:], kernel, strict=True)):  # ONNX's limit
             pads, ceil_mode = explicit, 0
     to.emit(
         node,
