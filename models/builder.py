@@ -88,7 +88,7 @@ class NetworkBuilder:
         return name
 
     def _he(self, shape: tuple[int, ...], fan_in: int) -> NDArray[np.float32]:
-        """Normal with the variance 2 / fan_in, which preserves the magnitude of maps after ReLUs (He et al., 2015)."""
+        """Normal with the variance 2 / fan_in, which preserves the size of maps after ReLUs (He et al., 2015)."""
         return (self._random.standard_normal(shape) * sqrt(2 / fan_in)).astype(np.float32)
 
     def _normal(self, count: int, mean: float, deviation: float) -> NDArray[np.float32]:

@@ -125,7 +125,7 @@ def moved_inputs(rewriter: Rewriter, node: Node) -> tuple[str, ...] | None:
 
 
 def may_move(rewriter: Rewriter, name: str, layout: Layout) -> bool:
-    """Whether a node can exist in another layout: onnxruntime interpolates only certain axes, also in references."""
+    """Whether a node can exist in another layout: onnxruntime interpolates only along certain axes."""
     node = rewriter.node(name)
     if node is None or node.op != "Resize" or RESIZE_MODE(node) == "nearest":
         return True
