@@ -22,7 +22,7 @@ CHIP_MODELS = {
 
 
 def _an_image(report: Mapping[str, Any]) -> str:
-    """The cost per image of a batch; empty if the program takes a single image."""
+    """Cycles per image of a batch; empty if the program takes a single image."""
     each = report.get("cycles_per_image", report["cycles"])
     return "" if each == report["cycles"] else f" ({each:,.0f} an image)"
 
