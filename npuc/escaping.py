@@ -22,9 +22,9 @@ INVISIBLE = re.compile(
 
 
 def terminal(text: str) -> str:
-    r"""One line for a terminal: what it would not show as a character of its own becomes an escape.
+    r"""One line for a terminal: anything that it would not show as a visible character becomes an escape.
 
-    That is control characters, line ends, directions and widths (bidirectional marks, zero-width characters).
+    This applies to control characters, line ends, bidirectional marks and zero-width characters.
 
     >>> print(terminal("conv\n\x1b[2J\u202e 1 é 卷积"))
     conv\n\x1b[2J\u202e 1 é 卷积
@@ -143,9 +143,9 @@ def c_string(text: str) -> str:
 
 
 def c_identifier(text: str) -> str:
-    """What a function may be called: ASCII letters and digits, `_` for anything between; empty if there are none.
+    """The text as a C identifier: ASCII letters and digits, `_` for anything in between; empty if there are none.
 
-    Something has to follow it (`_kernel`), as it may be a word of C itself.
+    A suffix must follow it (`_kernel`), as it may be a C keyword.
 
     >>> c_identifier("7 nets (é); int"), c_identifier("LeNet-5"), c_identifier("é")
     ('n7_nets_int', 'LeNet_5', '')
