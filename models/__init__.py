@@ -1,6 +1,6 @@
-"""Networks to compile, test and measure with: one builder a file, and a small trained network.
+"""Networks for compiling, testing and measuring: one builder per file, and a small trained network.
 
-`MODELS` names them all; a builder's module, and onnx with it, is imported when the builder is called.
+`MODELS` lists them all; a builder's module, and onnx with it, is imported when the builder is called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A network written layer by layer, as an ONNX model with seeded random weights.
+"""Builder of networks, layer by layer, as ONNX models with seeded random weights.
 
 Maps are (N, C, H, W) with N = 1; every method appends one layer and returns the name of its result.
 """
@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
 IR_VERSION = 8
-"""What onnxruntime 1.18, the oldest one supported, reads."""
+"""The newest version that onnxruntime 1.18, the oldest one supported, reads."""
 
 Pair = int | tuple[int, ...]
 Pads = str | tuple[int, ...]
@@ -42,7 +42,7 @@ def explicit_pads(extents: Sequence[int], spans: Sequence[int], strides: Sequenc
 
 
 _GAIN = {"Conv": 2.0, "Gemm": 2.0, "ConvTranspose": 2.0, "Relu": 0.5, "Clip": 0.5}
-"""Mean square of a result over that of its operand, for weights as `_he` draws them."""
+"""Mean square of a result relative to its operand's, for weights drawn by `_he`."""
 
 
 class NetworkBuilder:
@@ -50,7 +50,7 @@ class NetworkBuilder:
 
     opset: ClassVar[int] = OPSET
     functions: ClassVar[tuple[onnx.FunctionProto, ...]] = ()
-    """Functions that nodes may call; a model holds those that are called."""
+    """Functions that nodes may call; a model includes those that are called."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.name = name
@@ -68,14 +68,14 @@ class NetworkBuilder:
         return name
 
     def weight(self, value: NDArray[Any], role: str) -> str:
-        """A constant of the layer that is appended next."""
+        """A constant of the next layer."""
         name = f"n{len(self._nodes)}_{role}"
         self._weights.append(numpy_helper.from_array(value, name))
         self.shapes[name] = value.shape
         return name
 
     def name_of(self, op: str) -> str:
-        """The name of the node that is appended next, and of its result."""
+        """The name of the next node and of its result."""
         return f"n{len(self._nodes)}_{op}"
 
     def node(self, op: str, inputs: Sequence[str], shape: Sequence[int], **attrs: Any) -> str:
@@ -88,7 +88,7 @@ class NetworkBuilder:
         return name
 
     def _he(self, shape: tuple[int, ...], fan_in: int) -> NDArray[np.float32]:
-        """Normal with the variance 2 / fan_in, which keeps maps behind ReLUs in size (He et al., 2015)."""
+        """Normal with the variance 2 / fan_in, which preserves the size of maps after ReLUs (He et al., 2015)."""
         return (self._random.standard_normal(shape) * sqrt(2 / fan_in)).astype(np.float32)
 
     def _normal(self, count: int, mean: float, deviation: float) -> NDArray[np.float32]:
@@ -120,7 +120,7 @@ class NetworkBuilder:
         return self.node("Conv", inputs, shape, group=group, **geometry)
 
     def depthwise(self, x: str, kernel: Pair, *, stride: Pair = 1, pads: Pads = "same", dilation: Pair = 1) -> str:
-        """A convolution of every channel by itself, without bias."""
+        """A depthwise convolution without bias."""
         C = self.shapes[x][1]
         return self.conv(x, C, kernel, stride=stride, pads=pads, dilation=dilation, group=C, bias=False)
 
@@ -140,7 +140,7 @@ class NetworkBuilder:
         return self.node("Gemm", [x, w, b], (batch, features), transB=1)
 
     def batch_norm(self, x: str) -> str:
-        """Batch normalisation over axis 1 as training leaves it: statistics near, but not at, those of x."""
+        """Batch normalisation over axis 1 as after training: statistics close, but not equal, to those of x."""
         C, power = self.shapes[x][1], self._power[x]
         scale, bias = self._normal(C, 1, 0.15), self._normal(C, 0, 0.1)
         mean = self._normal(C, 0, 0.2 * sqrt(power))
@@ -212,6 +212,6 @@ class NetworkBuilder:
 def windows(
     extents: Sequence[int], spans: Sequence[int], strides: Sequence[int], pads: Sequence[int]
 ) -> tuple[int, ...]:
-    """How many windows fit along each axis."""
+    """The number of windows that fit along each axis."""
     rank = len(extents)
     return tuple((extents[i] + pads[i] + pads[i + rank] - spans[i]) // strides[i] + 1 for i in range(rank))

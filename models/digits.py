@@ -1,6 +1,6 @@
-"""A small residual network trained on scikit-learn's 8x8 digits; npuc.models.train_digits made it.
+"""A small residual network trained on scikit-learn's 8x8 digits by npuc.models.train_digits.
 
-`digits_calibration.npz` (`x`) and `digits_test.npz` (`x`, `y`) stand beside the model: grey values 0..16 as
+`digits_calibration.npz` (`x`) and `digits_test.npz` (`x`, `y`) are stored beside the model: grey values 0..16 as
 uint8 in the input's shape without the batch, to be fed as float32.
 """
 

@@ -17,7 +17,7 @@ STAGES = (
 
 
 def _block(net: NetworkBuilder, x: str, expansion: int, channels: int, stride: int) -> str:
-    """Expand, filter each channel, project; a shortcut where the shape stays."""
+    """Expand, filter each channel, project; a shortcut if the shape stays the same."""
     y = x
     if expansion > 1:
         y = net.relu6(net.batch_norm(net.conv(y, expansion * net.shapes[x][1], 1, bias=False)))

@@ -1,4 +1,4 @@
-"""A network in which nothing divides: odd maps, channels 5, 19 and 33, one-sided pads, overlapping pools."""
+"""A network of awkward sizes: odd maps, channels 5, 19 and 33, one-sided pads, overlapping pools."""
 
 import onnx
 

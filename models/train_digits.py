@@ -24,7 +24,7 @@ from npuc.models.digits import FOLDER
 
 Array = NDArray[np.float32]
 Gradient = Callable[[Array], Array]
-"""From the loss's gradient by a layer's result to that by its operand; keeps those by the parameters."""
+"""Maps the loss's gradient by a layer's result to that by its operand; stores those by the parameters."""
 
 SEED, TEST_IMAGES, CALIBRATION_IMAGES = 7, 500, 128
 EPOCHS, BATCH, RATE = 40, 32, 3e-3
@@ -121,7 +121,7 @@ class DigitsNet:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """In the order of the network."""
+        """The layers in network order."""
         return (self.stem, self.residual, self.wide, self.down, self.head)
 
     def forward(self, x: Array) -> tuple[Array, Gradient]:
@@ -147,7 +147,7 @@ class DigitsNet:
 
 
 def _shifted(random: np.random.Generator, x: Array) -> Array:
-    """Every image moved by -1, 0 or 1 pixels along both axes; what comes in is background."""
+    """Every image moved by -1, 0 or 1 pixels along both axes, filled with background."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     corners = random.integers(0, 3, (len(x), 2))
     return np.stack([image[i : i + 8, j : j + 8] for image, (i, j) in zip(padded, corners.tolist(), strict=True)])

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# onnxruntime 1.29 and newer report to their makers every model that they open, unless this is set before they are
-# imported. The thread that does so holds locks at times, on which a confined copy of the process waits for ever.
+# onnxruntime 1.29 and newer send telemetry about every model that they open unless this is set before the import.
+# The telemetry thread takes locks at times, and a confined copy of the process would wait for them for ever.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# In a checkout passes/, targets/ and models/ stand beside this package; in a wheel they lie inside it.
+# In a checkout passes/, targets/ and models/ are beside this package; in a wheel they are inside it.
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file():
     __path__.append(str(_checkout))
@@ -45,7 +45,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """What the package offers, imported when it is asked for: starting npuc must cost nothing."""
+    """The package's public names, imported on access so that starting npuc is cheap."""
     if name not in _HOME:
         raise AttributeError(f"module 'npuc' has no attribute '{name}'")
     from importlib import import_module

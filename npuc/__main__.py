@@ -6,7 +6,7 @@ from npuc import interrupts
 
 
 def main() -> None:
-    """Runs a command; it may be interrupted from here on, at any moment."""
+    """Runs a command; signals are handled from here on."""
     sys.exit(interrupts.guarded(_command))
 
 

@@ -1,4 +1,4 @@
-"""Buffers to addresses by lifetime: what is alive together must not overlap."""
+"""Allocation of buffers to addresses by lifetime: buffers that are alive together must not overlap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Buffer:
-    """Something that occupies `size` consecutive units from step `first` to step `last`, both included."""
+    """A region of `size` consecutive units, occupied from step `first` to step `last` inclusive."""
 
     name: str
     size: int
@@ -22,13 +22,13 @@ class Buffer:
 
 
 def lower_bound(buffers: Sequence[Buffer]) -> int:
-    """The most units alive in one step: no placement needs less."""
+    """The most units alive in any step: a lower bound for every placement."""
     changes = sorted([(b.first, 0, b.size) for b in buffers] + [(b.last, 1, -b.size) for b in buffers])
     return max(accumulate(size for _, _, size in changes), default=0)
 
 
 def allocate(buffers: Sequence[Buffer]) -> dict[str, int]:
-    """An address for every buffer; the best of several greedy orders by peak, then by order.
+    """An address for every buffer: the best of several greedy orders by peak, ties by order.
 
     Each buffer takes the lowest gap among those alive with it. The result is deterministic.
     """
@@ -49,7 +49,7 @@ def fits(buffers: Sequence[Buffer], capacity: int) -> bool:
 
 
 def _orders(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """The orders in which the buffers are placed, one plan each."""
+    """The orders of placement, one per attempt."""
     yield sorted(buffers, key=lambda b: (-b.size, b.first, b.name))
     yield sorted(buffers, key=lambda b: (b.first, -b.size, b.name))
     yield sorted(buffers, key=lambda b: (-(b.last - b.first), -b.size, b.name))

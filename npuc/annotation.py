@@ -1,4 +1,4 @@
-"""The bytes of a program's files beside what they hold, as a hex view has them."""
+"""Annotated hex view of a program's files: the bytes beside their meaning."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ROW_BYTES = 16
 
 @dataclass(frozen=True)
 class MemoryAnnotation:
-    """What a file holds from byte `start` on, until something else begins."""
+    """What a file contains from byte `start` on, up to the next annotation."""
 
     start: int
     what: str
     nodes: tuple[str, ...] = ()
-    """The ONNX nodes that it is for."""
+    """The ONNX nodes to which the bytes belong."""
 
 
 def name_of(program: Program, asked: str) -> str:
-    """The file of this name, or of a memory's name: weight is weight.bin. Raises ArtefactError (E508)."""
+    """The file of this name, or of a memory's name: `weight` is weight.bin. Raises ArtefactError (E508)."""
     found = [name for name in sorted(program.files) if asked in (name, name.partition(".")[0])]
     if not found:
         known = sorted(program.files)
@@ -34,9 +34,9 @@ def name_of(program: Program, asked: str) -> str:
 
 
 def rows(data: bytes, held: Iterable[MemoryAnnotation]) -> list[dict[str, Any]]:
-    """Rows of 16 bytes at most: address, hexadecimal bytes in order, what they hold, its nodes.
+    """Rows of at most 16 bytes: address, hexadecimal bytes in order, contents, nodes.
 
-    A row ends where something else begins; what begins at one place several times is named together.
+    A row ends where the next annotation begins; annotations with the same start share a row.
     """
     places: dict[int, list[MemoryAnnotation]] = {}
     for each in held:
@@ -55,7 +55,7 @@ def rows(data: bytes, held: Iterable[MemoryAnnotation]) -> list[dict[str, Any]]:
 
 
 def view(name: str, size: int, found: Sequence[Mapping[str, Any]], form: str) -> str:
-    """The rows as text, JSON or CSV; as text each row names what begins there."""
+    """The rows as text, JSON or CSV."""
     if form == "json":
         return as_json({"status": "ok", "image": name, "bytes": size, "rows": list(found)})
     if form == "csv":

@@ -46,29 +46,29 @@ Shapes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program, ready to run and to look at."""
+    """A program, ready to run and to inspect."""
 
     program: Program
 
     @cached_property
     def target(self) -> Target:
-        """What it was compiled for."""
+        """The target that it was compiled for."""
         return target_of(self.program)
 
     @property
     def report(self) -> Mapping[str, Any]:
-        """What `npuc compile --json` prints: cycles, memories, layers."""
+        """The report that `npuc compile --json` prints: cycles, memories, layers."""
         return self.program.report
 
     @property
     def timeline(self) -> Timeline:
-        """When its engines work, and what its memories hold meanwhile."""
+        """The activity of its engines and the contents of its memories over time."""
         return self.target.timeline(self.program)
 
     def run(self, inputs: Data) -> dict[str, Array]:
         """The outputs by name for all samples, simulated from words and images alone.
 
-        Raises DataError (E401, E402) for inputs that the program does not take.
+        Raises DataError (E401, E402) for inputs that the program does not accept.
         """
         return driver.run_batches(self.runner, self.samples(inputs))
 
@@ -78,12 +78,12 @@ class Compiled:
         return self.target.runner(self.program)
 
     def samples(self, inputs: Data) -> data.Samples:
-        """The data as this program takes it."""
+        """The data as samples of this program's inputs."""
         with _file(inputs) as path:
             return data.load([path], driver.program_inputs(self.program))
 
     def listing(self) -> list[dict[str, Any]]:
-        """Its instructions in order, with their fields and source nodes."""
+        """The instructions in order, with their fields and source nodes."""
         return self.target.listing(self.program)
 
     def save(self, directory: str | PathLike[str], *, force: bool = False) -> None:
@@ -98,7 +98,7 @@ class CompiledVariants:
     variants: tuple[Compiled, ...]
 
     def of(self, inputs: Data) -> Compiled:
-        """The first program that takes the data. Raises DataError (E401, E402) if none does."""
+        """The first program that accepts the data. Raises DataError (E401, E402) if none does."""
         refusal: DataError | None = None
         for each in self.variants:
             try:
@@ -111,7 +111,7 @@ class CompiledVariants:
         raise refusal
 
     def run(self, inputs: Data) -> dict[str, Array]:
-        """The outputs of the program that takes the data; raises as `of`."""
+        """The outputs of the program that accepts the data; raises as `of`."""
         return self.of(inputs).run(inputs)
 
     def save(self, directory: str | PathLike[str], *, force: bool = False) -> None:
@@ -130,8 +130,8 @@ def compile(
 ) -> Compiled:
     """The program of a model; without calibration data the scales come from synthetic samples.
 
-    flags: those of `npuc compile` by name, which come before the options' fields. Raises NpucError with every
-    problem of the model or the target, Mismatch (E603) for a program that was seen not to do what the model says,
+    flags: those of `npuc compile` by name; they take precedence over the options' fields. Raises NpucError with
+    every problem of the model or the target, Mismatch (E603) for a program found to differ from the model,
     TypeError and ValueError for flags that the target does not have, and KeyError for an unknown target.
     """
     kind, shapes = find(target), _shapes(input_shapes)
@@ -154,10 +154,10 @@ def compile_variants(
     options: Options | None = None,
     **flags: Unpack[Flags],
 ) -> CompiledVariants:
-    """A program for every set of input shapes, two or more, each calibrated on the data that has its shapes.
+    """A program for each of two or more sets of input shapes, calibrated on the data with these shapes.
 
-    Raises as `compile`, DataError (E402) where no calibration data has the shapes of a program, and ValueError for
-    less than two sets of shapes.
+    Raises as `compile`, DataError (E402) if no calibration data has the shapes of a program, and ValueError for
+    fewer than two sets of shapes.
     """
     if len(input_shapes) < 2:
         raise ValueError("variants are of two sets of input shapes or more: npuc.compile takes one")
@@ -171,7 +171,7 @@ def compile_variants(
 
 
 def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Compiled:
-    """The program of an artefact. Raises ArtefactError (E501, E502) where it is damaged or foreign.
+    """The program of an artefact. Raises ArtefactError (E501, E502) if it is damaged or was not written by npuc.
 
     A variant is loaded from its folder, OUT/variants/0; OUT itself is refused (E508).
     """
@@ -190,7 +190,10 @@ def check(
     options: Options | None = None,
     **flags: Unpack[Flags],
 ) -> list[Problem]:
-    """Everything that keeps a model from a target, all at once; empty if it compiles. flags: as for `compile`."""
+    """Everything that prevents a model from compiling for a target, all at once; empty if it compiles.
+
+    flags: as for `compile`.
+    """
     kind = find(target)
     with _model_file(model) as path:
         return driver.problems(path, kind, _shapes(input_shapes), options_of(kind, options, flags))
@@ -204,10 +207,10 @@ def verify(
     min_sqnr_db: float | None = None,
     min_cosine: float | None = None,
 ) -> dict[str, Any]:
-    """What `npuc verify --json` prints: the program against onnxruntime, output by output and layer by layer.
+    """The report that `npuc verify --json` prints: the program against onnxruntime, by outputs and layers.
 
     Without inputs: synthetic samples of every kind, on which the accuracy of integers is not judged. Raises
-    ArtefactError (E501) if the program is another model's.
+    ArtefactError (E501) if the program was compiled from another model.
     """
     from npuc.verification.checking import verify as verified
     from npuc.verification.criterion import tolerance
@@ -223,12 +226,12 @@ def verify(
 def accuracy(
     model: Model, program: Compiled, inputs: Data, *, metric: str | None = None, **asked: Any
 ) -> dict[str, Any]:
-    """What `npuc accuracy --json` prints: how good the program is at its task, beside the model in fp32.
+    """The report that `npuc accuracy --json` prints: the accuracy at the task, next to the model in fp32.
 
-    Labels are `y` in the data. metric, asked: the options of the command by name (`score_threshold=0.3`).
-    Raises ArtefactError (E501) if the program is another model's, DataError (E401, E402) for data and outputs that
-    cannot be judged, ValueError for a value or an option that the metric does not take, TypeError for a name that
-    there is not.
+    Labels are `y` in the data. metric, asked: the options of the command by name (`score_threshold=0.3`). Raises
+    ArtefactError (E501) if the program was compiled from another model, DataError (E401, E402) for data and
+    outputs that cannot be judged, ValueError for an invalid value or an option that the metric does not accept,
+    TypeError for an unknown name.
     """
     from npuc.verification.accuracy import Subject
     from npuc.verification.accuracy import accuracy as judged
@@ -246,7 +249,7 @@ def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def _model_file(model: Model) -> Generator[Path]:
-    """The model as a file; one in memory for as long as the block lasts."""
+    """The model as a file; a model in memory is written to one that exists during the block."""
     if isinstance(model, str | PathLike):
         yield Path(model)
         return

@@ -1,7 +1,7 @@
-"""Instruction words and registers, declared once as dataclasses whose fields say which bits they take.
+"""Instruction words and registers, declared once as dataclasses whose fields specify their bits.
 
-From one declaration come the encoder, the decoder, the assembler's field list, the documentation table and
-the property tests. The fields of a word cover every bit exactly once (checked when the class is declared), so
+The encoder, the decoder, the assembler's field list, the documentation table and the property tests derive from
+one declaration. The fields of a word cover every bit exactly once (checked when the class is declared), so
 decode(encode(word)) == word and encode(decode(Word, value)) == value for every value.
 
 >>> @word(16)
@@ -31,14 +31,14 @@ Names = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Bits:
-    """Where a field lies (bits high..low) and how its value is stored."""
+    """The position of a field (bits high..low) and how its value is stored."""
 
     high: int
     low: int
     meaning: str
     minus_one: bool = False
     names: Names = ()
-    """Values that the document calls by a name."""
+    """Names of values in the documentation."""
 
     @property
     def width(self) -> int:
@@ -94,7 +94,7 @@ def places(cls: type[Any]) -> dict[str, Bits]:
 
 
 def encode(value: Any) -> int:
-    """The word as an integer. Raises EncodingError (E301) for a value that its field cannot hold."""
+    """The word as an integer. Raises EncodingError (E301) for a value that does not fit its field."""
     result = 0
     for name, place in places(type(value)).items():
         number = getattr(value, name)
@@ -110,7 +110,7 @@ def encode(value: Any) -> int:
 
 
 def decode(cls: type[W], value: int) -> W:
-    """The fields of an integer read as this word."""
+    """An integer decoded as this word."""
     found = {
         name: ((value >> place.low) & ((1 << place.width) - 1)) + place.least
         for name, place in places(cls).items()
@@ -119,7 +119,7 @@ def decode(cls: type[W], value: int) -> W:
 
 
 def shown(value: Any) -> dict[str, str | int]:
-    """The fields of a word as a listing shows them: a value's name where it has one, else the number."""
+    """The fields of a word for a listing: a value's name if it has one, otherwise the number."""
     return {
         name: next((each for each, number in place.names if number == getattr(value, name)), None)
         or getattr(value, name)

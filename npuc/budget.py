@@ -1,7 +1,7 @@
-"""What a model and its data may take of memory: constants, folded values, expanded functions, unpacked arrays.
+"""Memory budget for models and data: constants, folded values, expanded functions, unpacked arrays.
 
-A file of a few bytes can ask for any amount. Whoever is about to make something of a size that a file names asks
-here first. All draw from one budget; nothing is given back before the work is done.
+A file of a few bytes can request any amount of memory. Code that allocates a size named in a file must check here
+first. All of it shares one budget; nothing is returned before the work is done.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from npuc.errors import ArtefactError, DataError, ModelError
 
 MEMORY_LIMIT = 1 << 30
-"""Bytes; --memory-limit changes them."""
+"""In bytes; --memory-limit changes it."""
 TIME_LIMIT = 30
-"""Seconds of processor time that onnxruntime may take to open a model that others made, or for one sample of it;
---time-limit changes them."""
+"""Seconds of processor time for onnxruntime to open an untrusted model, or to run one sample of it;
+--time-limit changes it."""
 NODE_BYTES = 1 << 12
-"""Bytes of a node with its names and types."""
+"""Bytes counted for a node with its names and types."""
 REMEDY = "if you trust it, allow more with --memory-limit BYTES"
 
 
 @dataclass
 class Budget:
-    """Bytes that may be used, and bytes in use."""
+    """A limit and the bytes in use."""
 
     limit: int
     used: int = 0
@@ -34,7 +34,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes, and seconds of processor time."""
+    """Memory in bytes, and processor time in seconds."""
 
     memory: int = MEMORY_LIMIT
     seconds: int = TIME_LIMIT
@@ -51,7 +51,7 @@ def limits() -> Limits:
 
 @contextmanager
 def limited(memory: int | None = None, seconds: int | None = None) -> Generator[None]:
-    """A block with other limits for budgets (bytes) and onnxruntime (seconds); None keeps a limit."""
+    """A block with other limits for budgets (bytes) and onnxruntime (seconds); None keeps the current one."""
     before = limits()
     token = _limits.set(Limits(memory or before.memory, seconds or before.seconds))
     try:
@@ -62,7 +62,7 @@ def limited(memory: int | None = None, seconds: int | None = None) -> Generator[
 
 @contextmanager
 def budget() -> Generator[None]:
-    """A block, or a decorated function, with a budget of its own unless it runs within one."""
+    """A block, or a decorated function, with a budget of its own unless it is nested in another."""
     if _current.get() is not None:
         yield
         return
@@ -94,7 +94,7 @@ def too_long() -> ModelError:
 
 
 def expect_simulable(size: int, what: str) -> None:
-    """Raises ArtefactError (E509) unless so many bytes are left for what an artefact says."""
+    """Raises ArtefactError (E509) unless `size` bytes, requested by an artefact, are left."""
     try:
         expect_room(size, what)
     except ModelError as error:
@@ -102,7 +102,7 @@ def expect_simulable(size: int, what: str) -> None:
 
 
 def take(size: int, what: str, *, node: str | None = None, tensor: str | None = None) -> None:
-    """Uses bytes. Raises ModelError (E110) where they are not left."""
+    """Uses bytes of the budget. Raises ModelError (E110) if too few are left."""
     expect_room(size, what, node=node, tensor=tensor)
     given = _current.get()
     if given is not None:
@@ -110,7 +110,7 @@ def take(size: int, what: str, *, node: str | None = None, tensor: str | None = 
 
 
 def content(path: Path) -> bytes:
-    """Bytes of a file, whatever it says of its size. Raises OSError, and ModelError (E110) beyond the limit."""
+    """The bytes of a file, whatever size it claims. Raises OSError, and ModelError (E110) beyond the limit."""
     expect_room(path.stat().st_size, "a file")
     with path.open("rb") as file:
         data = file.read() if path.is_file() else file.read(limits().memory + 1)
@@ -119,7 +119,7 @@ def content(path: Path) -> bytes:
 
 
 def fits(size: int) -> bool:
-    """Uses bytes, if they are left."""
+    """Uses bytes of the budget if enough are left; returns whether they are."""
     try:
         take(size, "")
     except ModelError:
@@ -128,7 +128,7 @@ def fits(size: int) -> bool:
 
 
 def take_data(size: int, file: str, array: str) -> None:
-    """Uses bytes for an array of a data file. Raises DataError (E403) where they are not left."""
+    """Uses bytes for an array of a data file. Raises DataError (E403) if too few are left."""
     try:
         take(size, "an array")
     except ModelError as error:

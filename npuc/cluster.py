@@ -18,10 +18,10 @@ def on_cluster(
     scheduler: str,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Iterator[R]:
-    """What the function makes of every task, in their order.
+    """The results of the function for all tasks, in order.
 
-    tasks: given how many run side by side. advance: called with 1 after each.
-    Raises ArtefactError (E507) without Dask and where the cluster fails; an NpucError of a task as it is.
+    tasks: makes the tasks, given how many run in parallel. advance: called with 1 after each.
+    Raises ArtefactError (E507) without Dask and if the cluster fails; an NpucError of a task is passed on.
     """
     try:
         distributed: Any = import_module("distributed")
@@ -36,6 +36,6 @@ def on_cluster(
                 advance(1)
     except NpucError:
         raise
-    except Exception as error:  # whatever fails on a worker comes back as itself
+    except Exception as error:  # a failure on a worker arrives with its own type
         reason = f"the Dask cluster at '{scheduler}' fails ({type(error).__name__}: {error})"
         raise ArtefactError("E507", reason, remedy="check the address, and that its workers have npuc") from None

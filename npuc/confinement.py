@@ -1,7 +1,8 @@
-"""onnxruntime on models that others made, in a process of its own with limits on memory and processor time.
+"""onnxruntime on untrusted models, in a separate process with limits on memory and processor time.
 
-What a model asks for while it runs cannot be told from its text: shapes that are computed, loops without an end,
-windows as large as the map. The operating system bounds it instead, and npuc goes on when the process has ended.
+What a model requests while it runs cannot be determined from the file: computed shapes, endless loops, windows as
+large as the feature map. The operating system enforces the limits instead, and npuc continues when the process has
+ended.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from npuc import budget, interrupts
 from npuc.errors import ModelError, NpucError
 
 AVAILABLE = sys.platform == "linux"
-"""Where the system counts what a process has, and copies one without cost. Elsewhere onnxruntime has no limits."""
+"""Linux reports a process's resource usage and forks cheaply. On other systems onnxruntime is not limited."""
 IDLE = 1.0
-"""Seconds after which a process without work looks whether anyone is left to give it some."""
+"""Seconds after which an idle process checks whether its parent still exists."""
 STILL = 20.0
-"""Seconds without any use of the processor after which a process counts as stuck: it holds a lock for ever."""
+"""Seconds without any processor use after which a process counts as stuck, in a deadlock."""
 EXHAUSTED = ("bad_alloc", "allocate", "bad array new length", "length_error")
-"""What onnxruntime and numpy say where the system gives them no more memory."""
+"""Parts of the messages of onnxruntime and numpy when memory is exhausted."""
 
 
 class _StoodStill(ModelError):
@@ -51,10 +52,10 @@ class Value:
 
 
 class Confined:
-    """A session of onnxruntime in another process, which has `budget`'s limits."""
+    """An onnxruntime session in another process, with `budget`'s limits."""
 
     def __init__(self, opened: Callable[[], Any]) -> None:
-        """opened: opens the session. Raises what it raises, and ModelError (E110, E111) beyond the limits."""
+        """opened: opens the session. Raises its exceptions, and ModelError (E110, E111) beyond the limits."""
         import onnxruntime as _  # noqa: F401  once, and not again in every process
 
         self.limits = budget.limits()
@@ -66,7 +67,7 @@ class Confined:
     def _start(self, opened: Callable[[], Any]) -> None:
         """Opens the session in a new process.
 
-        Raises _StoodStill for one that does nothing, as a copy does that another thread's lock was copied into.
+        Raises _StoodStill if the process does nothing, for instance because it inherited a lock of another thread.
         """
         self.pipe, theirs = Pipe()
         _bound(self.pipe)
@@ -89,7 +90,7 @@ class Confined:
         return self.outputs
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """These outputs, or all. Raises ModelError: E105 where onnxruntime refuses, E110, E111 beyond limits."""
+        """These outputs, or all. Raises ModelError: E105 if onnxruntime refuses, E110 and E111 beyond limits."""
         try:
             self.pipe.send((names, dict(feeds)))
         except OSError:
@@ -112,7 +113,7 @@ class Confined:
         return found
 
     def _ended(self) -> NpucError:
-        """Why there is no answer."""
+        """The reason why there is no answer."""
         status = self.end() or 0
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             return budget.too_long()
@@ -122,14 +123,14 @@ class Confined:
 
 
 class Unconfined:
-    """The same in this process, without limits."""
+    """The same interface in this process, without limits."""
 
     def __init__(self, opened: Callable[[], Any]) -> None:
         self.session = opened()
         self.get_inputs, self.get_outputs = self.session.get_inputs, self.session.get_outputs
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """These outputs, or all. Raises ModelError (E105) where onnxruntime refuses."""
+        """These outputs, or all. Raises ModelError (E105) if onnxruntime refuses."""
         try:
             return self.session.run(names, feeds)
         except Exception as error:  # onnxruntime raises many unrelated types
@@ -137,26 +138,26 @@ class Unconfined:
 
 
 def foreign_session(opened: Callable[[], Any]) -> Confined | Unconfined:
-    """The session of a model that others made, confined where the system can."""
+    """The session of an untrusted model, confined if the system supports it."""
     return (Confined if AVAILABLE else Unconfined)(opened)
 
 
 def processor_time(process: int) -> tuple[str, ...]:
-    """What a process has used of the processor, in the system's ticks: by itself, and in the system for it."""
+    """A process's processor time so far in clock ticks: in user mode, and in the kernel."""
     try:
         return tuple(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13])
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return ()
 
 
 def _end(process: int, pipe: Connection, owner: int) -> int:
-    """Ends a process, unless another has started it; gives its status."""
+    """Ends a process, unless another process started it; returns its status."""
     pipe.close()
     return interrupts.end(process) if os.getpid() == owner else 0
 
 
 def _bound(pipe: Connection) -> None:
-    """No byte in so many seconds that the other end ought to give or take is an OSError."""
+    """Sets timeouts: if the other end neither sends nor accepts a byte for STILL seconds, an OSError results."""
     import socket
     import struct
 
@@ -167,7 +168,7 @@ def _bound(pipe: Connection) -> None:
 
 
 def _serve(opened: Callable[[], Any], limits: budget.Limits, pipe: Connection, owner: int) -> None:
-    """Opens a session and runs it as often as asked. Raises MemoryError where a feed is too much."""
+    """Opens a session and runs it on request. Raises MemoryError for a feed that is too large."""
     import resource
 
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -200,7 +201,7 @@ def _serve(opened: Callable[[], Any], limits: budget.Limits, pipe: Connection, o
 
 
 def _restrict(what: int, limit: int) -> None:
-    """Lowers a limit, unless it is lower; what the process may raise it to stays."""
+    """Lowers a limit, unless it is already lower; the hard limit stays."""
     import resource
 
     _, most = resource.getrlimit(what)
@@ -208,7 +209,7 @@ def _restrict(what: int, limit: int) -> None:
 
 
 def _refusal(error: Exception) -> NpucError:
-    """The error to report for an exception: onnxruntime's types do not cross from one process to another."""
+    """The error to report for an exception: onnxruntime's exceptions cannot be sent to another process."""
     if isinstance(error, MemoryError) or any(each in str(error) for each in EXHAUSTED):
         return budget.too_much()
     return error if isinstance(error, NpucError) else _refused(error)

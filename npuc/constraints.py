@@ -1,4 +1,4 @@
-"""What several targets demand of operators: one constraint a function, its docstring the user's sentence."""
+"""Constraints on operators shared by targets: one function each, whose docstring is the sentence for the user."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX, MIN
 
 Constraint = Callable[[Graph, Node], str | None]
-"""What is found where the constraint does not hold, or None where it does."""
+"""Describes how a node violates the constraint; None if it does not."""
 
 
 SPLIT = "split the layer"
-"""The remedy where an extent exceeds a field."""
+"""The remedy if an extent exceeds a field."""
 
 
 def exceeding(shape: Sequence[int], most: Sequence[int]) -> str | None:
-    """An extent beyond its limit of a map (N, C, H, W), or of what is repeated to one; or None.
+    """An extent of a map (N, C, H, W), or of an array that is broadcast to one, that exceeds its limit; or None.
 
     most: channels, rows, columns.
     """

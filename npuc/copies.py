@@ -1,6 +1,6 @@
-"""Operators that only move elements, as copies: pieces of contiguous bytes along axes, a pitch in either tensor.
+"""Data movement operators as strided copies: contiguous runs of bytes along axes, with a pitch in each tensor.
 
-Views of numpy say which elements go where; neighbouring axes are merged.
+The mapping of elements is derived from numpy views; adjacent axes are merged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from npuc.ops.movement import slice_index
 
 @dataclass(frozen=True)
 class Axis:
-    """An extent and the bytes from one element to the next, in the source and in the destination."""
+    """An extent and the bytes between elements, in the source and in the destination."""
 
     extent: int
     source: int
@@ -26,7 +26,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Copy:
-    """Pieces of `piece` bytes, the first from byte `source` to byte `target`, along axes, outermost first."""
+    """Runs of `piece` bytes, the first from byte `source` to byte `target`, along axes, outermost first."""
 
     piece: int
     source: int
@@ -35,7 +35,7 @@ class Copy:
 
 
 Views = list[tuple[Array, Array]]
-"""Pairs of views of the same shape: parts of the inputs, and where their elements go in the outputs."""
+"""Pairs of views of the same shape: parts of the inputs, and their places in the outputs."""
 
 
 def _reshaped(_node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
@@ -67,7 +67,7 @@ def _split(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> Vie
 def _blocks(deep: Array, wide: Array, block: int, *, channels_first: bool) -> tuple[Array, Array]:
     """(N, b, b, C, H, W) views of (N, b*b*C, H, W) and of (N, C, H*b, W*b).
 
-    channels_first: the channels of `deep` are counted (C, b, b) instead of (b, b, C).
+    channels_first: the channels of `deep` are ordered (C, b, b) instead of (b, b, C).
     """
     n, c, h, w = wide.shape
     if channels_first:
@@ -110,7 +110,7 @@ def copy_between(source: Array, x: Array, target: Array, y: Array) -> Copy:
 
 
 def _merged(source: Array, target: Array, first: int, place: int) -> Copy:
-    """The copy between two views, as few axes as it takes."""
+    """The copy between two views, with as few axes as possible."""
     axes: list[Axis] = []
     piece = source.itemsize
     for axis in map(Axis, source.shape[::-1], source.strides[::-1], target.strides[::-1]):

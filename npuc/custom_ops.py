@@ -1,6 +1,6 @@
-"""Libraries of custom operators, which the user names: onnxruntime loads them for every session of npuc.
+"""Custom operator libraries chosen by the user: onnxruntime loads them for every session of npuc.
 
-An artefact only says which operators it needs; nothing in it is ever loaded as code.
+An artefact only names the operators that it needs; nothing in it is ever loaded as code.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from npuc.errors import ArtefactError
 
 REMEDY = "give the library that has them with --custom-ops FILE.so"
 STANDARD = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-"""Domains of operators that onnxruntime has."""
+"""Domains of operators that onnxruntime includes."""
 _libraries: ContextVar[tuple[str, ...]] = ContextVar("custom_ops", default=())
 
 
 @contextmanager
 def custom_ops(files: Sequence[Path | str]) -> Generator[None]:
-    """A block whose sessions know the operators of these libraries.
+    """A block whose sessions have the operators of these libraries.
 
-    Raises ArtefactError (E507) for a file that is none.
-    Their entry point is RegisterCustomOps: onnxruntime's C API.
+    Raises ArtefactError (E507) for a file that is not such a library. Their entry point is RegisterCustomOps of
+    onnxruntime's C API.
     """
     given = tuple(str(Path(file).resolve()) for file in files)
     if given:
@@ -37,7 +37,7 @@ def custom_ops(files: Sequence[Path | str]) -> Generator[None]:
 
 
 def libraries() -> tuple[str, ...]:
-    """Those of the block, for another process."""
+    """The libraries of the current block, for another process."""
     return _libraries.get()
 
 
@@ -54,6 +54,6 @@ def _expect_libraries(files: Sequence[str]) -> None:
 
 
 def register(options: Any) -> None:
-    """Has a session know the operators. options: onnxruntime.SessionOptions."""
+    """Registers the operators for a session. options: onnxruntime.SessionOptions."""
     for file in _libraries.get():
         options.register_custom_ops_library(file)

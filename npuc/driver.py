@@ -1,4 +1,4 @@
-"""From a model file to a program on disk: the one module that sees every layer."""
+"""From a model file to a program on disk: the only module that sees every layer."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from npuc.target import Foreseeing, Options, Quantising, Runner, Target, usual_o
 BATCH = 32
 """The most samples of a batch."""
 BATCH_ELEMENTS = 1 << 19
-"""The most input elements of a batch: the maps of large images would fill the memory."""
+"""The most input elements in a batch: feature maps of large images would fill the memory."""
 
 OF_FILES = ("files", "seal", "model")
-"""Entries of a manifest that depend on the bytes of files, not on their meaning."""
+"""Manifest entries that depend on the bytes of files, not on their meaning."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
-    """The passes a model goes through on its way to the target, in order.
+    """The passes for a model on its way to the target, in order.
 
-    Raises ValueError for a target that leaves out a pass that there is not.
+    Raises ValueError if the target leaves out an unknown pass.
     """
     shared = {each.__name__: each for each in FLOAT_PASSES}
     if unknown := set(target.left_out) - shared.keys():
@@ -70,9 +70,10 @@ def optimised(
 
 
 def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> list[Problem]:
-    """Everything that keeps the model from the target, all at once; a bad model gives its own problems.
+    """Everything that prevents the model from compiling for the target, all at once.
 
-    What no operator shows by itself (memories, the documented instructions) shows in lowering, on synthetic data.
+    An invalid model gives its own problems. Limits that no single operator shows (memories, the documented
+    instructions) are found by lowering on synthetic data.
     """
     try:
         graph = optimised(model, target, shapes, options)
@@ -90,7 +91,7 @@ class Compilation:
 
     program: Program
     samples: Samples
-    """Those it was calibrated on; synthetic without calibration data."""
+    """The calibration samples; synthetic without calibration data."""
     graph: Graph
     """The float graph after the passes."""
 
@@ -103,7 +104,7 @@ def compile_model(
     calibration: Sequence[Path] = (),
     hook: Hook | None = None,
 ) -> tuple[Program, Samples]:
-    """The program of a model, not proved, and the samples it was calibrated on.
+    """The program of a model, not yet checked, and its calibration samples.
 
     Raises every problem of the model or the target as one NpucError.
     """
@@ -120,7 +121,7 @@ def compilation(
     calibration: Sequence[Path] = (),
     hook: Hook | None = None,
 ) -> Compilation:
-    """The program of a model with what proves it. Raises as compile_model does."""
+    """The program of a model with the data for checking it. Raises as compile_model does."""
     steps: list[tuple[str, Graph, Graph]] = []
 
     def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
@@ -131,9 +132,7 @@ def compilation(
 
     options.begin("reading the model")
     graph = optimised(model, target, shapes, options, recording)
-    target.machine_values(
-        options.machine
-    )  # a machine that there is not is refused, whatever the target reads of it
+    target.machine_values(options.machine)  # an unknown machine is refused even if the target reads none of it
     found = target.problems(graph, options)
     if found:
         raise NpucError.of(found)
@@ -153,10 +152,9 @@ def compilation(
 
 
 def float_passes(model: Path, program: Program, target: Target, told: Sequence[str]) -> Steps:
-    """What the passes over the float graph did when a program was compiled, done again on its model.
+    """The steps of the float-graph passes of a compiled program, repeated on its model.
 
-    told: the rewrites that graph.json tells of. Nothing where these are others: the program was compiled with
-    other options.
+    told: the rewrites recorded in graph.json. Empty if they differ: the program was compiled with other options.
     """
     steps: list[tuple[str, Graph, Graph]] = []
 
@@ -168,14 +166,14 @@ def float_passes(model: Path, program: Program, target: Target, told: Sequence[s
     with TemporaryDirectory() as folder:
         try:
             optimised(model, target, shapes, _options_of(program, target, Path(folder)), recording)
-        except NpucError:  # a part of the model is the host's
+        except NpucError:  # part of the model runs on the host
             return ()
     found = [str(each) for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
     return steps if [*told[: len(found)]] == found else ()
 
 
 def _options_of(program: Program, target: Target, folder: Path) -> Options:
-    """The options that a program's manifest tells of; its machine becomes a file in the folder."""
+    """The options recorded in a program's manifest; its machine is written to a file in the folder."""
     machine = folder / "machine.toml"
     machine.write_text(as_toml(program.manifest["machine"]), encoding="utf-8")
     told = {flag.name: program.manifest[flag.name] for flag in target.flags if flag.name in program.manifest}
@@ -183,9 +181,9 @@ def _options_of(program: Program, target: Target, folder: Path) -> Options:
 
 
 def recompiled(model: Path, program: Program, target: Target) -> Program | None:
-    """A program compiled afresh from its model for its machine: what its files should be.
+    """A program compiled afresh from its model for its machine, as a reference for its files.
 
-    None where that gives another manifest, as it was compiled with other options or by another npuc.
+    None if that gives another manifest, because other options or another npuc version were used.
     """
     shapes = {port.name: port.shape for port in program.inputs}
     with TemporaryDirectory() as folder:
@@ -198,17 +196,17 @@ def recompiled(model: Path, program: Program, target: Target) -> Program | None:
 
 
 def _meaning(program: Program) -> dict[str, Any]:
-    """The manifest without what is of bytes of files, and without the report: it only tells of the rest."""
+    """The manifest without entries that depend on file bytes and without the report, which is derived data."""
     return {key: value for key, value in program.manifest.items() if key not in (*OF_FILES, "report")}
 
 
 def quantise_model(
     model: Path, target: Target, options: Options, shapes: Shapes, calibration: Sequence[Path] = ()
 ) -> tuple[bytes, Samples]:
-    """The network that the target's programs compute, as a QDQ model, and the samples it was calibrated on.
+    """The network that the target's programs compute, as a QDQ model, and its calibration samples.
 
-    Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model that
-    brings its own scales, or a target without an integer network.
+    Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model with
+    scales of its own, or a target without an integer network.
     """
     from npuc.quantize.qdq import qdq_model
 
@@ -235,7 +233,7 @@ Steps = Sequence[tuple[str, Graph, Graph]]
 
 
 def rewrites_of(steps: Steps, target: Target, options: Options) -> list[Rewrite]:
-    """What these passes did, rewrite by rewrite, at the target's prices."""
+    """The changes of these passes, rewrite by rewrite, with the target's cycle costs."""
 
     def price(graph: Graph, node: Node) -> int | None:
         return target.cycles(graph, node, options)
@@ -244,7 +242,7 @@ def rewrites_of(steps: Steps, target: Target, options: Options) -> list[Rewrite]
 
 
 def with_rewrites(program: Program, steps: Steps) -> Program:
-    """The program whose graph.json also says what the passes did, for `npuc explain`."""
+    """The program with the passes' rewrites added to its graph.json, for `npuc explain`."""
     done = [each for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
     graph = json.loads(program.evidence["graph.json"])
     graph["rewrites"] = [{"pass": each.name, "nodes": list(each.nodes), "text": str(each)} for each in done]
@@ -253,7 +251,7 @@ def with_rewrites(program: Program, steps: Steps) -> Program:
 
 
 def _expect_report(program: Program, target: Target) -> None:
-    """Raises ValueError, for the target's author, where the report lacks what every command shows."""
+    """Raises ValueError, addressed to the target's author, if the report lacks fields that every command shows."""
     try:
         _ = replace(program, manifest={"report": json.loads(json.dumps(program.manifest["report"]))}).report
     except ArtefactError as error:
@@ -261,7 +259,7 @@ def _expect_report(program: Program, target: Target) -> None:
 
 
 def _with_operators(error: NpucError, graph: Graph) -> NpucError:
-    """The same error, naming the operator of every node that it names."""
+    """The same error, with the operator added to every problem that names a node."""
     ops = {name: node.op for node in reversed(graph.nodes) for name in (*node.sources, node.name)}
     return type(error).of(
         replace(each, op=each.op or ops.get(each.node)) if each.node else each for each in error.problems
@@ -274,12 +272,12 @@ def input_types(graph: Graph) -> dict[str, TensorType]:
 
 
 def program_inputs(program: Program) -> dict[str, TensorType]:
-    """Name and type of every input of a program, as its manifest has them."""
+    """Name and type of every input of a program, from its manifest."""
     return {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
 
 
 def batch_of(program: Program) -> int:
-    """How many samples are simulated side by side."""
+    """The number of samples simulated together."""
     elements = sum(abs(each.size) for each in program_inputs(program).values())
     return min(max(BATCH_ELEMENTS // max(elements, 1), 1), BATCH)
 
@@ -291,7 +289,7 @@ def run_program(
     advance: Callable[[int], None] | None = None,
     chip_model: str = "own",
 ) -> dict[str, Array]:
-    """The outputs of all samples, stacked along axis 0 where the model's first dimension is 1.
+    """The outputs of all samples, stacked along axis 0 if the model's first dimension is 1.
 
     advance: called with the number of samples done after each batch.
     """
@@ -301,7 +299,7 @@ def run_program(
 def run_batches(
     run: Runner, samples: Samples, advance: Callable[[int], None] | None = None, batch: int = BATCH
 ) -> dict[str, Array]:
-    """The same for a program that is loaded: so many samples side by side."""
+    """The same for a loaded program; batch: the number of samples simulated together."""
     parts: list[dict[str, Array]] = []
     for each in samples.batches(batch):
         parts.append(run(each.inputs))
@@ -311,7 +309,7 @@ def run_batches(
 
 
 def _stacked(parts: Sequence[Array]) -> Array:
-    """The samples of all batches: objects, where they are no arrays of one shape."""
+    """The samples of all batches: an object array if they do not share a shape."""
     if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
         return objects([row(part, at) for part in parts for at in range(len(part))])
     values = np.concatenate(parts)

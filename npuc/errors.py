@@ -1,7 +1,7 @@
-"""What npuc says when it refuses: one block with code, node, operator, tensor, reason, limit and remedy.
+"""Errors and warnings of npuc: a block with code, node, operator, tensor, reason, limit and remedy.
 
-Every error that a user can cause is an NpucError; a traceback always means a bug in npuc.
-The codes are stable: a meaning is never given to another number (docs/errors.md is generated from CODES).
+Every error that a user can cause is an NpucError; a traceback always means a bug in npuc. The codes are stable: a
+meaning never moves to another number (docs/errors.md is generated from CODES).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CODES: dict[str, str] = {
     "E601": "the results differ by more than the tolerance",
     "E602": "simulator and integer reference differ",
     "E603": "the compiled program does not compute what the model says: a defect of npuc, and nothing is written",
-    # warnings: the program is written all the same
+    # warnings: the program is written nevertheless
     "W201": "a layer runs on the host, as on the NPU it would only add transfers",
     "W202": "a layer runs on the host, as --deny asks",
     "W203": "a layer runs on the host, as --max-partitions asks",
@@ -65,7 +65,7 @@ CODES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, or that npuc warns of, with all a user needs to mend it. Unknown facts are None."""
+    """An error or a warning, with everything a user needs to fix it. Unknown facts are None."""
 
     code: str
     reason: str
@@ -92,7 +92,7 @@ class Problem:
         return asdict(self)
 
     def on(self, target: str) -> Problem:
-        """The same, naming the target in the commands that help."""
+        """The same, naming the target in the commands of the remedy."""
         return replace(self, remedy=self.remedy and self.remedy.replace("--target TARGET", f"--target {target}"))
 
 
@@ -124,12 +124,12 @@ class NpucError(Exception):
         return "\n".join(str(problem) for problem in self.problems)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """So that an error crosses from one process to another with all its problems."""
+        """Pickles the error with all its problems, for other processes."""
         return type(self).of, (self.problems,)
 
     @classmethod
     def of(cls, problems: Iterable[Problem]) -> NpucError:
-        """One error that carries several problems; called on the base, an error of the first problem's kind."""
+        """One error with several problems; called on the base class, an error of the first problem's kind."""
         gathered = tuple(problems)
         first = gathered[0]
         kind = cls if cls is not NpucError else KINDS[first.code[1]]
@@ -138,7 +138,7 @@ class NpucError(Exception):
         return error
 
     def within(self, where: str) -> NpucError:
-        """The same error, saying in each reason where it arose."""
+        """The same error, with its origin added to each reason."""
         return type(self).of(replace(each, reason=f"{each.reason} ({where})") for each in self.problems)
 
 
@@ -178,4 +178,4 @@ KINDS: dict[str, type[NpucError]] = {
     "5": ArtefactError,
     "6": Mismatch,
 }
-"""The kind of error by the first digit of its code. (An EncodingError is raised where words are made, as E301.)"""
+"""The error class by the first digit of the code. (An EncodingError is raised by encoding, as E301.)"""

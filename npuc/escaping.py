@@ -1,7 +1,7 @@
-"""Text of models, artefacts and machine files inside other languages: one function a language, for every writer.
+"""Escaping of text from models, artefacts and machine files for other languages: one function each.
 
-A name is whatever its author wants: it may end a comment, close a string, start a line, or move a terminal's
-cursor. Nothing but these functions puts such text into a file or onto a terminal (tests/test_escaping.py).
+A name can be anything its author wants: it may end a comment, close a string, start a line, or move a terminal's
+cursor. Only these functions put such text into a file or onto a terminal (tests/test_escaping.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, NewType
 INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Characters that Unicode counts as printable and that show nothing, or change what stands before them."""
+"""Characters that Unicode counts as printable but that are invisible, or change the preceding character."""
 
 
 def terminal(text: str) -> str:
-    r"""One line for a terminal: what it would not show as a character of its own becomes an escape.
+    r"""One line for a terminal: anything that it would not show as a visible character becomes an escape.
 
-    That is control characters, line ends, directions and widths (bidirectional marks, zero-width characters).
+    This applies to control characters, line ends, bidirectional marks and zero-width characters.
 
     >>> print(terminal("conv\n\x1b[2J\u202e 1 é 卷积"))
     conv\n\x1b[2J\u202e 1 é 卷积
@@ -41,16 +41,16 @@ def _visible(character: str) -> str:
 
 
 def printed(text: str) -> str:
-    """The same for several lines: the text's own line ends stay."""
+    """The same for several lines: line ends are kept."""
     return "\n".join(map(terminal, text.split("\n")))
 
 
 Shown = NewType("Shown", Mapping[str, Any])
-"""A report for people: every string in it, keys too, is as `terminal` has it."""
+"""A report for display: every string in it, keys included, is escaped by `terminal`."""
 
 
 def shown(report: Mapping[str, Any]) -> Shown:
-    """The report as one for people."""
+    """The report, escaped for display."""
     return Shown({terminal(key): _shown(each) for key, each in report.items()})
 
 
@@ -67,12 +67,12 @@ def _shown(value: Any) -> Any:
 
 
 def listing(text: str) -> str:
-    """The rest of a line behind the ; of a listing's comment."""
+    """Text for a listing's comment, after the `;`."""
     return terminal(text)
 
 
 def html(text: str) -> str:
-    """The content of an element, or of an attribute in quotes.
+    """Text for the content of an element, or of a quoted attribute.
 
     >>> html("<b>\u202e'")
     '&lt;b&gt;\\\\u202e&#x27;'
@@ -81,7 +81,7 @@ def html(text: str) -> str:
 
 
 def json_text(value: object, indent: int | None = 1) -> str:
-    r"""JSON in printable ASCII, which every terminal and pipe takes.
+    r"""JSON in printable ASCII, safe for every terminal and pipe.
 
     >>> print(json_text(["é", "\x7f"], None))
     ["\u00e9", "\u007f"]
@@ -90,7 +90,7 @@ def json_text(value: object, indent: int | None = 1) -> str:
 
 
 def html_json(value: object) -> str:
-    r"""JSON as the content of a script element, which nothing in it ends.
+    r"""JSON for the content of a script element; nothing in it can close the element.
 
     >>> print(html_json("</script>"))
     "\u003c/script>"
@@ -99,7 +99,7 @@ def html_json(value: object) -> str:
 
 
 def csv_lines(rows: Iterable[Sequence[object]]) -> str:
-    r"""Rows of comma-separated values as RFC 4180 has them, but for single line feeds; None is an empty field.
+    r"""Comma-separated values as in RFC 4180, but with single line feeds; None is an empty field.
 
     >>> print(csv_lines([("conv", None), ('a "b" c', "d,e")]))
     conv,
@@ -108,13 +108,13 @@ def csv_lines(rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     plain = csv.writer(text, lineterminator="\n")
     careful = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    for row in rows:  # a carriage return alone is not quoted before Python 3.13
+    for row in rows:  # before Python 3.13 csv does not quote a lone carriage return
         (careful if any(isinstance(each, str) and "\r" in each for each in row) else plain).writerow(row)
     return text.getvalue().rstrip("\n")
 
 
 def toml_string(text: str) -> str:
-    r"""A basic string.
+    r"""A basic string of TOML.
 
     >>> print(toml_string('a "b"\n\x7f 😀'))
     "a \"b\"\n\u007f 😀"
@@ -124,7 +124,7 @@ def toml_string(text: str) -> str:
 
 
 def toml_key(text: str) -> str:
-    """A key of a table: bare where it can be.
+    """A key in TOML: bare if possible.
 
     >>> toml_key("pe_rows"), toml_key("a.b")
     ('pe_rows', '"a.b"')
@@ -133,7 +133,7 @@ def toml_key(text: str) -> str:
 
 
 def c_string(text: str) -> str:
-    r"""A string literal of the text's UTF-8 bytes, in C and C++; nothing in it is a trigraph.
+    r"""A string literal of the text's UTF-8 bytes, in C and C++; it contains no trigraph.
 
     >>> print(c_string('a "b" ??/ é'))
     "a \042b\042 \077\077/ \303\251"
@@ -143,9 +143,9 @@ def c_string(text: str) -> str:
 
 
 def c_identifier(text: str) -> str:
-    """What a function may be called: ASCII letters and digits, `_` for anything between; empty if there are none.
+    """The text as a C identifier: ASCII letters and digits, `_` for anything in between; empty if there are none.
 
-    Something has to follow it (`_kernel`), as it may be a word of C itself.
+    A suffix must follow it (`_kernel`), as it may be a C keyword.
 
     >>> c_identifier("7 nets (é); int"), c_identifier("LeNet-5"), c_identifier("é")
     ('n7_nets_int', 'LeNet_5', '')
@@ -155,7 +155,7 @@ def c_identifier(text: str) -> str:
 
 
 def c_comment(text: str) -> str:
-    """A comment on one line; what could end it, or mean anything to a compiler, becomes a dot.
+    """A comment on one line; characters that could end it or mean something to a compiler become dots.
 
     >>> c_comment("a*/b")
     '/* a./b */'
@@ -164,7 +164,7 @@ def c_comment(text: str) -> str:
 
 
 def verilog_comment(text: str) -> str:
-    """A comment to the line's end; what could end it, or is a directive, becomes a dot.
+    """A comment to the end of the line; characters that could end it, and directives, become dots.
 
     >>> verilog_comment("large `include")
     '// large .include'
@@ -183,7 +183,7 @@ def dot_string(text: str) -> str:
 
 
 def markdown_code(text: str) -> str:
-    """A span of code on one line, in a paragraph, a list or a table.
+    """A code span on one line, for a paragraph, a list or a table.
 
     >>> markdown_code("a`b|c")
     "`a'b.c`"

@@ -1,4 +1,4 @@
-"""What a program carries for its verification: the integer network as ONNX, and what its tensors stand for."""
+"""Data for the verification of a program: the integer network as ONNX, and the meaning of its tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def evidence(quantised: Quantised) -> Files:
-    """reference.onnx with every int8 tensor as an output, and graph.json that says what each stands for."""
+    """reference.onnx with every int8 tensor as an output, and graph.json, which maps these to float tensors."""
     from npuc.export_onnx import onnx_content
 
     graph = quantised.graph
@@ -37,7 +37,7 @@ def evidence(quantised: Quantised) -> Files:
 
 
 def float_evidence(graph: Graph, lowered: Graph) -> Files:
-    """Of a floating-point program: reference.onnx is the optimised network, graph.json has the lowered layers."""
+    """For a floating-point program: reference.onnx is the optimised network, graph.json has its lowered layers."""
     from npuc.export_onnx import onnx_content
 
     described = {

@@ -1,9 +1,8 @@
-"""Writes a graph as a plain ONNX model: the frontend's canonical attributes become ONNX inputs again.
+"""Export of a graph as a plain ONNX model: the frontend's canonical attributes become ONNX inputs again.
 
-The model needs opset 17 only (19 for a dilated AveragePool, 21 for 16-bit quantisation), so every supported
-onnxruntime runs it; younger operators (Gelu, Mish, Swish, padding by wrapping) are written in older ones.
-How an operator is written stands in its declaration (`Op.to_onnx`).
-Names and bytes depend on the graph alone.
+The model requires only opset 17 (19 for a dilated AveragePool, 21 for 16-bit quantisation), so every supported
+onnxruntime can run it; newer operators (Gelu, Mish, Swish, padding by wrapping) are expressed by older ones. How
+an operator is written is part of its declaration (`Op.to_onnx`). Names and bytes depend on the graph alone.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from npuc.wire import together
 OPSET = 17
 IR_VERSIONS = {17: 8, 19: 9, 21: 10}
 APART = ("float32", "int8")
-"""Element types of constants that may lie beside a model."""
+"""Element types of constants that may be stored outside a model."""
 
 
 class Emitter:
-    """Collects the ONNX nodes and initialisers while the rules of a graph's nodes run."""
+    """Collects ONNX nodes and initialisers while the nodes of a graph are written."""
 
     def __init__(self, graph: Graph, opset: int) -> None:
         self.graph = graph
@@ -45,23 +44,23 @@ class Emitter:
         self._current = Node("", (), ("",))
 
     def emit(self, node: Node) -> None:
-        """Writes a node of the graph, whose name all that is written of it has."""
+        """Writes a node of the graph; all ONNX nodes written for it carry its name."""
         self._current = node
         rule = self.graph.operators[node.op].to_onnx
         self.plain(node) if rule is None else rule(node, self)
 
     def attributes(self, node: Node) -> dict[str, Attr]:
-        """The attributes of a node that ONNX knows."""
+        """The attributes of a node that exist in ONNX."""
         known = [each.name for each in self.graph.operators[node.op].attributes if not each.internal]
         return {name: node.attrs[name] for name in known if name in node.attrs}
 
     def plain(self, node: Node, without: Sequence[str] = ()) -> None:
-        """The operator of the same name with the same attributes, but for some, and its fused activation."""
+        """Writes the operator of the same name with the same attributes, except some, and its fused activation."""
         attrs = {name: value for name, value in self.attributes(node).items() if name not in without}
         self.activated(node, node.op, node.inputs, **attrs)
 
     def activated(self, node: Node, op_type: str, inputs: Sequence[str], **attrs: Attr) -> None:
-        """An operator that gives the node's outputs, and behind it the node's fused activation."""
+        """Writes an operator for the node's outputs, followed by the node's fused activation."""
         kind = ACTIVATION(node)
         linear = self.fresh("linear") if kind else node.output
         self.node(op_type, inputs, (linear, *node.outputs[1:]), **attrs)
@@ -71,13 +70,13 @@ class Emitter:
             self.clip(node, linear)
 
     def clip(self, node: Node, x: str) -> None:
-        """Clip with the node's min and max; an infinite one is left out."""
+        """Writes a Clip with the node's min and max; infinite ones are left out."""
         bounds = {"min": MIN(node), "max": MAX(node)}
         sides = [self.constant(np.float32(v), stem) if math.isfinite(v) else "" for stem, v in bounds.items()]
         self.node("Clip", [x, *sides], node.outputs)
 
     def through_float(self, node: Node, *dtypes: str) -> None:
-        """A plain operator that onnxruntime does not know for these types: their values pass through float32."""
+        """Writes a plain operator through float32, for types that onnxruntime does not support for it."""
         dtype = self.graph.tensors[node.output].dtype
         if dtype not in dtypes:
             self.plain(node)
@@ -87,17 +86,17 @@ class Emitter:
         self.node("Cast", [moved], [node.output], to=dtype)
 
     def step(self, op_type: str, *inputs: str, **attrs: Attr) -> str:
-        """Appends an ONNX node with one new output, and names it."""
+        """Appends an ONNX node with one new output; returns the output's name."""
         output = self.fresh(op_type.lower())
         self.node(op_type, inputs, [output], **attrs)
         return output
 
     def integers(self, stem: str, values: Sequence[int]) -> str:
-        """The name of a new initialiser of int64."""
+        """The name of a new int64 initialiser."""
         return self.constant(np.array(values, np.int64), stem)
 
     def fresh(self, stem: str) -> str:
-        """A tensor name that the graph does not use, made of the current node's output and the stem."""
+        """An unused tensor name, made of the current node's output and the stem."""
         return self._names.new(f"{self._current.output}/{stem}")
 
     def constant(self, value: ArrayLike, stem: str = "constant") -> str:
@@ -134,9 +133,9 @@ class Emitter:
 def to_onnx(
     graph: Graph, outputs: Sequence[str] | None = None, weights: dict[str, Array] | None = None
 ) -> onnx.ModelProto:
-    """The graph as an ONNX model. outputs: the tensors it gives, any of the graph's (default: its outputs).
+    """The graph as an ONNX model. outputs: any of the graph's tensors (default: its outputs).
 
-    weights: takes heavy constants; the model then has their types and shapes only (reference.session).
+    weights: receives heavy constants, of which the model then has only types and shapes (reference.session).
     """
     opset = _opset(graph)
     emitter = Emitter(graph, opset)
@@ -158,7 +157,7 @@ def to_onnx(
         producer_name="npuc",
         producer_version=__version__,
     )
-    for name, value in emitter.constants.items():  # one by one into the model: each step above would copy them all
+    for name, value in emitter.constants.items():  # added one by one: each step above would copy all of them
         _add_constant(model.graph.initializer.add(), name, np.asarray(value, order="C"), weights)
     return model
 
@@ -169,14 +168,14 @@ def onnx_bytes(graph: Graph, outputs: Sequence[str] | None = None) -> bytes:
 
 
 def onnx_content(graph: Graph, outputs: Sequence[str] | None = None) -> Content:
-    """The same bytes, in pieces where the graph has heavy constants: these are not copied."""
+    """The same bytes, as pieces if the graph has heavy constants, which are not copied."""
     weights: dict[str, Array] = {}
     model = to_onnx(graph, outputs, weights)
     return together(model, weights) if weights else model.SerializeToString(deterministic=True)
 
 
 def _add_constant(tensor: onnx.TensorProto, name: str, value: Array, weights: dict[str, Array] | None) -> None:
-    """Fills in an initialiser, or the weights with what is heavy."""
+    """Fills in an initialiser; heavy values go into `weights`."""
     if weights is None or value.nbytes < HEAVY or value.dtype not in APART:
         tensor.CopyFrom(numpy_helper.from_array(value, name))
         return
@@ -196,7 +195,7 @@ def _element_type(dtype: str) -> int:
 
 
 def _opset(graph: Graph) -> int:
-    """The smallest of 17, 19 and 21 that has every form of the graph."""
+    """The smallest of 17, 19 and 21 that supports the graph."""
     quantised = (node for node in graph.nodes if node.op in ("QuantizeLinear", "DequantizeLinear"))
     names = {name for node in quantised for name in (*node.inputs, *node.outputs) if name}
     types = {graph.tensors[name].dtype for name in names}

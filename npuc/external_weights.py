@@ -1,4 +1,4 @@
-"""Heavy constants beside an ONNX model instead of inside it, so that sessions share them uncopied."""
+"""Heavy constants stored outside an ONNX model, so that sessions share them without copying."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def without_weights(
     model: onnx.ModelProto, folder: Path | None = None
 ) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
-    """The model and its heavy float32 constants apart, for `session`; the model that is given loses them.
+    """The model and its heavy float32 constants separately, for `session`; they are removed from the given model.
 
-    folder: has the external data that the model names. Raises ModelError (E105, E108) as `array_of`.
+    folder: of the model's external data. Raises ModelError (E105, E108) as `array_of`.
     """
     import onnx
 
@@ -37,7 +37,7 @@ def without_weights(
 
 
 def outside(tensor: onnx.TensorProto) -> None:
-    """Leaves name, type and shape of a constant, whose value `session` gets beside the model."""
+    """Reduces a constant to name, type and shape; `session` receives its value separately."""
     tensor.ClearField("raw_data")
     tensor.ClearField("external_data")
     tensor.data_location = tensor.EXTERNAL
@@ -45,7 +45,7 @@ def outside(tensor: onnx.TensorProto) -> None:
 
 
 def light(content: Content) -> tuple[bytes, Mapping[str, Array]]:
-    """The bytes of a model without those constants that are arrays of their own in the content, and these."""
+    """The bytes of a model without the constants that are separate arrays in the content, and these constants."""
     if isinstance(content, bytes):
         return content, {}
     found, spans = apart(content)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Flag:
-    """What a target declares, and the command line and `npuc.compile` then take: `--isa documented`."""
+    """An option declared by a target and accepted by the command line and `npuc.compile`: `--isa documented`."""
 
     name: str
     values: tuple[str, ...]
-    """The usual one first."""
+    """The default comes first."""
     help: str
     """A sentence for `npuc compile --help`."""

@@ -1,4 +1,4 @@
-"""What `npuc compile` takes as options, as keywords of Python: named and checked alike."""
+"""The options of `npuc compile` as Python keywords, with the same names and checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "mixed": ("off", "auto"),
     "proof": ("off", "one", "all"),
 }
-"""Values of the flags that are the same for every target."""
+"""Values of the flags that all targets share."""
 
 
 class Flags(TypedDict, total=False):
@@ -54,10 +54,10 @@ def options_of(
     flags: Mapping[str, Any],
     spelled: Callable[[str], str] = _same,
 ) -> Options:
-    """The options with these flags, whose absent ones are the target's usual.
+    """The options with these flags; absent ones have the target's defaults.
 
-    spelled: how messages write the name of a flag. Raises TypeError for a name that is no flag, ValueError for a
-    value that the flag or the target does not have.
+    spelled: how messages write the name of a flag. Raises TypeError for an unknown flag, ValueError for a value
+    that the flag or the target does not have.
     """
     own = {each.name: each for each in target.flags}
     general = [each.name for each in fields(Options) if each.name in Flags.__annotations__]
@@ -90,7 +90,7 @@ def _expect(target: Target, flag: str, value: str, known: Sequence[str]) -> None
 def _expect_together(
     target: Target, options: Options, flags: Mapping[str, Any], spelled: Callable[[str], str]
 ) -> None:
-    """Raises ValueError for flags that exclude each other, or the precision."""
+    """Raises ValueError for flags that exclude each other or do not go with the precision."""
     if options.deny and (options.strict or options.fallback == "refuse"):
         other = spelled("strict") if options.strict else f"{spelled('fallback')} refuse"
         raise ValueError(f"{spelled('deny')} and {other} exclude each other")
@@ -134,4 +134,4 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "mixed": _mixed,
     "prefix": identifier,
 }
-"""How a value as people write it becomes a field of Options."""
+"""Conversion of values as people write them to fields of Options."""

@@ -1,4 +1,4 @@
-"""Host steps: what a program leaves to the processor beside the array, read from the artefact and run in numpy."""
+"""Host steps: operators that run on the host processor, read from the artefact and computed in numpy."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class HostStep:
     outputs: tuple[str, ...]
     attrs: Mapping[str, Any]
     conversion: bool
-    """It only converts an input or an output of the network."""
+    """Whether it only converts an input or an output of the network."""
     reason: str
 
     @classmethod
     def constant(cls, name: str, value: Array) -> HostStep:
-        """The step that gives a constant; the manifest holds its elements."""
+        """The step that provides a constant; the manifest holds its elements."""
         attrs = {"value": value.ravel().tolist(), "shape": list(value.shape), "dtype": str(value.dtype)}
         return cls(name, CONSTANT, (), (name,), attrs, conversion=True, reason="a constant of the network")
 
     def run(self, tensors: dict[str, Array]) -> None:
-        """Computes the step for all samples: every tensor has a leading axis of samples.
+        """Computes the step for all samples: every tensor has a leading sample axis.
 
-        tensors: the network's inputs at least, which say how many samples there are. Raises ArtefactError (E502)
-        for a step that contradicts itself or the tensors there are.
+        tensors: at least the network's inputs, which determine the number of samples. Raises ArtefactError (E502)
+        for a step that contradicts itself or its tensors.
         """
         with consistent(self), np.errstate(all="ignore"):
             inputs = [tensors[name] for name in self.inputs]
@@ -47,7 +47,7 @@ class HostStep:
             tensors.update(zip(self.outputs, outputs, strict=True))
 
     def conversion_numbers(self) -> tuple[float, int]:
-        """Scale and zero point of a conversion. Raises ArtefactError (E502) where they are none."""
+        """Scale and zero point of a conversion. Raises ArtefactError (E502) if they are invalid."""
         with consistent(self):
             return float(self.attrs["scale"]), int(self.attrs.get("zero_point", 0))
 
@@ -56,7 +56,7 @@ class HostStep:
         return float(self.attrs.get("zero_point", 0))
 
     def _repeated(self, samples: int) -> Array:
-        """A constant, the same for every sample."""
+        """A constant, repeated for every sample."""
         value = np.array(self.attrs["value"], np.dtype(self.attrs["dtype"])).reshape(self.attrs["shape"])
         return np.broadcast_to(value, (samples, *value.shape))
 
@@ -83,7 +83,7 @@ class HostStep:
                 return tuple(np.stack(column) for column in zip(*results, strict=True))
 
     def _expect_room(self, node: Node, inputs: list[Array]) -> None:
-        """Raises ModelError (E105, E110) for attributes that contradict the inputs, or ask for too much memory."""
+        """Raises ModelError (E105, E110) for attributes that contradict the inputs or need too much memory."""
         types = tuple(type_of(values[0]) for values in inputs)
         if types not in self._sizes:
             found = infer(node, types)
@@ -92,17 +92,17 @@ class HostStep:
 
     @cached_property
     def _sizes(self) -> dict[tuple[TensorType, ...], int]:
-        """Bytes of a sample's outputs by the types of its inputs."""
+        """Bytes of a sample's outputs, by the types of its inputs."""
         return {}
 
     def _by_rows(self, x: Array) -> tuple[Array, ...]:
-        """Operators along the last axis, of all samples at once: a row does not depend on how many there are."""
+        """Runs an operator along the last axis for all samples at once: rows do not depend on their number."""
         rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
         model, (name,) = self._session((type_of(rows),), (), {**self.attrs, "axis": 1})
         return (model.run(None, {name: rows})[0].reshape(x.shape),)
 
     def _by_onnxruntime(self, inputs: list[Array]) -> tuple[Array, ...]:
-        """Operators whose last bits depend on who computes them: the host's library is onnxruntime."""
+        """Runs an operator whose last bits depend on the implementation: the host's library is onnxruntime."""
         constants = [values[0] for values in inputs[1:]] if self.op == "Conv" else []
         data = inputs[: len(inputs) - len(constants)]
         model, names = self._session(tuple(type_of(values[0]) for values in data), constants, self.attrs)
@@ -111,13 +111,13 @@ class HostStep:
 
     @cached_property
     def _sessions(self) -> dict[tuple[TensorType, ...], Any]:
-        """Sessions of this operator by the types of its inputs, made once."""
+        """Cached sessions of this operator, by the types of its inputs."""
         return {}
 
     def _session(
         self, types: tuple[TensorType, ...], constants: Sequence[Array], attrs: Mapping[str, Any]
     ) -> tuple[Any, tuple[str, ...]]:
-        """An onnxruntime session of this operator, and the names of the inputs that are no constants."""
+        """An onnxruntime session of this operator, and the names of its non-constant inputs."""
         from npuc.export_onnx import to_onnx
         from npuc.ops import build
         from npuc.reference import session
@@ -134,7 +134,7 @@ class HostStep:
 
 @contextmanager
 def consistent(step: HostStep) -> Generator[None]:
-    """A block that uses the attributes of a step, which are whatever the manifest has: what is wrong is E502."""
+    """A block that uses a step's attributes, which come unchecked from the manifest: errors become E502."""
     try:
         yield
     except (UnsupportedOperator, ArtefactError):
@@ -146,15 +146,15 @@ def consistent(step: HostStep) -> Generator[None]:
 
 CONSTANT = "Constant"
 ROUNDED = ("Softmax", "LogSoftmax", "LRN", "Conv", "Resize")
-"""Operators with float arithmetic beyond one exact operation."""
+"""Operators with float arithmetic beyond a single exact operation."""
 ROWS = ("Softmax", "LogSoftmax")
-"""Those that compute every row along an axis by itself."""
+"""Operators that compute every row along an axis independently."""
 
 
 def quantise(x: Array, scale: float, zero: float = 0, dtype: str = "int8") -> Array:
-    """Integers of float32 values: x / scale in float32, rounded half to even, plus zero, saturated (as ONNX).
+    """Integers of float32 values: x / scale in float32, rounded half to even, plus zero, saturated (as in ONNX).
 
-    NaN, of which ONNX says nothing, counts as 0.
+    NaN, which ONNX leaves undefined, counts as 0.
     """
     steps, limits = np.asarray(x / np.float32(scale)), np.iinfo(dtype)
     np.copyto(steps, 0, where=np.isnan(steps))

@@ -1,4 +1,4 @@
-"""Nodes that the host computes: whether it may, as steps of a program, and which of them only convert."""
+"""Nodes on the host: which are permitted, their form as program steps, and which of them only convert."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BORDER = ("QuantizeLinear", "DequantizeLinear")
 
 
 def constant_steps(graph: Graph, nodes: Sequence[Node], read: set[str]) -> Iterator[HostStep]:
-    """The constants that host nodes read and none before them did; those are added to `read`."""
+    """Steps for the constants that host nodes read and that are not in `read` yet; they are added to it."""
     for node in nodes:
         for name in node.inputs[:1] if node.op in BORDER else node.inputs:
             if name in graph.constants and name not in read:
@@ -25,9 +25,9 @@ def constant_steps(graph: Graph, nodes: Sequence[Node], read: set[str]) -> Itera
 
 
 def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> HostStep:
-    """A node as a step of the host; scales and zero points become attributes.
+    """A node as a host step; scales and zero points become attributes.
 
-    reason: why the machine does not compute it. at_border: nothing on the machine comes before it, or behind it.
+    reason: why the machine does not compute it. at_border: no machine step precedes it, or none follows it.
     """
     attrs: dict[str, Any] = dict(node.attrs)
     inputs = node.inputs
@@ -42,14 +42,14 @@ def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> Host
 
 
 def _gives_layout(node: Node) -> bool:
-    """Whether it gives all elements another place, or takes samples of a batch; to cut maps is no such step."""
+    """Whether it moves all elements, or selects samples of a batch; cutting feature maps does not count."""
     if node.op in ("Slice", "Split"):
         return node.attrs.get("axes", (node.attrs.get("axis"),)) == (0,)
     return node.op in MOVEMENT
 
 
 def expect_conversions(steps: Iterable[object]) -> None:
-    """For --strict: raises UnsupportedOperator (E203) with every step of the host that is no conversion."""
+    """For --strict: raises UnsupportedOperator (E203) with every host step that is not a conversion."""
     found = [step for step in steps if isinstance(step, HostStep) and not step.conversion]
     if found:
         raise NpucError.of(_not_converting(step.node, step.op, step.reason) for step in found)
@@ -68,7 +68,7 @@ OTHERS = (
 
 
 def quantised_forms(convolution: str) -> dict[str, tuple[str, str]]:
-    """What ONNX's operators on integers become, and when. convolution: as what a target runs one."""
+    """The replacements of ONNX's integer operators, and their conditions. convolution: how a target runs one."""
     return {
         **dict.fromkeys(PRODUCTS, (convolution, "The weights are constants, and so are scales and zero points.")),
         **dict.fromkeys(OTHERS, ("as without QLinear", "Scales and zero points are constants.")),
@@ -76,7 +76,7 @@ def quantised_forms(convolution: str) -> dict[str, tuple[str, str]]:
 
 
 def conversion_refusal(graph: Graph, node: Node) -> Problem | None:
-    """Why a network's own QuantizeLinear or DequantizeLinear cannot be taken as given, or None if it can."""
+    """Why a network's own QuantizeLinear or DequantizeLinear cannot be used as it is, or None if it can."""
     if node.op not in BORDER or steps_of(graph, node) is not None:
         return None
     integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
@@ -94,7 +94,7 @@ def conversion_refusal(graph: Graph, node: Node) -> Problem | None:
 
 
 Refusal = Callable[[Node], Problem | None]
-"""What is wrong with a node, or None."""
+"""The problem with a node, or None."""
 
 
 def problems(
@@ -105,10 +105,10 @@ def problems(
     *,
     strict: bool,
 ) -> list[Problem]:
-    """Every node that neither the array nor the host may run, each with its constraint.
+    """Every node that neither the array nor the host may run, each with the constraint that it violates.
 
-    on_array: the nodes that the array runs. host: the operators that the host may run, and why it
-    must. refusal: for operators that are not among them.
+    on_array: the nodes that the array runs. host: the operators that the host may run, and the reasons. refusal:
+    for all other operators.
     """
     found = [problem for node in graph.nodes if (problem := emptiness(graph, node)) is not None]
     for node in graph.nodes:
@@ -125,7 +125,7 @@ def problems(
 
 
 def emptiness(graph: Graph, node: Node) -> Problem | None:
-    """Why no machine takes a node that reads or gives a tensor without elements, or None for other nodes."""
+    """Why no machine accepts a node that reads or computes an empty tensor, or None for other nodes."""
     empty = [name for name in (*node.inputs, *node.outputs) if name and not graph.tensors[name].size]
     if not empty:
         return None

@@ -1,4 +1,4 @@
-"""The meaning of a graph: numpy runs it node by node, in float32."""
+"""Reference semantics of a graph: numpy runs it node by node, in float32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npuc.ops import OPS, Operators
 
 
 def evaluate(node: Node, inputs: Sequence[Array], operators: Operators = OPS) -> tuple[Array, ...]:
-    """The outputs of one node; infinities and NaN arise silently, as in onnxruntime."""
+    """The outputs of one node; infinities and NaN raise no warnings, as in onnxruntime."""
     with np.errstate(all="ignore"):
         return operators[node.op].compute(node, inputs)
 

@@ -1,8 +1,8 @@
-"""Ctrl-C and requests to end: a command stops at once, with one line, and leaves no process and no half of a file.
+"""Ctrl-C and termination requests: a command stops at once, with one line, and leaves no process or partial file.
 
 The first signal ends the programs that npuc started and unwinds the command as a KeyboardInterrupt, which removes
-what was staged. Code that catches too much cannot hide it: `guarded` remembers it. A second signal ends npuc where
-it stands; what that leaves behind is removed by the next run (npuc.storage.files).
+staged files. Code that catches too much cannot hide it: `guarded` remembers it. A second signal ends npuc
+immediately; what that leaves behind is removed by the next run (npuc.storage.files).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 FAILED = 1
-"""The exit code of a copy whose work failed; errno.ENOMEM where it had no memory for it."""
+"""The exit code of a forked process whose work failed; errno.ENOMEM if it ran out of memory."""
 STREAMS = range(3)
 """Descriptors of standard input, output and error."""
 DIE_WITH_PARENT = 1
@@ -34,25 +34,25 @@ DESCRIPTORS = Path("/proc/self/fd")
 
 
 class _State:
-    """Of this process."""
+    """State of this process."""
 
     arrived: ClassVar[int | None] = None
     """The first signal."""
     deferring: ClassVar[int] = 0
-    """Blocks that must not be interrupted."""
+    """The number of nested blocks that must not be interrupted."""
     running: ClassVar[set[int]] = set()
     """Process groups that npuc started."""
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """The exit code of a command: 128 and the signal's number, after one line on stderr, where one ended it."""
+    """The exit code of a command; if a signal ended it, 128 plus its number, after one line on stderr."""
     install()
     try:
         code = command()
     except BaseException:
         if _State.arrived is None:
             raise
-        _silence()  # once more: blocks that were left have put back what there was
+        _silence()  # again: leaving blocks has restored the warnings
         code = 0
     for each in SIGNALS:  # the command has ended: nothing is left to interrupt
         signal.signal(each, signal.SIG_IGN)
@@ -63,7 +63,7 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def install() -> None:
-    """Catches the signals, but for those that whoever started npuc wants ignored."""
+    """Catches the signals, except those that the parent process had set to be ignored."""
     for each in SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, _caught)
@@ -71,7 +71,7 @@ def install() -> None:
 
 
 def arrived() -> bool:
-    """Whether a signal has come: what goes wrong from then on is its doing."""
+    """Whether a signal has arrived: later errors are its consequence."""
     return _State.arrived is not None
 
 
@@ -87,14 +87,14 @@ def _caught(number: int, frame: FrameType | None) -> None:
 
 
 def _silence() -> None:
-    """What is left half-made no longer warns of that."""
+    """Suppresses warnings about objects left unfinished."""
     import warnings
 
     warnings.simplefilter("ignore")
 
 
 def _unraisable(problem: sys.UnraisableHookArgs) -> None:
-    """An interrupt inside a finaliser does not unwind the command: it ends here."""
+    """Ends npuc on an interrupt inside a finaliser, which cannot unwind the command."""
     if isinstance(problem.exc_value, KeyboardInterrupt) and arrived():
         _end()
     sys.__unraisablehook__(problem)
@@ -113,7 +113,7 @@ def _tell() -> None:
 
 @contextmanager
 def deferred() -> Generator[None]:
-    """A block that a signal does not interrupt; it acts when the block has ended."""
+    """A block that signals do not interrupt; they act when the block has ended."""
     if current_thread() is not main_thread():  # Python runs handlers in the main thread only
         yield
         return
@@ -129,16 +129,16 @@ def deferred() -> Generator[None]:
 
 
 def stop() -> None:
-    """Kills the programs that `run` waits for, and all that they have started."""
+    """Kills the programs that `run` waits for, with all processes that they started."""
     for group in list(_State.running):
         with suppress(OSError):
             os.killpg(group, signal.SIGKILL)
 
 
 def run(command: Sequence[str | Path], folder: Path | None = None) -> CompletedProcess[str]:
-    """A program's exit code and what it printed. It reads nothing, and ends when npuc is interrupted.
+    """A program's exit code and output. It gets no input, and ends when npuc is interrupted.
 
-    Raises OSError where it cannot be started.
+    Raises OSError if it cannot be started.
     """
     import subprocess
 
@@ -154,7 +154,7 @@ def run(command: Sequence[str | Path], folder: Path | None = None) -> CompletedP
             start_new_session=True,
         )
         _State.running.add(child.pid)
-    if arrived():  # while another thread started it
+    if arrived():  # a signal arrived while another thread started it
         stop()
     try:
         with child:
@@ -168,10 +168,10 @@ def run(command: Sequence[str | Path], folder: Path | None = None) -> CompletedP
 
 
 def fork(work: Callable[[], None], kept: int) -> int:
-    """Starts a copy of this process that does some work and says nothing; gives its number, for `end`.
+    """Forks this process to do some work without output; returns its process number, for `end`.
 
-    kept: the one descriptor that the copy goes on with. With any other it could hold a pipe or a lock of this
-    process, or of its parent, open for longer than they live.
+    kept: the only descriptor that the child keeps. With any other it could hold a pipe or a lock of this process,
+    or of its parent, open for too long.
     """
     import warnings
 
@@ -186,9 +186,9 @@ def fork(work: Callable[[], None], kept: int) -> int:
 
 
 def _bound() -> Callable[[], None]:
-    """What makes a copy end with the process that starts it, whatever ends that; where the system can.
+    """A function that makes a child end with its parent, whatever ends that, if the system supports it.
 
-    Linux speaks of the thread that starts it: copies that another thread starts may live longer than that thread.
+    Linux refers to the parent thread: children started by another thread may outlive that thread.
     """
     if sys.platform != "linux" or current_thread() is not main_thread():
         return lambda: None
@@ -198,7 +198,7 @@ def _bound() -> Callable[[], None]:
 
     def bind() -> None:
         library.prctl(DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != owner:  # it ended before
+        if os.getppid() != owner:  # the parent ended before
             os._exit(FAILED)
 
     return bind
@@ -208,7 +208,7 @@ def _work(work: Callable[[], None], kept: int, bind: Callable[[], None]) -> None
     status = FAILED
     try:
         bind()
-        gc.freeze()  # what the copy inherits may not be torn down here: its threads are not there
+        gc.freeze()  # objects inherited from the parent must not be finalised here: their threads do not exist
         os.setsid()
         for each in (*SIGNALS, signal.SIGXCPU):
             signal.signal(each, signal.SIG_DFL)
@@ -217,7 +217,7 @@ def _work(work: Callable[[], None], kept: int, bind: Callable[[], None]) -> None
             os.dup2(nowhere, stream)
         for each in [int(path.name) for path in DESCRIPTORS.iterdir()]:
             if each not in (*STREAMS, kept):
-                with suppress(OSError):  # that of the listing itself
+                with suppress(OSError):  # the descriptor of the listing itself
                     os.close(each)
         work()
         status = 0
@@ -228,7 +228,7 @@ def _work(work: Callable[[], None], kept: int, bind: Callable[[], None]) -> None
 
 
 def end(child: int) -> int:
-    """Ends a copy; gives its status, as os.waitpid does."""
+    """Ends a child; returns its status, as os.waitpid does."""
     with deferred():
         _State.running.discard(child)
         with suppress(OSError):
@@ -240,7 +240,7 @@ def end(child: int) -> int:
 
 
 def as_worker() -> None:
-    """Makes a process that works for another end with it, whatever ends that, and leave Ctrl-C to it."""
+    """Makes a worker process end with its parent, whatever ends that, and ignore Ctrl-C."""
     from multiprocessing import parent_process
     from threading import Thread
 
@@ -262,7 +262,7 @@ def as_worker() -> None:
 
 @contextmanager
 def unheard() -> Generator[None]:
-    """A block whose new processes never hear Ctrl-C: they are ended by the one that starts them."""
+    """A block whose new processes never receive Ctrl-C: the process that starts them ends them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

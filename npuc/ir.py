@@ -1,9 +1,9 @@
 """The graph: frozen nodes over named tensors, in single assignment as in ONNX.
 
-Invariants, checked by `Graph.check`: nodes stand in topological order; every tensor has one producer and a
-static type, which is what the operator's declaration gives it; every node is what its operator allows; a name
-that occurs in the ONNX model denotes exactly that tensor, in its shape and layout (a pass that moves a value into
-another layout gives it a new name).
+Invariants, checked by `Graph.check`: nodes are in topological order; every tensor has one producer and a static
+type, which follows from the operator's declaration; every node satisfies its operator; a name that occurs in the
+ONNX model denotes exactly that tensor, in its shape and layout (a pass that changes the layout of a value gives it
+a new name).
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class TensorType:
 
 
 ABSENT = TensorType(())
-"""What stands for the type of an optional input that a node has not."""
+"""The type of an omitted optional input."""
 
 CHECK = "NPUC_CHECK"
-"""The environment variable that says how graphs are checked."""
+"""The environment variable that controls how graphs are checked."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operator. An omitted optional input is the empty string; `sources` are the ONNX nodes behind it.
+    """One operator. An omitted optional input is the empty string; `sources` are the ONNX nodes it comes from.
 
-    A tensor has one producer, so outputs identify a node within its graph: they are what it is hashed by.
+    A tensor has one producer, so outputs identify a node within its graph; they determine its hash.
     """
 
     op: str
@@ -77,12 +77,12 @@ class Node:
 
     @cached_property
     def typings(self) -> dict[tuple[TensorType, ...], tuple[TensorType, ...]]:
-        """Types of the outputs by those of the inputs, as far as they were asked for (Op.typed)."""
+        """Cache of output types by input types (Op.typed)."""
         return {}
 
     @cached_property
     def windows(self) -> dict[tuple[int, ...], Any]:
-        """Windows by kernel, as far as they were asked for (ops.windows.window_of)."""
+        """Cache of windows by kernel (ops.windows.window_of)."""
         return {}
 
     @property
@@ -134,7 +134,7 @@ class Node:
 class Graph:
     """A typed network: nodes in topological order, constants by name, a type for every tensor.
 
-    operators: the declarations of the operators that its nodes may have, by name.
+    operators: the declarations of the operators available to its nodes, by name.
     """
 
     name: str
@@ -164,7 +164,7 @@ class Graph:
         return {name: tuple(nodes) for name, nodes in found.items()}
 
     def only_reader(self, tensor: str) -> Node | None:
-        """The node that alone reads the tensor, or None if there are several, none, or it is a graph output."""
+        """The node that alone reads the tensor; None if several or none do, or if it is a graph output."""
         readers = self.readers[tensor]
         return readers[0] if len(readers) == 1 and tensor not in self.outputs else None
 
@@ -178,7 +178,7 @@ class Graph:
 
     @cached_property
     def dataflow(self) -> nx.MultiDiGraph[Node]:
-        """The derived view for graph algorithms: nodes, and an edge per tensor that one reads from another."""
+        """The graph as networkx sees it: its nodes, and an edge for each tensor that one reads from another."""
         import networkx as nx
 
         view: nx.MultiDiGraph[Any] = nx.MultiDiGraph()
@@ -191,10 +191,10 @@ class Graph:
         return view
 
     def check(self, *, fully: bool | None = None) -> None:
-        """Raises ModelError where an invariant of this module does not hold: E104, or what declarations raise.
+        """Raises ModelError if an invariant of this module is violated: E104, or errors of declarations.
 
-        A graph is checked once, and what was verified of a node with inputs of the same types is believed, unless
-        fully (default: whether the environment variable NPUC_CHECK is "full").
+        A graph is checked once, and results for nodes with inputs of the same types are reused, unless fully
+        (default: whether the environment variable NPUC_CHECK is "full").
         """
         if os.environ.get(CHECK) == "full" if fully is None else fully:
             self._verify(fully=True)
@@ -211,7 +211,7 @@ class Graph:
             self._check_node(node, fully)
 
     def _check_tensors(self) -> None:
-        """Every tensor is written once, before it is read, and has a type."""
+        """Checks that every tensor is written once, before it is read, and has a type."""
         known = {*self.inputs, *self.constants}
         for node in self.nodes:
             for name in filter(None, node.inputs):
@@ -232,7 +232,7 @@ class Graph:
                 raise ModelError("E104", f"declared {self.tensors[name]}, is {type_of(value)}", tensor=name)
 
     def _check_node(self, node: Node, fully: bool) -> None:
-        """The operator is declared, allows the node and its constants, and gives the types of its results."""
+        """Checks that the operator is declared, accepts the node and its constants, and gives its result types."""
         row = declaration(node, self.operators)
         types = [self.tensors[name] if name else ABSENT for name in node.inputs]
         found = row.verified(node, types) if fully else row.typed(node, types)
@@ -243,7 +243,7 @@ class Graph:
                 raise ModelError("E104", reason, node=node.name, op=node.op, tensor=name)
 
     def __str__(self) -> str:
-        """One line a node, for --dump-after."""
+        """One line per node, for --dump-after."""
 
         def tensors(names: Iterable[str]) -> str:
             return ", ".join(f"{name or '-'}: {self.tensors[name]}" if name else "-" for name in names)
@@ -270,9 +270,9 @@ def type_of(value: Array) -> TensorType:
 
 
 def topological(nodes: Iterable[Node], known: Iterable[str]) -> tuple[Node, ...]:
-    """The nodes in a topological order that keeps the given order where it can.
+    """The nodes in a topological order that keeps the given order where possible.
 
-    Raises ModelError (E104) for a cycle or a tensor that nothing writes.
+    Raises ModelError (E104) for a cycle or a tensor without a producer.
     """
     ready = {*known, ""}
     waiting = list(nodes)

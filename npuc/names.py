@@ -1,4 +1,4 @@
-"""Names that nothing else has."""
+"""Unique names."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 
 class Names:
-    """The names that are taken."""
+    """The set of names in use."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
 
     def take(self, names: Iterable[str]) -> None:
-        """Keeps names from being given out."""
+        """Marks names as used."""
         self._taken.update(names)
 
     def new(self, stem: str) -> str:
-        """A name that is not taken, and is from now on: the stem, or the stem with a number.
+        """A new unique name, which then counts as used: the stem, or the stem with a number.
 
         >>> names = Names(["conv"])
         >>> names.new("conv"), names.new("conv"), names.new("relu")

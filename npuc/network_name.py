@@ -1,4 +1,4 @@
-"""What the files and functions of an exported network begin with, so that several fit into one firmware."""
+"""The prefix of an exported network's files and functions, so that several networks fit into one firmware."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from npuc.escaping import c_identifier
 from npuc.program import Program
 
 PREFIX = "prefix"
-"""The manifest's entry, where a user has chosen a name."""
+"""The manifest's entry for a name chosen by the user."""
 LONGEST, MOST = 40, 60
-"""Characters of a name, and of one with the number of a part behind it."""
+"""The most characters of a name, without and with a part number after it."""
 NAMELESS = "npuc_network"
 
 
 def identifier(text: str) -> str:
-    """A user's name as one of C, cut to what fits; empty where no character of it can be in one."""
+    """A user's name as a C identifier, truncated; empty if it contains no usable character."""
     return c_identifier(text)[:LONGEST].rstrip("_")
 
 
 def named(program: Program, prefix: str | None) -> Program:
-    """The program under a name, with what numbers its parts; None: as it is."""
+    """The program with this name, which part numbers may follow; None: unchanged."""
     if prefix is None:
         return program
     return replace(program, manifest={**program.manifest, PREFIX: c_identifier(prefix)[:MOST]})
 
 
 def network_name(manifest: Mapping[str, Any]) -> str:
-    """The name that the user chose, else `npuc_` and that of the model's file."""
+    """The name chosen by the user, otherwise `npuc_` and the name of the model's file."""
     chosen = manifest.get(PREFIX)
     if isinstance(chosen, str) and c_identifier(chosen):
         return c_identifier(chosen)[:MOST]

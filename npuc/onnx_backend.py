@@ -24,16 +24,17 @@ from npuc.target import FLOATING, Options
 
 CALIBRATION_SAMPLES = 8
 EVERYTHING = "everything"
-"""Where what the target refuses goes, if it cannot be calibrated either: all of the model goes to the host."""
+"""Fallback if the target refuses a model and it cannot be calibrated: the host runs all of it."""
 
 
 class Prepared(BackendRep):
-    """A model, compiled at its first run: only then the shapes of its inputs, and its weights, are all known.
+    """A model, compiled at its first run: only then are the shapes of its inputs, and its weights, all known.
 
-    Inputs are data. Where the target refuses that, all but the first are constants: weights, shapes and second
-    operands, compiled into the program. Where it refuses that too, inputs are data, and the host runs what the
-    target does not, unless the options refuse the host; all of it, where the inputs cannot calibrate. Without
-    calibration data a run calibrates: its inputs, and random numbers of their mean, deviation and range.
+    First all inputs are data. If the target refuses that, all but the first become constants compiled into the
+    program: weights, shapes and second operands. If it refuses that too, inputs are data and the host runs what
+    the target does not, unless the options forbid it; the host runs everything if the inputs cannot calibrate.
+    Without calibration data a run calibrates on its inputs and on random numbers of their mean, deviation and
+    range.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class Prepared(BackendRep):
         given = {each.name for each in model.graph.initializer}
         self.names = [port.name for port in model.graph.input if port.name not in given]
         self.way: tuple[int, str] | None = None
-        """How many inputs are data, and where what the target refuses goes; None before the first run."""
+        """The number of inputs that are data, and the fallback; None before the first run."""
         self.programs: dict[tuple[Any, ...], Compiled] = {}
-        """By the shapes of the inputs and the values of the constants."""
+        """Programs by the shapes of the inputs and the values of the constants."""
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The outputs in the model's order; inputs: in the model's order, or by name.
 
-        Raises NpucError for what the target refuses, DataError (E401) for inputs that the model does not take.
+        Raises NpucError for what the target refuses, DataError (E401) for inputs that the model does not accept.
         """
         del kwargs
         feeds = self.feeds(inputs)
@@ -61,7 +62,7 @@ class Prepared(BackendRep):
         return namedtupledict("Outputs", names)(*(found[name] for name in names))
 
     def compiled(self, feeds: Mapping[str, Any]) -> Compiled:
-        """The program that runs these inputs."""
+        """The program for these inputs."""
         refusal: NpucError | None = None
         for data, fallback in dict.fromkeys(self._ways(feeds)):
             try:
@@ -75,7 +76,7 @@ class Prepared(BackendRep):
         raise refusal
 
     def _ways(self, feeds: Mapping[str, Any]) -> Sequence[tuple[int, str]]:
-        """How many inputs may be data, and where what the target refuses goes: the way that was found, or all."""
+        """Candidates (number of data inputs, fallback): the one found before, otherwise all."""
         if self.way is not None:
             return [self.way]
         count = len(self.names)
@@ -85,7 +86,7 @@ class Prepared(BackendRep):
         return [*ways, (count, EVERYTHING)] if self.options.fallback == "host" else ways
 
     def feeds(self, inputs: Any) -> dict[str, Any]:
-        """The inputs by name: arrays, or lists and None where they are sequences and optional."""
+        """The inputs by name: arrays, or, for sequences and optional inputs, lists and None."""
         values = inputs if isinstance(inputs, Mapping) else dict(zip(self.names, inputs, strict=False))
         missing = [name for name in self.names if name not in values]
         if missing or len(inputs) != len(self.names):
@@ -134,7 +135,7 @@ def sample(value: Any, dtype: str) -> Array:
 
 
 def like(value: Array) -> Array:
-    """Samples like this one, itself the first: normal numbers of its mean, deviation and range."""
+    """Samples like this one, which comes first: normal numbers with its mean, deviation and range."""
     if not value.size:
         return value[None]
     random = np.random.default_rng(0)
@@ -143,7 +144,7 @@ def like(value: Array) -> Array:
 
 
 class NpucBackend(Backend):
-    """A target as a backend; `backend` gives one of another target."""
+    """A target as a backend; `backend` makes one for another target."""
 
     target: ClassVar[str] = "easynpu"
     options: ClassVar[Options] = Options()
@@ -152,8 +153,8 @@ class NpucBackend(Backend):
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
         """The model, ready to run.
 
-        calibration: samples to choose scales from, as npuc.compile takes them. Other keywords are ignored. Raises
-        onnx.checker.ValidationError for a model that is none.
+        calibration: samples to choose scales from, as for npuc.compile. Other keywords are ignored. Raises
+        onnx.checker.ValidationError for an invalid model.
         """
         super().prepare(model, device, **kwargs)
         return Prepared(model, cls.target, cls.options, kwargs.get("calibration"))
@@ -162,7 +163,7 @@ class NpucBackend(Backend):
     def run_node(
         cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """The outputs of a single node. outputs_info: dtype and shape of each, where ONNX cannot infer them."""
+        """The outputs of a single node. outputs_info: dtype and shape of each, if ONNX cannot infer them."""
         values = [np.asarray(value) for value in inputs]
         names = [name for name in node.input if name]
         ports = [_port(name, value.dtype, value.shape) for name, value in zip(names, values, strict=True)]

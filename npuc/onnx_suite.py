@@ -28,23 +28,23 @@ from npuc.target import FLOATING, Options
 from npuc.target import target as find
 
 MOST_STEPS = 3.0
-"""How far an int8 target may be off, in quantisation steps of the output."""
+"""The largest error of an int8 target, in quantisation steps of the output."""
 MOVES = ("Reshape", "Transpose", "Concat", "Slice", "Split", "DepthToSpace", "SpaceToDepth", "Identity")
 
 
 SELECTIONS = ("Max", "Min", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")
-"""Operators whose result is one of their operands, however small its own steps are."""
+"""Operators that select one of their operands: half an input step may exceed the output's step."""
 
 
 def steps_of(program: Program) -> list[Mapping[str, Any]]:
-    """The steps of a program, or of its parts of the NPU one after the other."""
+    """The steps of a program, or of its NPU parts one after the other."""
     return [step for part in parts(program) for step in part.manifest["steps"]]
 
 
 def output_step(program: Program, output: str) -> float | None:
-    """The quantisation step of an output: the largest scale of the int8 tensors that movement alone makes it of.
+    """The quantisation step of an output: the largest scale of the int8 tensors that it is moved from.
 
-    None where the host computes it in float32.
+    None if the host computes it in float32.
     """
     traced, scales = {output}, list[float]()
     for entry in reversed(steps_of(program)):
@@ -57,11 +57,10 @@ def output_step(program: Program, output: str) -> float | None:
 
 
 def tolerance(program: Program, model: onnx.ModelProto, output: str, wanted: Array) -> float:
-    """What an int8 program's output may be off at most; 0 if it has no instruction, or computes in floats.
+    """The largest permitted error of an int8 program's output; 0 without instructions or in floating point.
 
-    3 steps; where the host computes the output in float32 from int8 values, a step is 1/127 of the largest
-    magnitude. Selections may be off by half a step of the input as well. Outputs of 8 bits count in steps of their
-    own: one.
+    The tolerance is 3 steps; if the host computes the output in float32 from int8 values, a step is 1/127 of the
+    largest magnitude. Selections may also be off by half a step of the input. 8-bit outputs may be off by one.
     """
     steps = steps_of(program)
     if program.precision in FLOATING or all(entry["kind"] != "segment" for entry in steps):
@@ -80,31 +79,31 @@ RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Rando
 
 
 def place_of(program: Program) -> str:
-    """Where a program runs: "npu" as the target makes it, "mixed" with regions of the host, "host" entirely."""
+    """Where a program runs: "npu" on the target alone, "mixed" with host regions, "host" entirely."""
     if not is_composite(program):
         return "npu"
     return "mixed" if parts(program) else "host"
 
 
 class _Run:
-    """The last run: model, inputs, and the program where there is one."""
+    """The last run: model, inputs, and the program, if any."""
 
     def __init__(self, model: onnx.ModelProto, inputs: Any) -> None:
         self.model, self.inputs = model, inputs
         self.program: Program | None = None
         self.judged = False
-        """Whether outputs are compared already: those of a sequence are compared one by one."""
+        """Whether the outputs were already compared: those of a sequence are compared one by one."""
 
     @property
     def is_random(self) -> bool:
-        """Whether its values are others in every run."""
+        """Whether its values change from run to run."""
         training = any(
             node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] for node in self.model.graph.node
         )
         return training or any(node.op_type in RANDOM for node in self.model.graph.node)
 
     def by_onnxruntime(self) -> list[Any]:
-        """What onnxruntime makes of the same inputs. Raises ModelError where it refuses the model."""
+        """onnxruntime's outputs for the same inputs. Raises ModelError if it refuses the model."""
         found = session(self.model)
         names = [each.name for each in found.get_inputs()]
         outputs: list[Any] = found.run(None, dict(zip(names, self.inputs, strict=True)))
@@ -112,14 +111,14 @@ class _Run:
 
 
 class Suite(BackendTest):
-    """ONNX's tests, of a backend that may refuse a model."""
+    """ONNX's tests for a backend that may refuse a model."""
 
     runs: ClassVar[list[_Run]]
-    """The last one, if any."""
+    """The last run, if any."""
 
     @classmethod
     def place(cls) -> str | None:
-        """Where the last test ran; None where npuc did not run it."""
+        """Where the last test ran; None if npuc did not run it."""
         program = cls.runs[0].program if cls.runs else None
         return None if program is None else place_of(program)
 
@@ -132,9 +131,10 @@ class Suite(BackendTest):
         atol: float,
         model_dir: str | None = None,
     ) -> None:
-        """Compares output by output; an int8 target is allowed its quantisation.
+        """Compares output by output; an int8 target is allowed its quantisation error.
 
-        What onnxruntime itself computes so, and the test does not expect, is skipped, and so is what is random.
+        Random outputs, types that numpy lacks, and cases in which onnxruntime deviates from the test like npuc are
+        skipped.
         """
         run = cls.runs[0]
         if run.program is None or run.judged:
@@ -166,7 +166,7 @@ def _tolerance(run: _Run, output: str, wanted: Any) -> float:
 
 
 def _is_strange(value: Any) -> bool:
-    """Whether it is an array of numbers that numpy itself has not: bfloat16, float8, int4."""
+    """Whether it is an array of a number type that numpy lacks: bfloat16, float8, int4."""
     return (
         isinstance(value, np.ndarray)
         and value.dtype.kind != "O"
@@ -187,7 +187,7 @@ def suite(target: str, parent_module: str | None = None, options: Options | None
     usual = options or Options(precision=find(target).precisions[0])
 
     class Remembering(Prepared):
-        """Keeps the program of the last run; what npuc refuses is no failure."""
+        """Keeps the program of the last run; models that npuc refuses are skipped."""
 
         def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
             Tests.runs[:] = [_Run(self.model, inputs)]
@@ -201,7 +201,7 @@ def suite(target: str, parent_module: str | None = None, options: Options | None
 
 
 def runtime_suite(parent_module: str | None = None) -> Suite:
-    """The suite of onnxruntime itself: what it does not run is skipped."""
+    """The suite for onnxruntime itself: models that it does not run are skipped."""
 
     class Session(BackendRep):
         """A model under onnxruntime."""
@@ -221,7 +221,7 @@ def runtime_suite(parent_module: str | None = None) -> Suite:
 
 
 class Tests(Suite):
-    """Where the last run is kept."""
+    """The suite in which the last run is kept."""
 
     runs: ClassVar[list[_Run]] = []
 
@@ -239,5 +239,5 @@ def _suite(prepare: Callable[[onnx.ModelProto], BackendRep], parent_module: str 
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
-        )  # onnx makes its cases now, with overflows and divisions by zero among them
+        )  # onnx creates its cases here, with overflows and divisions by zero among them
         return Tests(Tested, parent_module)

@@ -1,4 +1,4 @@
-"""What stands above the instructions of a listing, segments down to units, and behind them: notes."""
+"""Structure of a listing: headings above instructions, from segments down to units, and notes behind them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Name:
 
 
 Line = tuple["str | Name", ...]
-"""A line's pieces, one behind the other."""
+"""The consecutive pieces of a line."""
 
 
 @dataclass(frozen=True)
 class Heading:
-    """Comment lines above the instructions start..start + count - 1; a note stands behind the one it is for."""
+    """Comment lines above the instructions start..start + count - 1; a note follows its instruction."""
 
     kind: Literal["segment", "layer", "operation", "unit", "note"]
     start: int
@@ -31,12 +31,12 @@ class Heading:
     lines: tuple[Line, ...]
 
     def covers(self, index: int) -> bool:
-        """Whether an instruction stands under it."""
+        """Whether an instruction belongs to the heading."""
         return self.start <= index < self.start + self.count
 
 
 def names_of(nodes: Sequence[str]) -> Line:
-    """Names between commas.
+    """Names separated by commas.
 
     >>> names_of(["a", "b"])
     (Name(text='a'), ', ', Name(text='b'))
@@ -48,13 +48,13 @@ def names_of(nodes: Sequence[str]) -> Line:
 
 
 def host_line(step: HostStep) -> Line:
-    """What the host computes between segments."""
+    """A description of a host step between segments."""
     given = (" -> ", *names_of(step.outputs)) if step.outputs else ()
     return (f"host   {step.op} ", *names_of(step.inputs), *given)
 
 
 def by_nodes(entries: Iterable[Mapping[str, Any]]) -> list[Heading]:
-    """A heading for each run of instructions that are for the same nodes, where nothing more is known of them."""
+    """A heading for each run of instructions with the same nodes, if nothing more is known of them."""
     found: list[Heading] = []
     for nodes, group in groupby(entries, lambda entry: tuple(entry["nodes"])):
         members = list(group)
@@ -67,9 +67,9 @@ def by_nodes(entries: Iterable[Mapping[str, Any]]) -> list[Heading]:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Each name's shortest end, in whole parts, that no other name ends in; the name itself where there is none.
+    """For each name the shortest suffix of whole parts that no other name has; the name itself if there is none.
 
-    Parts stand between slashes; of names fused with semicolons the last one counts.
+    Parts are separated by slashes; of names joined with semicolons by fusion the last one counts.
 
     >>> short_names(["m/a/Relu;m/c1/Conv", "m/c2/Conv", "m/pool"])
     {'m/a/Relu;m/c1/Conv': 'c1/Conv', 'm/c2/Conv': 'c2/Conv', 'm/pool': 'pool'}
@@ -84,11 +84,11 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 MOST_PARTS = 16
-"""Parts of a name that are tried; a longer one is shown as it is."""
+"""The most parts of a name that are tried; a longer name is shown in full."""
 
 
 def _ends(name: str) -> list[str]:
-    """The ends of a name's last part, the shortest first."""
+    """The suffixes of a name's last part, shortest first."""
     parts = name.rsplit(";", 1)[-1].rsplit("/", MOST_PARTS)
     ends = ["/".join(parts[-count:]) for count in range(1, min(len(parts), MOST_PARTS) + 1)]
     return [end for end in ends if end.strip()]

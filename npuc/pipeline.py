@@ -1,4 +1,4 @@
-"""Passes and how they are run: each is a pure function from Graph to Graph, checked after every step."""
+"""Passes and how they run: each is a pure function from Graph to Graph, checked after every step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pass(Protocol):
         ...
 
     def __call__(self, graph: Graph, /) -> Graph:
-        """The rewritten graph; the given one where there is nothing to do."""
+        """The rewritten graph; the given one if there is nothing to do."""
         ...
 
 
@@ -49,7 +49,7 @@ def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -
 
 
 def _with_mapped(graph: Graph) -> Graph:
-    """The graph, whose heavy constants lie in files."""
+    """The graph with its heavy constants mapped from files."""
     mapped = {name: kept(value) for name, value in graph.constants.items()}
     if all(mapped[name] is value for name, value in graph.constants.items()):
         return graph

@@ -1,12 +1,12 @@
 """The compiled program: a directory with a manifest, the words and memory images, and evidence for verification.
 
-    manifest.json     what the program is: target, machine, steps, placements, instructions, files with sha256
-    *.bin             the words and memory images that the machine gets
-    reference.onnx    the integer network in standard ONNX operators        } evidence: opened by verification
-    graph.json        which tensor of it stands for which float tensor      } only, never by a simulator
+    manifest.json     the program's description: target, machine, steps, placements, instructions, files with
+    sha256 *.bin             the words and memory images for the machine reference.onnx    the integer network in
+    standard ONNX operators        } evidence: opened by verification graph.json        which of its tensors
+    represents which float tensor    } only, never by a simulator
 
-The manifest carries a seal: the sha256 of itself without the seal. A directory is written under a temporary
-name and renamed, so a partly written program is never seen. No time stamps: same input, same bytes.
+The manifest carries a seal: its own sha256, computed without the seal. A directory is written under a temporary
+name and renamed, so a partially written program is never visible. No time stamps: same input, same bytes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from npuc.storage.records import read
 
 FORMAT = "npuc-program"
 VERSION = 2
-"""Of the format: higher where a program of before would be read otherwise, or not at all (docs/artefact.md)."""
+"""The format's version: increased when older programs would be misread or not read at all (docs/artefact.md)."""
 MANIFEST = "manifest.json"
 EVIDENCE = ("reference.onnx", "graph.json")
 GIVEN_BY = "given_by"
-"""The entry of a manifest that only programs of several parts have (npuc.regions.artefact)."""
+"""The manifest entry that only programs of several parts have (npuc.regions.artefact)."""
 VARIANTS, SHARED = "variants", "files"
-"""The entry, and the folder, of programs for other input shapes, and the folder of their files (npuc.variants)."""
+"""Entry and folder of programs for other input shapes, and the folder of their files (npuc.variants)."""
 
 
 class ModifiedArtefact(UserWarning):
-    """A file differs from its sha256 and was loaded all the same (--allow-modified)."""
+    """A file differs from its sha256 and was loaded nevertheless (--allow-modified)."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Port:
 
     name: str
     shape: tuple[int, ...]
-    """Extents; -1 for one that only a run tells, which programs with host regions may have."""
+    """Extents; -1 for one that is only known at run time, in programs with host regions."""
     dtype: str
     type: str = ""
-    """Of dtype "object": the type as ONNX writes it, for instance seq(tensor(float))."""
+    """For dtype "object": the type in ONNX notation, for instance seq(tensor(float))."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What the program was compiled from."""
+    """The model that the program was compiled from."""
 
     name: str = "a network"
     sha256: str = ""
@@ -111,7 +111,7 @@ class _Partition:
 
 @dataclass(frozen=True)
 class _Report:
-    """What every target's report has; targets add to it."""
+    """The report fields common to all targets; targets add others."""
 
     target: str
     machine: str
@@ -137,16 +137,16 @@ DTYPES = (
 )
 """Element types of inputs and outputs."""
 STRING, OBJECT = "string", "object"
-"""Of programs with host regions also: strings, and what is no tensor (sequences, maps, optional values)."""
+"""Only in programs with host regions: strings, and non-tensors (sequences, maps, optional values)."""
 LARGEST_PORT = 1 << 31
-"""Elements of an input or output."""
+"""The most elements of an input or output."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the machine gets: the manifest and its files by name; `evidence` is for verification only.
+    """A program: the manifest and its files by name; `evidence` is for verification only.
 
-    The properties raise ArtefactError (E502) where the manifest is not one that npuc wrote.
+    The properties raise ArtefactError (E502) if npuc did not write the manifest.
     """
 
     manifest: Mapping[str, Any]
@@ -160,7 +160,7 @@ class Program:
 
     @property
     def precision(self) -> str:
-        """The number format that it computes in."""
+        """The number format of its computations."""
         return read(str, self.manifest.get("precision", "int8"), "precision")
 
     @property
@@ -170,7 +170,7 @@ class Program:
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """The network's outputs, one at least."""
+        """The network's outputs, at least one."""
         found = _ports(self.manifest, "outputs")
         if not found:
             raise _damaged("outputs is empty")
@@ -178,19 +178,19 @@ class Program:
 
     @property
     def report(self) -> Mapping[str, Any]:
-        """What a compile reports."""
+        """The report of the compile."""
         read(_Report, self.manifest.get("report"), "report")
         found: Mapping[str, Any] = self.manifest["report"]
         return found
 
     @property
     def bound(self) -> Mapping[str, float]:
-        """Inputs of the model that are constants of the program, and their values."""
+        """Inputs of the model that were bound to constants, and their values."""
         return read(Mapping[str, float], self.manifest.get("bound", {}), "bound")
 
     @property
     def model(self) -> Model:
-        """What it was compiled from."""
+        """The model that it was compiled from."""
         return read(Model, self.manifest.get("model", {}), "model")
 
 
@@ -208,7 +208,7 @@ def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:
 
 
 def count_of(feeds: Mapping[str, Sized]) -> int:
-    """How many samples a program's inputs are. Raises ArtefactError (E502) for a program without inputs."""
+    """The number of samples in a program's inputs. Raises ArtefactError (E502) for a program without inputs."""
     if not feeds:
         raise _damaged("inputs is empty")
     return len(next(iter(feeds.values())))
@@ -229,7 +229,7 @@ def sha256(data: Content) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """The same of a file, which is not held in memory. Raises OSError where it cannot be read."""
+    """The same for a file, which is not loaded whole. Raises OSError if it cannot be read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -253,7 +253,7 @@ def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str,
 
 
 def as_loaded(program: Program) -> Program:
-    """A program that was just compiled, as `load` would give it, and with its evidence."""
+    """A program just compiled, in the form in which `load` returns it, but with its evidence."""
     manifest = sealed(program.manifest, Files(contents_of(program.files, program.evidence)))
     return replace(program, manifest=json.loads(canonical_json(manifest)))
 
@@ -261,8 +261,8 @@ def as_loaded(program: Program) -> Program:
 def save(program: Program, directory: Path, *, force: bool = False) -> None:
     """Writes the program, replacing an npuc artefact (or, with force, anything) in one step.
 
-    An artefact's directory that holds more than npuc wrote counts as something else: nobody's notes are deleted.
-    Raises ArtefactError: E505 where something else is in the way, E506 where the system refuses.
+    An artefact's directory that contains other files is not replaced without force: nobody's notes are deleted.
+    Raises ArtefactError: E505 if something else is in the way, E506 if the system refuses.
     """
     expect_replaceable(directory, force=force)
     contents = contents_of(program.files, program.evidence)
@@ -271,7 +271,7 @@ def save(program: Program, directory: Path, *, force: bool = False) -> None:
 
 
 def expect_replaceable(directory: Path, *, force: bool = False) -> None:
-    """Raises ArtefactError (E505) if something is in the way that npuc did not write, also within an artefact."""
+    """Raises ArtefactError (E505) if anything not written by npuc is in the way, also inside an artefact."""
     if not _occupied(directory) or force:
         return
     reason = None if is_artefact(directory) else "exists and is not an npuc artefact"
@@ -285,7 +285,7 @@ def expect_replaceable(directory: Path, *, force: bool = False) -> None:
 def save_files(files: Mapping[str, bytes], directory: Path) -> None:
     """Writes files into a new or empty folder, all of them or none.
 
-    Raises ArtefactError: E505 where the folder has content, E506 where the system refuses.
+    Raises ArtefactError: E505 if the folder is not empty, E506 if the system refuses.
     """
     if _occupied(directory) and not _is_empty(directory):
         raise ArtefactError("E505", f"'{directory}' exists and is not empty", remedy="choose a new folder with -o")
@@ -293,7 +293,7 @@ def save_files(files: Mapping[str, bytes], directory: Path) -> None:
 
 
 def _occupied(directory: Path) -> bool:
-    """Whether something is there. Raises ArtefactError (E506) for a name that the system does not take."""
+    """Whether something exists there. Raises ArtefactError (E506) for a name that the system does not accept."""
     try:
         return directory.exists()
     except OSError as error:
@@ -303,7 +303,7 @@ def _occupied(directory: Path) -> bool:
 def _is_empty(directory: Path) -> bool:
     try:
         return directory.is_dir() and not any(directory.iterdir())
-    except OSError:  # what cannot be listed counts as full
+    except OSError:  # a folder that cannot be listed counts as occupied
         return False
 
 
@@ -341,7 +341,7 @@ def is_artefact(directory: Path) -> bool:
 
 
 def _foreign(directory: Path) -> list[str]:
-    """What lies in an artefact's directory and is not in its table of files, by name."""
+    """Names of files in an artefact's directory that are not in its table of files."""
     try:
         names = sorted(each.name for each in directory.iterdir())
         files = json.loads(_content(directory / MANIFEST)).get("files") if names else None
@@ -353,7 +353,7 @@ def _foreign(directory: Path) -> list[str]:
 
 @contextmanager
 def showing(directory: Path) -> Generator[None]:
-    """A block that shows what a report or evidence says. Raises ArtefactError (E502) where that makes no sense."""
+    """A block that displays a report or evidence. Raises ArtefactError (E502) if they are malformed."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -367,7 +367,7 @@ def load(directory: Path, *, allow_modified: bool = False) -> Program:
 
     Raises ArtefactError: E501 for a foreign or unreadable directory, E502 for a damaged file, by name.
     """
-    with suppress(OSError, ValueError):  # a place that cannot be read is reported below
+    with suppress(OSError, ValueError):  # an unreadable place is reported below
         recover(directory)
     manifest = _manifest(directory, allow_modified)
     names = [name for name in manifest["files"] if not _is_evidence(name)]
@@ -396,7 +396,7 @@ def _is_evidence(name: str) -> bool:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name is that of a file in the directory or its folders, written in the one way there is."""
+    """Whether a name denotes a file within the directory or its folders, in canonical notation."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and bool(path.parts) and str(path) == name
 
@@ -444,13 +444,13 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
 
 
 PARSED = 10
-"""Bytes that Python's objects take for one of JSON."""
+"""Bytes of Python objects per byte of JSON."""
 
 
 def _content(path: Path, copies: int = 1) -> bytes:
     """The bytes of a regular file: a pipe or a device may have no end. Raises OSError for any other.
 
-    copies: what becomes of them in memory. Raises ArtefactError (E509) where there is no room for that.
+    copies: the factor by which they grow in memory. Raises ArtefactError (E509) if memory does not suffice.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
@@ -466,7 +466,7 @@ def _content(path: Path, copies: int = 1) -> bytes:
 
 
 def _intact(manifest: Mapping[str, Any]) -> bool:
-    """Whether the manifest matches its seal; text that cannot be written was never sealed."""
+    """Whether the manifest matches its seal; text that cannot be encoded was never sealed."""
     body = {key: value for key, value in manifest.items() if key != "seal"}
     try:
         return manifest.get("seal") == sha256(canonical_json(body))
@@ -488,11 +488,11 @@ def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modifie
     expected = manifest["files"][name]
     try:
         path = _place(directory, name, expected["sha256"])
-        if not allow_modified and path.stat().st_size != expected["bytes"]:  # a device, too
+        if not allow_modified and path.stat().st_size != expected["bytes"]:  # excludes devices, too
             size = path.stat().st_size
             _modified(name, f"it has {size} bytes, {expected['bytes']} were written", allow_modified)
         data = _content(path)
-    except (FileNotFoundError, ValueError):  # ValueError: a name that no file can have
+    except (FileNotFoundError, ValueError):  # ValueError: an invalid file name
         raise ArtefactError("E502", f"{name!r} is missing", remedy="compile the model again") from None
     except OSError as error:
         raise ArtefactError("E502", f"{name!r} cannot be read: {error.strerror or error}") from None
@@ -504,7 +504,7 @@ def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modifie
 
 
 def _place(directory: Path, name: str, digest: str) -> Path:
-    """Where a file lies: in the directory, or of a variant in the folder that it shares with the others."""
+    """The path of a file: in the directory, or, for a variant, in the folder shared with other variants."""
     own, above = directory / name, directory.absolute().parent
     if own.exists() or above.name != VARIANTS or not re.fullmatch("[0-9a-f]{64}", digest):
         return own

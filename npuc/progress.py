@@ -1,4 +1,4 @@
-"""What a terminal shows of work that takes long; nothing in a pipe."""
+"""Progress of long operations on a terminal; nothing in a pipe."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SILENT = Progress()
 
 @contextmanager
 def progress(label: str, *, quiet: bool = False) -> Generator[Progress]:
-    """Shows on a terminal's stderr what is being done: a bar, steps where they are counted, the time so far.
+    """Shows progress on a terminal's stderr: a bar, steps if they are counted, and the elapsed time.
 
-    It goes away in the end. In a pipe, or if it is to be quiet, nothing is shown.
+    It disappears at the end. In a pipe, or if quiet, nothing is shown.
     """
     if quiet or not sys.stderr.isatty():
         yield SILENT
@@ -48,7 +48,7 @@ def progress(label: str, *, quiet: bool = False) -> Generator[Progress]:
 
 @dataclass(frozen=True)
 class _Shown(Progress):
-    """The bar of one command, which has one task."""
+    """The progress bar of one command, with a single task."""
 
     label: str
     bar: Bar

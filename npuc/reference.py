@@ -1,8 +1,8 @@
-"""onnxruntime, which computes every expected value: sessions on one thread, with little memory, exact in integers.
+"""onnxruntime, the source of all expected values: sessions on one thread, with little memory, exact in integers.
 
 On x64 with AVX2 and without VNNI, onnxruntime's products of uint8 and int8 saturate in 16 bits unless
 `session.x64quantprecision` is set *and* its graph optimisations are on. Every session of npuc is opened here, so
-that what integers are compared with is the same on every processor.
+that the reference for integers is the same on every processor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
 LARGE = 1 << 27
-"""Bytes of float32 weights that onnxruntime shall not rearrange, as that takes several copies of them."""
+"""Bytes of float32 weights beyond which onnxruntime must not rearrange them, as that takes several copies."""
 NO_WEIGHTS: Mapping[str, Array] = {}
 
 
@@ -33,18 +33,19 @@ FAULTY_OPTIMIZERS = (
     "TransposeOptimizer",
     "TransposeOptimizer_CPUExecutionProvider",
 )
-"""The first removes tensors that the model gives as outputs. The others quantise what a Transpose before a
-QuantizeLinear moves, and give an output the values behind it."""
+"""The first removes tensors that are model outputs. The others quantise the data that a Transpose before a
+QuantizeLinear moves, and give an output the values after it."""
 MISSHAPEN = "MatMulAddFusion"
-"""Takes the shape that onnxruntime infers, which behind pooling with ceil_mode may not be that of the values."""
+"""It uses the shape that onnxruntime infers, which after pooling with ceil_mode may differ from the actual one."""
 PRECISE = "session.x64quantprecision"
-"""Products of uint8 and int8 without saturation inside."""
+"""Prevents saturation inside products of uint8 and int8."""
 
 
 def exact_options(*, precise: bool = True) -> Any:
-    """onnxruntime.SessionOptions under which integer operators are exact on every processor, on one thread.
+    """onnxruntime.SessionOptions that make integer operators exact on every processor, on one thread.
 
-    precise: False for a model that onnxruntime cannot open so, as it has int8 by int8: that is exact in any case.
+    precise: False for a model that onnxruntime cannot open with it, because it multiplies int8 by int8; that is
+    exact in any case.
     """
     import onnxruntime as ort
 
@@ -53,9 +54,9 @@ def exact_options(*, precise: bool = True) -> Any:
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 4
     options.add_session_config_entry(PRECISE, str(int(precise)))
-    # QuantizeLinear and DequantizeLinear as they are: else onnxruntime quantises float weights between them
+    # keep QuantizeLinear and DequantizeLinear: otherwise onnxruntime quantises float weights between them
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    # and two pairs of them behind each other: else one pair takes the place of both, and rounds to its steps alone
+    # and keep two successive pairs of them: otherwise one replaces both, and rounds to its own scale only
     options.add_session_config_entry("session.disable_double_qdq_remover", "1")
     return options
 
@@ -64,7 +65,7 @@ INTEGER_PRODUCTS = {
     *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat"),
     *("DynamicQuantizeMatMul", "QAttention"),
 }
-"""Operators that are exact only among onnxruntime's graph optimisations."""
+"""Operators that are exact only with onnxruntime's graph optimisations."""
 
 
 def session(
@@ -77,13 +78,12 @@ def session(
 ) -> Any:
     """An onnxruntime.InferenceSession of the model on one CPU thread.
 
-    model: a file may have external data. weights: constants that a parsed model names as `outside`; those that
-    are mapped (npuc.storage.mapped) are not copied. few_runs: it is opened faster and runs slower; only for models
-    without INTEGER_PRODUCTS, which need the optimisations. confined: what the model asks for cannot be known, so
-    that it runs in a process with limits (npuc.confinement), and raises ModelError beyond them (E110, E111), and
-    where onnxruntime cannot run it (E105). precise: whether integer products are exact on every processor;
-    without, they are faster.
-    Raises ModelError (E105) where onnxruntime refuses the model.
+    model: a file may have external data. weights: the values of constants made external by `outside`; mapped ones
+    (npuc.storage.mapped) are not copied. few_runs: open faster and run slower; only for models without
+    INTEGER_PRODUCTS, which need the optimisations. confined: for untrusted models: run in a process with limits
+    (npuc.confinement), and raise ModelError beyond them (E110, E111) and if onnxruntime cannot run the model
+    (E105). precise: whether integer products are exact on every processor; they are faster without.
+    Raises ModelError (E105) if onnxruntime refuses the model.
     """
     mapped = {name: kept(value) for name, value in weights.items()}
     given = _given(model, mapped)
@@ -92,7 +92,7 @@ def session(
     opened = partial(_tried, given, mapped, few_runs=few_runs, precise=precise)
     found = foreign_session(opened) if confined else opened()
     if mapped:
-        trim()  # what it has made on the way
+        trim()  # temporary data of the opening
     return found
 
 
@@ -107,7 +107,7 @@ def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, 
 
 
 def _given(model: onnx.ModelProto | bytes | Path, weights: Mapping[str, Array]) -> str | bytes:
-    """What onnxruntime opens: a path, or a model that says in which files its weights lie."""
+    """The argument for onnxruntime: a path, or a model that names the files of its weights."""
     if isinstance(model, Path):
         return str(model)
     if isinstance(model, bytes):
@@ -137,7 +137,7 @@ def _opened(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool,
     without = FAULTY_OPTIMIZERS
     if isinstance(given, bytes):
         integers = len(given) + sum(value.nbytes for value in weights.values() if value.dtype != np.float32)
-        if integers > LARGE // np.dtype(np.float32).itemsize:  # int8 weights, which are cast when they are used
+        if integers > LARGE // np.dtype(np.float32).itemsize:  # int8 weights, which are cast at run time
             without = (*without, "ConstantFolding")
         if b"ceil_mode" in given:
             without = (*without, MISSHAPEN)
@@ -145,7 +145,7 @@ def _opened(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool,
 
 
 def _add(options: Any, weights: Mapping[str, Array]) -> None:
-    """Shows onnxruntime the weights: it maps those that lie in files, and copies others."""
+    """Passes the weights to onnxruntime: those in files are mapped, others copied."""
     import onnxruntime as ort
 
     others = {name: value for name, value in weights.items() if place_of(value) is None}
@@ -158,9 +158,9 @@ def _add(options: Any, weights: Mapping[str, Array]) -> None:
 
 @cache
 def integers_are_exact(*, precise: bool = True) -> bool:
-    """Whether products of uint8 and int8 are exact here: a convolution whose sums saturate where they are not.
+    """Whether products of uint8 and int8 are exact here, tested by a convolution whose sums would saturate.
 
-    precise: as of the sessions that are meant.
+    precise: as in the sessions to be opened.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -188,7 +188,7 @@ def integers_are_exact(*, precise: bool = True) -> bool:
 
 
 def expect_exact_integers(model: onnx.ModelProto) -> None:
-    """Raises ArtefactError (E507) for a model with integer products where onnxruntime's are not exact."""
+    """Raises ArtefactError (E507) for a model with integer products if onnxruntime's are not exact here."""
     if has_integer_products(model) and not integers_are_exact():
         reason = "onnxruntime's products of uint8 and int8 saturate on this processor and cannot be compared with"
         raise ArtefactError("E507", reason, remedy="install a newer onnxruntime, or use a processor with VNNI")
@@ -200,7 +200,7 @@ def has_integer_products(model: onnx.ModelProto) -> bool:
 
 
 def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = False) -> Any:
-    """A session of a float graph that gives these of its tensors; it shares the graph's constants."""
+    """A session of a float graph with these of its tensors as outputs; it shares the graph's constants."""
     from npuc.export_onnx import to_onnx
 
     weights: dict[str, Array] = {}
@@ -208,7 +208,7 @@ def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = Fals
 
 
 def present(model: Any, names: Sequence[str]) -> list[str]:
-    """Those of the names that a node of the ONNX model writes."""
+    """The names that a node of the ONNX model writes."""
     written = {name for node in model.graph.node for name in node.output}
     return [name for name in names if name in written]
 

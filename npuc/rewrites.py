@@ -1,7 +1,7 @@
-"""What the passes did, one sentence a rewrite: which nodes became what, what it costs, whether it is exact.
+"""Report of the passes, one sentence per rewrite: which nodes became which, the cost, and whether it is exact.
 
-Derived from the graph before and after a pass: nodes that are gone and nodes that are new, in groups of the same
-ONNX nodes. So every pass is reported, and a pass is nothing but a function from Graph to Graph.
+It is derived from the graphs before and after a pass: removed and added nodes, grouped by their ONNX nodes. So
+every pass is reported, and a pass is just a function from Graph to Graph.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, selects
 from npuc.text import count, short
 
 Price = Callable[[Graph, Node], int | None]
-"""Cycles that a node of the float graph takes alone; None where the target cannot tell."""
+"""Cycles that a node of the float graph takes alone; None if the target cannot tell."""
 
 KEPT = (*MOVEMENT, *SELECTION, "Gather", "Relu", "Clip")
-"""Operators whose every result is an element of their operands, or a limit."""
+"""Operators whose results are all elements of their operands, or a limit."""
 CONVEX = 1 + 1e-3
-"""The largest sum of the magnitudes of an average's or interpolation's weights, with what float32 leaves."""
+"""The largest sum of weight magnitudes in an average or interpolation, with float32 rounding."""
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Nodes that a pass put in the place of others."""
+    """A replacement of nodes by a pass."""
 
     name: str
     """The pass."""
     nodes: tuple[str, ...]
-    """The ONNX nodes behind all of them."""
+    """The ONNX nodes that they come from."""
     before: tuple[str, ...]
     after: tuple[str, ...]
-    """Operators with their windows; nodes that are only wired differently are left out."""
+    """Operators with their windows; nodes that were only rewired are left out."""
     macs: int
-    """Multiply-accumulates more."""
+    """Additional multiply-accumulates."""
     cycles: int | None
-    """Cycles more, each node for itself; those of the new nodes alone where the old ones could not run at all."""
+    """Additional cycles, summed over single nodes; those of the new nodes alone if the old ones could not run."""
     replaces: bool
-    """The old nodes could run as well: `cycles` is a difference."""
+    """Whether the old nodes could run as well: `cycles` is then a difference."""
     roundings: int
-    """How many times more a value is rounded to int8 on its way."""
+    """Additional roundings to int8 on the way of a value."""
     lsb: int | None
-    """By how many steps a result may be off for that: one each; None where weights could enlarge the error."""
+    """The resulting error in steps, one per rounding; None if weights could amplify it."""
 
     def __str__(self) -> str:
         named = ", ".join(f"'{short(name)}'" for name in self.nodes[:3]) + (", ..." if len(self.nodes) > 3 else "")
@@ -65,7 +65,7 @@ class Rewrite:
 
 
 def rewrites(name: str, before: Graph, after: Graph, price: Price) -> Iterator[Rewrite]:
-    """What a pass changed, in graph order."""
+    """The rewrites of a pass, in graph order."""
     old, new = _by_outputs(before), _by_outputs(after)
     gone = [node for key, node in old.items() if not _same(node, new.get(key))]
     made = [node for key, node in new.items() if not _same(node, old.get(key))]
@@ -101,7 +101,7 @@ def _rewrite(
 
 
 def _total(prices: Iterable[int | None]) -> int | None:
-    """The sum, or None where one is not known."""
+    """The sum, or None if any is unknown."""
     found = list(prices)
     return None if None in found else sum(each for each in found if each is not None)
 
@@ -117,7 +117,7 @@ def _same(node: Node, other: Node | None) -> bool:
 
 
 def _groups(gone: Sequence[Node], made: Sequence[Node]) -> list[tuple[list[Node], list[Node]]]:
-    """Old and new nodes that share ONNX nodes, or that share a result."""
+    """Old and new nodes that share ONNX nodes or a result."""
     leader: dict[str, str] = {}
 
     def find(key: str) -> str:
@@ -161,7 +161,7 @@ def _listed(described: Sequence[str]) -> str:
 
 
 def macs(graph: Graph, node: Node) -> int:
-    """Multiply-accumulates of a convolution or matrix product of the float graph; 0 for anything else."""
+    """Multiply-accumulates of a convolution or matrix product of the float graph; 0 for other nodes."""
     match node.op:
         case "Conv":
             return graph.tensors[node.output].size * prod(graph.shape(node.inputs[1])[1:])
@@ -174,12 +174,12 @@ def macs(graph: Graph, node: Node) -> int:
 
 
 def _rounds(graph: Graph, node: Node) -> bool:
-    """Whether results of a node are new values, which int8 rounds."""
+    """Whether a node computes new values, which int8 rounds."""
     return node.op not in KEPT and not selects(graph, node)
 
 
 def _roundings(graph: Graph, nodes: Sequence[Node]) -> int:
-    """The most roundings on a way through these nodes, which stand in graph order."""
+    """The most roundings on any path through these nodes, which are in graph order."""
     deepest: dict[str, int] = {}
     for node in nodes:
         depth = max((deepest.get(name, 0) for name in node.inputs), default=0) + _rounds(graph, node)
@@ -188,7 +188,7 @@ def _roundings(graph: Graph, nodes: Sequence[Node]) -> int:
 
 
 def _is_convex(graph: Graph, node: Node) -> bool:
-    """Whether an error of the operands is no larger in the result: selections, averages, interpolation."""
+    """Whether errors of the operands do not grow in the result: selections, averages, interpolation."""
     if not _rounds(graph, node) or node.op.endswith("AveragePool"):
         return True
     weights = graph.constant(node.inputs[1]) if node.op == "Conv" else None

@@ -1,4 +1,4 @@
-"""A session that stands where onnxruntime's would.
+"""A drop-in replacement for an onnxruntime session.
 
 session = npuc.Session("model.onnx", target="easynpu")
 outputs = session.run(None, {"x": image})
@@ -20,7 +20,7 @@ from npuc.target import Options
 
 
 class Session:
-    """A program with the calls of onnxruntime.InferenceSession: one sample a run, in the model's own shapes."""
+    """A program with the methods of onnxruntime.InferenceSession: one sample per run, in the model's shapes."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Session:
         input_shapes: Shapes | None = None,
         options: Options | None = None,
     ) -> None:
-        """Compiles a model first; raises as npuc.compile does."""
+        """Compiles a model if one is given; raises as npuc.compile does."""
         self.compiled = (
             model
             if isinstance(model, Compiled)
@@ -49,8 +49,8 @@ class Session:
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Array]:
         """These outputs, or all, for one sample.
 
-        Raises DataError (E401, E402) for missing inputs, other shapes, or values that are no numbers; KeyError for
-        unknown outputs.
+        Raises DataError (E401, E402) for missing inputs, wrong shapes, or non-numeric values; KeyError for unknown
+        outputs.
         """
         batch = {port.name: _checked(port, feeds) for port in self.get_inputs()}
         outputs = {name: row(values, 0) for name, values in self.compiled.runner(batch).items()}

@@ -1,4 +1,4 @@
-"""What a target is: a name, its passes, what it refuses, and how it lowers and simulates."""
+"""The interface of a target: a name, its passes, what it refuses, and how it lowers and simulates."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Observer = Callable[[str, Array], None]
 """Called with the name of an int8 tensor and its values (samples, *shape).
 
-What was not computed has a value that no int8 has.
+Elements that were not computed have a value outside int8.
 """
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked of a compilation, beside the model and its data."""
+    """The user's options for a compilation, besides the model and its data."""
 
     machine: str | None = None
     precision: str = "int8"
@@ -40,38 +40,38 @@ class Options:
     method: str | None = None
     """The calibration method; None: the level's."""
     allow: tuple[str, ...] = ()
-    """Inexact rewrites that may be used, by the names that the target gives them."""
+    """Inexact rewrites that may be used, by the target's names for them."""
     level: str = "1"
-    """What is done for accuracy, a level of quantize.improvement."""
+    """Effort spent on accuracy: a level of quantize.improvement."""
     notify: Callable[[Sequence[Trial]], None] | None = None
-    """Called with what was tried for accuracy."""
+    """Called with the steps tried for accuracy."""
     mixed: bool = False
-    """A few layers may run on the host for accuracy."""
+    """Whether a few layers may run on the host for accuracy."""
     histograms: HistogramSource | None = None
-    """What finds the histograms of tensors; None: quantize.calibration.histograms."""
+    """The source of tensors' histograms; None: quantize.calibration.histograms."""
     scales: str | None = None
-    """What scales of activations may be, one of machine_files.DEMANDS; None: what the machine asks for."""
+    """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
     fallback: str = "host"
-    """Where what the target refuses goes: "host", or "refuse"."""
+    """What to do with operators that the target refuses: run them on the "host", or "refuse" the model."""
     deny: tuple[str, ...] = ()
-    """ONNX operators and nodes that the host shall run."""
+    """ONNX operators and nodes that must run on the host."""
     max_partitions: int | None = None
-    """How many parts of the NPU a program may have at most."""
+    """The most NPU parts that a program may have."""
     bind: tuple[tuple[str, float], ...] = ()
-    """Scalar inputs that are constants, and their values."""
+    """Scalar inputs to be replaced by constants, and their values."""
     stage: Callable[[str], None] | None = None
-    """Called with what begins, where it may take long."""
+    """Called with the description of a stage that begins and may take long."""
     proof: str = "one"
-    """What the program is run on before it is given out: "one" sample, "all" of calibration, or "off"."""
+    """Samples for the self-check of a program: "one", "all" of calibration, or "off"."""
     prefix: str | None = None
-    """What the names of exported files and functions begin with; None: npuc_ and the model's name."""
+    """Prefix of the names of exported files and functions; None: npuc_ and the model's name."""
 
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Values of the target's own flags, by name; absent ones have their usual value."""
+    """Values of the target's own flags, by name; absent ones have their default."""
     isa: InitVar[str | None] = None
     objective: InitVar[str | None] = None
     weights: InitVar[str | None] = None
-    """What scripts of npuc 0.1 give as fields: entries of `flags`."""
+    """Fields of npuc 0.1, which are now entries of `flags`."""
 
     def __post_init__(self, isa: str | None, objective: str | None, weights: str | None) -> None:
         old = {"isa": isa, "objective": objective, "weights": weights}
@@ -84,33 +84,33 @@ class Options:
         return self.flags.get(flag.name, flag.values[0])
 
     def begin(self, what: str) -> None:
-        """Says that a part of the work begins that may take long; memory that the last one freed goes back."""
+        """Reports the start of a stage that may take long; memory freed by the previous one is released."""
         trim()
         if self.stage is not None:
             self.stage(what)
 
 
 def usual_options(target: Target) -> Options:
-    """What a compilation for a target is asked where nobody asks for anything: its usual precision."""
+    """The default options for a target, with its default precision."""
     return Options(precision=target.precisions[0])
 
 
 FLOATING = ("fp16", "fp32")
-"""Precisions whose programs have no integer reference, and no scales to calibrate."""
+"""Precisions whose programs have neither an integer reference nor scales to calibrate."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The instruction that computed an element of a tensor, and the tile of it."""
+    """The instruction that computed an element of a tensor, and its tile."""
 
     instruction: int
     text: str
     tile: tuple[int, ...] | None
-    """Row and column of the tile among the instruction's tiles, where it has any."""
+    """Row and column of the tile among the instruction's tiles, if it has any."""
 
 
 def last_writer(listing: Sequence[Mapping[str, Any]], tensor: str) -> Origin | None:
-    """The last entry of a listing that computes a tensor: its origin where instructions have no tiles."""
+    """The last entry of a listing that computes a tensor, as its origin, if instructions have no tiles."""
     for entry in reversed(listing):
         if entry["tensor"] == tensor:
             return Origin(entry["index"], entry["text"], None)
@@ -131,7 +131,7 @@ class Counting(Protocol):
 
     @property
     def cycles(self) -> int | None:
-        """What the last sample took; None before the first."""
+        """Cycles of the last sample; None before the first."""
         ...
 
 
@@ -139,16 +139,16 @@ class Stepper(Runner, Protocol):
     """A program on a simulator that counts cycles."""
 
     def report(self) -> dict[str, Any]:
-        """Of the last sample: `cycles`, and `layers` with what each of them took."""
+        """Report on the last sample: `cycles`, and `layers` with the cycles of each."""
         ...
 
 
 @runtime_checkable
 class Mixing(Protocol):
-    """A target of whose programs the host may compute a few layers, for accuracy."""
+    """A target whose programs can leave a few layers to the host, for accuracy."""
 
     host_layers: tuple[str, ...]
-    """Operators of such layers."""
+    """Operators that such layers may have."""
 
 
 @runtime_checkable
@@ -156,52 +156,52 @@ class Quantising(Protocol):
     """A target whose programs compute an integer network that other runtimes can open."""
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
-        """The integer network that `lower` writes as a program, with its float graph, and what was tried."""
+        """The integer network that `lower` writes as a program, with its float graph, and the steps tried."""
         ...
 
 
 @runtime_checkable
 class Foreseeing(Protocol):
-    """A target that tells by shapes alone what does not fit its memories."""
+    """A target that can tell from shapes alone what does not fit its memories."""
 
     def foresee(self, graph: Graph, options: Options) -> None:
-        """Raises DoesNotFit as `lower` would, but before samples are run; never for what `lower` takes."""
+        """Raises DoesNotFit as `lower` would, but before samples are run; never for what `lower` accepts."""
         ...
 
 
 @runtime_checkable
 class Indexing(Protocol):
-    """A target that knows what its instructions end without listing them."""
+    """A target that can tell which tensors its instructions complete without listing them."""
 
     def results(self, program: Program) -> Mapping[str, frozenset[str]]:
-        """The tensors that instructions end, each with the ONNX nodes of the last one that does."""
+        """The tensors that instructions complete, each with the ONNX nodes of the last such instruction."""
         ...
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies while a program runs, and what its bytes mean."""
+    """The location of a tensor while a program runs, and the encoding of its bytes."""
 
     where: str
-    """For a message: a memory and addresses."""
+    """The memory and addresses, as text for a message."""
     bytes: int
-    """Of a sample, from the first of the tensor's bytes to the last."""
+    """Size of a sample, from the tensor's first byte to its last."""
     unpack: Callable[[Array], Array]
-    """From these bytes (bytes,) uint8 to the tensor in its own shape."""
+    """Converts these bytes, (bytes,) uint8, to the tensor in its own shape."""
 
 
 @runtime_checkable
 class Storing(Protocol):
-    """A target that knows how tensors lie in its memories."""
+    """A target that can tell where tensors are in its memories."""
 
     def stored(self, program: Program, tensor: str) -> Stored | None:
-        """Where a tensor lies as a whole; None where it never does (its tiles are stored one by one)."""
+        """The location of a whole tensor; None if it is never whole (its tiles are stored one by one)."""
         ...
 
 
 @runtime_checkable
 class Outlining(Protocol):
-    """A target that knows what its instructions stand under: segments, layers, units; and notes on them."""
+    """A target that can structure its listings: segments, layers, units, and notes on them."""
 
     def outline(self, program: Program) -> Sequence[Heading]:
         """Headings in order, outer ones before inner ones. Raises ArtefactError (E502) for a damaged manifest."""
@@ -210,7 +210,7 @@ class Outlining(Protocol):
 
 @runtime_checkable
 class Describing(Protocol):
-    """A target whose machines are written as hardware."""
+    """A target that can describe its machines as hardware."""
 
     def hardware(
         self,
@@ -219,73 +219,73 @@ class Describing(Protocol):
         samples: Samples | None,
         resources: Sequence[str],
     ) -> dict[str, bytes]:
-        """Files by name: the description of a machine, or of a program's, and a test bench.
+        """Files by name: the hardware description of a machine, or of a program's machine, and a test bench.
 
-        With a program also the steps of running it on the first sample; resources: chips for which an estimate of
-        what it takes is made. Raises ArtefactError (E507) where a tool is missing.
+        With a program also the steps of running it on the first sample. resources: chips for which resource usage
+        is estimated. Raises ArtefactError (E507) if a tool is missing.
         """
         ...
 
 
 @runtime_checkable
 class SelfTesting(Protocol):
-    """A target whose exports can bring samples along, and what the program makes of them."""
+    """A target whose exports can include samples and the expected results."""
 
     self_tests: tuple[str, ...]
     """Formats that can."""
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
-        """Files beside those of `exported`, or in place of them, for inputs (samples, *shape).
+        """Files in addition to those of `exported`, or in place of them, for inputs (samples, *shape).
 
-        What is expected comes from the chip model, which reads the artefact alone. Raises ArtefactError (E506)
-        where that is no standard for hardware.
+        Expected results come from the chip model, which reads the artefact alone. Raises ArtefactError (E506) if
+        the chip model is no reference for hardware.
         """
         ...
 
 
 @runtime_checkable
 class Naming(Protocol):
-    """A target some of whose exports begin every file and function with the name of the network.
+    """A target with exports whose files and functions are prefixed with the name of the network.
 
-    `npuc.network_name` has it; several such networks fit into one firmware.
+    The name is `npuc.network_name`'s; several such networks fit into one firmware.
     """
 
     named_exports: tuple[str, ...]
-    """Formats that do."""
+    """Formats that have the prefix."""
 
 
 class Target(Protocol):
-    """A machine npuc compiles for.
+    """A machine that npuc compiles for.
 
-    A class that inherits it says `name`, `problems`, `lower`, `runner` and `listing`; the rest has defaults: a
-    machine without parameters, memories, cycles of its own and words to assemble.
+    A subclass must define `name`, `problems`, `lower`, `runner` and `listing`; the defaults of the rest suit a
+    machine without parameters, memories, cycles of its own or words to assemble.
     """
 
     name: str
     summary: str = ""
     memories: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("int8",)
-    """Number formats it computes in, the usual one first."""
+    """Number formats that it computes in, the default first."""
     exports: tuple[str, ...] = ("bin",)
     """Formats of `exported`."""
     players: tuple[str, ...] = ()
-    """What can play the test programs that it exports, the usual one first; none where it exports none."""
+    """Players for the test programs that it exports, the default first; empty if it exports none."""
     chip_models: tuple[str, ...] = ("own",)
-    """What `runner` can simulate on: npuc's own model, the same as accuracy needs it (quick), the vendor's, the
+    """Simulators for `runner`: npuc's own model, a fast form of it for accuracy runs (quick), the vendor's, the
     hardware description."""
     inexact: tuple[str, ...] = ()
-    """Rewrites that may move a result by more than 1 LSB, and are only used where --allow names them."""
+    """Rewrites that may change a result by more than 1 LSB, used only if --allow names them."""
     flags: tuple[Flag, ...] = ()
-    """Options of a compilation that it has beside those of all targets."""
+    """Compilation options that it has in addition to those of all targets."""
     left_out: tuple[str, ...] = ()
-    """Passes that all targets share and this one does without, by name: it has the operator that they rewrite."""
+    """Names of shared passes that it does without, because it has the operator that they rewrite."""
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
-        """Run after the passes that all targets share."""
+        """Passes to run after those that all targets share."""
         return ()
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
-        """What a node of the float graph would take alone; None where the target cannot run it, or cannot tell."""
+        """Cycles of a node of the float graph alone; None if the target cannot run it, or cannot tell."""
         return None
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
@@ -295,23 +295,23 @@ class Target(Protocol):
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """The program of an optimised float graph, with its evidence, not yet sealed.
 
-        hook: told of the passes that need the samples.
+        hook: called after passes that need the samples.
         """
         ...
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
-        """The program ready to be simulated, from words and images alone."""
+        """The program ready for simulation, from words and images alone."""
         ...
 
     def stepper(self, program: Program, trace: Path | None) -> Stepper | None:
         """The program on a simulator that counts cycles; None if the target has none.
 
-        trace: the file that the first sample's signals are written to, cycle by cycle (.vcd).
+        trace: the file to which the first sample's signals are written, cycle by cycle (.vcd).
         """
         return None
 
     def timeline(self, program: Program) -> Timeline:
-        """When its engines work, and what its memories hold meanwhile; by default one layer after the other."""
+        """The activity of engines and the contents of memories over time; by default one layer after the other."""
         return in_turn(program.report["layers"], self.name)
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
@@ -319,15 +319,15 @@ class Target(Protocol):
         ...
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
-        """Which instruction computed this element of a tensor that the machine computes."""
+        """The instruction that computed this element of a tensor that the machine computes."""
         return last_writer(self.listing(program), tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
-        """What the bytes of a file of the program are, where the machine's loads and words tell."""
+        """The meaning of the bytes of a program file, as far as the machine's loads and words tell."""
         return ()
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """The same as `listing` for a file of raw words. Raises ArtefactError (E501) where there are none."""
+        """The same as `listing` for a file of raw words. Raises ArtefactError (E501) if the target has none."""
         reason = f"'{path}' is no program, and {self.name} has no words that could be told from other bytes"
         raise ArtefactError("E501", reason, limit="the directory npuc compile wrote")
 
@@ -336,13 +336,14 @@ class Target(Protocol):
         return {}
 
     def assembled(self, program: Program, listing: Path) -> Program:
-        """The program with the words of a listing file in place of its own. Raises ArtefactError (E504)."""
+        """The program with its words replaced by those of a listing file. Raises ArtefactError (E504)."""
         raise ArtefactError("E504", f"'{listing}': {self.name} has no instruction words to assemble")
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
-        """The memory images in a file format, and a map of what goes where, by file name.
+        """The memory images in a file format, and a map of their locations, by file name.
 
-        player: what will play a test program, one of `players`; None: the usual one, or the format is none.
+        player: the player for a test program, one of `players`; None: the default, or the format is no test
+        program.
         """
         return dict(program.files)
 
@@ -375,12 +376,12 @@ TARGETS: Mapping[str, tuple[str, str, str]] = {
 }
 
 FILES: Mapping[bytes, tuple[str, str]] = {b"NVDA": ("npuc.targets.nvdla.loadable.listing", "rows")}
-"""Files that tell by their bytes 4 to 8 what they are -> module and attribute that lists them."""
+"""Bytes 4 to 8 of self-identifying files -> module and attribute that lists them."""
 SIGNATURE = slice(4, 8)
 
 
 def file_listing(path: Path) -> Callable[[Path], list[dict[str, Any]]] | None:
-    """What lists a file whose content says what it is; None for any other, and for one that cannot be read."""
+    """The lister of a self-identifying file; None for any other file, and for one that cannot be read."""
     try:
         with path.open("rb") as file:
             found = FILES.get(file.read(SIGNATURE.stop)[SIGNATURE])
@@ -393,12 +394,12 @@ def file_listing(path: Path) -> Callable[[Path], list[dict[str, Any]]] | None:
 
 
 RECORDS = {"ffffffff0000100400000000": ("nvdla-small", "nvdla-large", "nvdla-full")}
-"""How a file's first word of 16 bytes ends in hexadecimal -> targets whose register programs begin so."""
+"""Ending of a file's first 16-byte word in hexadecimal -> targets whose register programs begin so."""
 RECORD_BYTES = 16
 
 
 def record_targets(path: Path) -> tuple[str, ...]:
-    """The targets for one of which the register records of a file are, binary or in hexadecimal; else none."""
+    """The targets, if any, to which a file of register records belongs, binary or in hexadecimal."""
     try:
         with path.open("rb") as file:
             head = file.read(4 * RECORD_BYTES)
@@ -409,16 +410,16 @@ def record_targets(path: Path) -> tuple[str, ...]:
 
 
 GROUP = "npuc.targets"
-"""The group of entry points by which other packages bring targets along: name = "module:attribute"."""
+"""The entry point group through which other packages provide targets: name = "module:attribute"."""
 
 
 def quickest(target: Target) -> str:
-    """The chip model for many samples, where the last bit of a floating-point result does not matter."""
+    """The chip model for many samples, when the last bit of a floating-point result does not matter."""
     return "quick" if "quick" in target.chip_models else "own"
 
 
 def target(name: str) -> Target:
-    """The target of this name, npuc's own or of an installed package.
+    """The target of this name, npuc's own or an installed package's.
 
     Raises KeyError for an unknown one, ArtefactError (E507) for a package whose target cannot be imported.
     """

@@ -31,7 +31,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def page(name: str) -> Path:
-    """Where a page of docs/ lies: in the installed package, or beside the package in a checkout.
+    """The path of a page of docs/: in the installed package, or beside the package in a checkout.
 
     >>> page("easynpu.md").is_file()
     True
@@ -71,7 +71,7 @@ def _cell(value: object) -> str:
 
 
 def costs(alternatives: Iterable[Mapping[str, Any]], key: str) -> list[str]:
-    """A line for each of several ways: what stands under the key, and what it would cost.
+    """A line for each alternative: the value under the key, and the cost.
 
     >>> costs([{"form": "direct", "cycles": 1200, "bytes": 64}], "form")
     ['direct: 1,200 cycles, 64 bytes']
@@ -89,7 +89,7 @@ def count(number: int) -> str:
 
 
 def short(name: str, width: int = 40) -> str:
-    """A long name's end.
+    """A name, shortened to its end if it is long.
 
     >>> short("functional_1/activation_1/Relu", 12)
     '...on_1/Relu'
@@ -98,12 +98,12 @@ def short(name: str, width: int = 40) -> str:
 
 
 def as_json(value: object) -> str:
-    """The value as indented JSON in ASCII, which every terminal and pipe takes."""
+    """The value as indented JSON in ASCII, safe for every terminal and pipe."""
     return json_text(value)
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """A hint to the known name that was probably meant; empty where none is close.
+    """A hint at the known name that was probably meant; empty if none is close.
 
     >>> closest("easynp", ["easynpu", "bm1684"])
     " Did you mean 'easynpu'?"

@@ -1,4 +1,4 @@
-"""When a program does what, and what its memories hold meanwhile: for every target, in cycles and bytes."""
+"""Activity of a program's engines and use of its memories over time, for every target, in cycles and bytes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Activity:
     tensor: str | None = None
     """The result's name."""
     layer: int | None = None
-    """Of the report's layers, counted from 0."""
+    """Index into the report's layers."""
     instruction: int | None = None
-    """Of the listing: the first that it executes."""
+    """Index into the listing, of the first instruction executed."""
     bytes: int = 0
-    """Moved between memories, or to and from the array."""
+    """Bytes moved between memories, or to and from the array."""
     producers: tuple[int, ...] = ()
-    """The activities, counted from 0, whose results it takes."""
+    """Indices of the activities whose results it reads."""
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,30 @@ class Buffer:
     start: int
     end: int
     used: int | None = None
-    """The cycle in which the last use ends, where they are freed later."""
+    """The cycle in which the last use ends, if the bytes are freed later."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A whole run of a program, for one sample."""
+    """A complete run of a program, for one sample."""
 
     cycles: int
     activities: tuple[Activity, ...]
     buffers: tuple[Buffer, ...]
     array: str | None = None
-    """The engine that multiplies."""
+    """The engine with the multipliers."""
     banks: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Bytes of a bank of the memories that have some."""
+    """Bytes per bank, for memories with banks."""
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """In order of their first activity."""
+        """The engines in order of their first activity."""
         return tuple(dict.fromkeys(each.engine for each in self.activities))
 
     def measured(self, cycles: Sequence[int]) -> Timeline:
-        """The same where activities of the array take other cycles, in order: what comes later moves.
+        """The timeline with measured cycles for the array's activities, in order; later activities move.
 
-        For machines whose engines work in turn. Raises ValueError where the array has not as many activities.
+        For machines whose engines work in turn. Raises ValueError if the number of activities differs.
         """
         found = [each for each in self.activities if each.engine == self.array]
         changes = sorted(
@@ -93,7 +93,7 @@ class Timeline:
 
 
 def apart(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
-    """The buffers, those as one whose words lie between one another's: so that no two overlap.
+    """The buffers, with interleaved ones merged, so that no two overlap.
 
     >>> one, other = Buffer("m", "x", 0, 8, 0, 5), Buffer("m", "x", 4, 8, 3, 9)
     >>> apart([one, other, Buffer("m", "y", 0, 8, 9, 12)])[0]
@@ -118,7 +118,7 @@ def _overlap(a: Buffer, b: Buffer) -> bool:
 
 
 def _joined(parts: Sequence[Buffer]) -> Buffer:
-    """From the first byte to the last, from the first cycle to the last; named after all."""
+    """A buffer from the first byte to the last and the first cycle to the last, named after all parts."""
     first = min(each.address for each in parts)
     return replace(
         parts[0],
@@ -131,14 +131,14 @@ def _joined(parts: Sequence[Buffer]) -> Buffer:
 
 
 def layer_at(layers: Sequence[Mapping[str, Any]], instruction: int) -> int | None:
-    """The layer of the report, counted from 0, that an instruction belongs to; None before the first."""
+    """The index in the report of the layer to which an instruction belongs; None before the first."""
     firsts = [each["instruction"] for each in layers]
     number = bisect_right(firsts, instruction) - 1
     return None if number < 0 else number
 
 
 def in_turn(layers: Sequence[Mapping[str, Any]], engine: str) -> Timeline:
-    """The layers of a report one after the other on one engine, its multipliers' array."""
+    """The layers of a report one after the other on a single engine, its multiplier array."""
     ends = [0, *accumulate(each["cycles"] for each in layers)]
     busy = tuple(
         Activity(engine, each["op"], ends[number], ends[number + 1], each["name"], number)

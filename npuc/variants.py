@@ -1,10 +1,10 @@
-"""One artefact for several input shapes of a model: a program for each, and every file that they share once.
+"""One artefact for several input shapes of a model: a program for each, with shared files stored once.
 
-    manifest.json                 the variants: where each lies, and the inputs that it takes
-    variants/0/manifest.json      a program of its own; what its manifest lists lies in files/ by digest
+    manifest.json                 the variants: folder and accepted inputs of each
+    variants/0/manifest.json      a program of its own; the files it lists are in files/ by digest
     files/SHA256/NAME             words, images and evidence
 
-A variant's folder is an artefact to every command.
+Every command accepts a variant's folder as an artefact.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A program of the artefact: its folder, and what it takes."""
+    """A program of the artefact: its folder and the inputs that it accepts."""
 
     path: str
     inputs: tuple[Port, ...]
 
     def __str__(self) -> str:
-        """Its folder and shapes, as a user types them."""
+        """Its folder and shapes, in command-line notation."""
         shapes = (f"{each.name}={','.join(map(str, each.shape))}" for each in self.inputs)
         return f"{self.path} ({' '.join(shapes)})"
 
@@ -62,7 +62,7 @@ class Variant:
 
 
 def together(programs: Sequence[Program]) -> Program:
-    """The artefact of programs of one model and target, in their order; files with the same bytes are one."""
+    """The artefact of programs of one model and target, in their order; files with equal bytes are stored once."""
     files: dict[str, Content] = {}
     found: list[Variant] = []
     for number, each in enumerate(programs):
@@ -76,7 +76,7 @@ def together(programs: Sequence[Program]) -> Program:
 
 
 def variants_of(manifest: Mapping[str, Any]) -> tuple[Variant, ...]:
-    """The variants of an artefact; none of a single program. Raises ArtefactError (E502) where it is damaged."""
+    """The variants of an artefact; none for a single program. Raises ArtefactError (E502) if it is damaged."""
     if VARIANTS not in manifest:
         return ()
     found = read(tuple[Variant, ...], manifest[VARIANTS], VARIANTS)
@@ -88,13 +88,13 @@ def variants_of(manifest: Mapping[str, Any]) -> tuple[Variant, ...]:
 
 
 def chosen(directory: Path, files: Sequence[Path], *, allow_modified: bool = False) -> Path:
-    """The artefact that takes the data: the directory, or of several variants the folder of the one.
+    """The artefact that accepts the data: the directory, or the folder of one of several variants.
 
-    Raises ArtefactError (E501, E502) as `program.load` does, (E508) where there is no data to choose by, and
-    DataError (E402) where no variant takes it.
+    Raises ArtefactError (E501, E502) as `program.load` does, (E508) if there is no data to choose by, and
+    DataError (E402) if no variant accepts it.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ModifiedArtefact)  # who loads the program says it
+        warnings.simplefilter("ignore", ModifiedArtefact)  # loading the program reports it
         found = variants_of(manifest_of(directory, allow_modified=allow_modified))
     if not found:
         return directory
@@ -116,7 +116,7 @@ def chosen(directory: Path, files: Sequence[Path], *, allow_modified: bool = Fal
 
 
 def undecided(directory: Path, found: Sequence[Variant]) -> ArtefactError:
-    """The error (E508) of a command that takes one program and was given several."""
+    """The error (E508) for a command that takes one program but was given several."""
     reason = f"'{directory}' holds {len(found)} variants, and this takes one program"
     remedy = f"name the folder of one: {directory / found[0].path}"
     return ArtefactError("E508", reason, limit="; ".join(map(str, found)), remedy=remedy)
@@ -125,7 +125,7 @@ def undecided(directory: Path, found: Sequence[Variant]) -> ArtefactError:
 def with_samples(files: Sequence[Path], types: Mapping[str, TensorType]) -> list[Path]:
     """The calibration files, also of folders and patterns, whose samples have a variant's shapes.
 
-    Raises DataError where none have.
+    Raises DataError if none have.
     """
     taken, refusals = list[Path](), list[DataError]()
     for path in files_of(files):

@@ -1,8 +1,8 @@
-"""ONNX files in Protocol Buffers' encoding, taken apart and put together without their heavy constants.
+"""ONNX files in Protocol Buffers encoding, taken apart and reassembled without copying heavy constants.
 
 onnx's parser copies every constant, and its serialiser does so three times. Here the elements of heavy
-initialisers stay where they are; the rest is parsed and written by the onnx package. Sources: onnx.proto;
-Protocol Buffers, Encoding.
+initialisers stay in place; the onnx package parses and writes the rest. Sources: onnx.proto; Protocol Buffers,
+Encoding.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import onnx
 
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
-"""Numbers of fields of ModelProto, GraphProto and TensorProto."""
+"""Field numbers in ModelProto, GraphProto and TensorProto."""
 ELSEWHERE = (13, 14)
 """external_data and data_location of TensorProto: the elements are not in the message."""
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 """Wire types."""
 BYTES = {1: 4, 2: 1, 3: 1, 6: 4}
-"""Of an element by TensorProto.DataType, of those that are found apart: float32, uint8, int8, int32."""
+"""Bytes per element, by TensorProto.DataType, of the types taken apart: float32, uint8, int8, int32."""
 MEMORY = "memory"
-"""The location of external data that is no file."""
+"""The location of external data that is in memory, not in a file."""
 
 
 class Content(Protocol):
-    """Bytes that need not lie in one piece."""
+    """Bytes that need not be contiguous in memory."""
 
     def __len__(self) -> int: ...
 
@@ -39,11 +39,11 @@ class Content(Protocol):
 
 
 Span = tuple[int, int]
-"""Start and end."""
+"""Start and end offset."""
 
 
 def fields(content: Content, at: int, end: int) -> Iterator[tuple[int, int, Span]]:
-    """Number, start of the key, and span of the value of each field. Raises ValueError for what is no message."""
+    """Number, start of the key, and span of the value of each field. Raises ValueError for an invalid message."""
     while at < end:
         key, start = _varint(content, at, end)
         match key & 7:
@@ -60,7 +60,7 @@ def fields(content: Content, at: int, end: int) -> Iterator[tuple[int, int, Span
 
 
 def _varint(content: Content, at: int, end: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and the position behind it."""
+    """The value of a varint and the offset after it."""
     value = 0
     for shift, byte in enumerate(content[at : min(end, at + 10)]):
         value |= (byte & 0x7F) << 7 * shift
@@ -70,7 +70,7 @@ def _varint(content: Content, at: int, end: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """A number of seven bits a byte."""
+    """A number encoded as a varint."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -79,15 +79,15 @@ def varint(value: int) -> bytes:
 
 
 def _delimited(number: int, size: int) -> bytes:
-    """What stands before so many bytes of a field."""
+    """Key and length that precede a length-delimited field of this size."""
     return varint(number << 3 | DELIMITED) + varint(size)
 
 
 def apart(content: Content, location: str = MEMORY) -> tuple[bytes, Mapping[str, Span]]:
-    """A model whose heavy initialisers are external data, and the spans of these by name.
+    """A model with its heavy initialisers turned into external data, and their spans by name.
 
-    location: of the external data; its offsets and lengths are those in the content. A model that is written
-    otherwise than ONNX's exporters do is left whole. Raises ValueError for what is no message.
+    location: the location given for the external data; offsets and lengths refer to the content. Initialisers not
+    encoded as ONNX exporters do it stay in the model. Raises ValueError for an invalid message.
     """
     found: dict[str, Span] = {}
     written: list[bytes] = []
@@ -107,7 +107,7 @@ def _light_graph(content: Content, span: Span, location: str, found: dict[str, S
 
 
 def _light_tensor(content: Content, span: Span, location: str, found: dict[str, Span]) -> bytes | None:
-    """The tensor without its elements, or None where they are few, or not all in one field."""
+    """The tensor without its elements; None if there are few or they are not all in one field."""
     import onnx
 
     if span[1] - span[0] < HEAVY:
@@ -129,7 +129,7 @@ def _light_tensor(content: Content, span: Span, location: str, found: dict[str, 
 
 
 def together(model: onnx.ModelProto, weights: Mapping[str, Array]) -> Pieces:
-    """The model's file, as its serialisation would be if it held these initialisers; they are not copied."""
+    """The model's file as if serialised with these initialisers, which are not copied."""
     light = model.SerializeToString(deterministic=True)
     pieces: list[bytes | Array] = []
     for number, at, (start, end) in fields(light, 0, len(light)):

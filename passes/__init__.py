@@ -1,20 +1,20 @@
-"""Passes over float graphs: each a pure function from Graph to Graph that keeps the meaning.
+"""Passes over float graphs: each is a pure function from Graph to Graph that preserves the meaning.
 
-`FLOAT_PASSES` is their order. Each pass reaches its own fixpoint: applied twice it changes nothing more.
+`FLOAT_PASSES` lists them in order. Each pass reaches its own fixpoint: applied twice it changes nothing more.
 
-1. Constants and clutter. `fold_constants`, `remove_dead_code` and `merge_duplicates` come first: every later
-   pattern is then free of Identity and of constants that are computed.
-2. Layout. `recognise_softmax` comes before it, as it looks at reductions along the axes that the model has.
-   `recognise_gemm` gives matrix products a weight whose columns can move; `sink_reshapes` takes
-   Squeeze and Unsqueeze out from between elementwise operators, so that `eliminate_transposes` sees connected
-   regions. From here on all images are (N, C, H, W), and no pattern is cut by a Transpose.
-3. Recognition. `recognise_activations` needs sums and products as the model spells them, so it comes before
-   `recognise_batch_norm` gives those with constants another form. `unify_pooling` and `lift_to_2d` follow the
-   layout; the latter lifts the new batch normalisations too.
-4. Fusion. `fold_batch_norm` before `merge_pads`: what stands between a Pad and a Conv without padding can still
-   be folded exactly. `fuse_activation` after both: the activation must be the next reader of the folded result.
-   `split_before_moves` then takes the parts of the last tensors apart, whatever moved or joined them.
-   `mark_residual_add` last: it describes the operators that are left.
+1. Constants and clutter. `fold_constants`, `remove_dead_code` and `merge_duplicates` come first, so that later
+   patterns are free of Identity and of computed constants.
+2. Layout. `recognise_softmax` comes before it, as it looks for reductions along the model's own axes.
+   `recognise_gemm` gives matrix products a weight whose columns can be permuted; `sink_reshapes` removes Squeeze
+   and Unsqueeze from between elementwise operators, so that `eliminate_transposes` sees connected regions. From
+   here on all images are (N, C, H, W), and no Transpose interrupts a pattern.
+3. Recognition. `recognise_activations` needs sums and products as the model writes them, so it precedes
+   `recognise_batch_norm`, which transforms those with constants. `unify_pooling` and `lift_to_2d` follow the
+   layout; the latter also lifts the new batch normalisations.
+4. Fusion. `fold_batch_norm` precedes `merge_pads`, so that a batch normalisation between a Pad and a Conv without
+   padding can still be folded exactly. `fuse_activation` follows both: the activation must be the next reader of
+   the folded result. `split_before_moves` then separates the parts of the last tensors, whatever moved or joined
+   them. `mark_residual_add` comes last: it annotates the operators that remain.
 """
 
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes

@@ -1,6 +1,6 @@
-"""Seven families of networks as three exporters write them: the same layers in nodes and names of each exporter.
+"""Seven families of networks in the styles of three exporters: the same layers in each exporter's nodes and names.
 
-`STYLES` and `FAMILIES` name them; `build` gives one. Modules, and onnx with them, are imported when one is built.
+`STYLES` and `FAMILIES` list them; `build` makes one. Modules, and onnx with them, are imported when one is built.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAMILIES = (
 
 
 def build(family: str, style: str, seed: int = 0) -> onnx.ModelProto:
-    """A network of a family as an exporter of this style writes it, with random weights."""
+    """A network of a family in the style of an exporter, with random weights."""
     networks = import_module("npuc.models.families.networks").NETWORKS
     exporter = getattr(import_module(f"npuc.models.families.{style}"), STYLES[style])
     return networks[family](exporter(family, seed))

@@ -85,7 +85,7 @@ class Dynamo(Exporter):
         return self.binary("Mul", self.binary("Mul", x, root), weight)
 
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
-        """To a shape joined from the batch, which Shape and Gather give, and constants."""
+        """To a shape concatenated from the batch, obtained by Shape and Gather, and constants."""
         found = self.node("Shape", [x], (len(self.shapes[x]),))
         batch = self.node("Gather", [found, self.weight(np.array(0), "index")], (), axis=0)
         axes = self.weight(np.array([0]), "axes")
@@ -95,7 +95,7 @@ class Dynamo(Exporter):
         return self.node("Reshape", [x, target], shape, allowzero=1)
 
     def scaled(self, x: str, factor: float) -> str:
-        """Divided by the root that is computed from the size."""
+        """Divided by a root that is computed from the size."""
         size = self.node("Cast", [self.weight(np.array(round(1 / factor**2)), "size")], (), to=1)
         return self.binary("Div", x, self.unary("Sqrt", size))
 

@@ -1,4 +1,4 @@
-"""What networks of the families are written with: layers, which each exporter spells in nodes of its own.
+"""Layers of the families' networks, which each exporter expresses in its own nodes.
 
 Images are (N, C, H, W), signals (N, C, L), sequences (N, T, D) with N = 1; each method appends one layer and
 returns the name of its result.
@@ -21,7 +21,7 @@ GATES = {"LSTM": 4, "GRU": 3}
 
 
 class Exporter(NetworkBuilder, ABC):
-    """A network as one exporter writes it. What exporters spell alike stands here."""
+    """Base class of the exporters, with everything that they write alike."""
 
     @abstractmethod
     def hard_swish(self, x: str) -> str:
@@ -45,7 +45,7 @@ class Exporter(NetworkBuilder, ABC):
 
     @abstractmethod
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
-        """The same elements in another shape, which a traced network computes at run time from the batch."""
+        """The same elements in another shape, which a traced network computes at run time from the batch size."""
 
     @abstractmethod
     def recurrent(self, op: str, x: str, features: int) -> str:
@@ -65,7 +65,7 @@ class Exporter(NetworkBuilder, ABC):
         return self.node(op, [x], self.shapes[x], **attrs)
 
     def mean(self, x: str, axes: Sequence[int]) -> str:
-        """The mean over axes, which stay with one element."""
+        """The mean over axes, which are kept with extent 1."""
         shape = self.shapes[x]
         reduced = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
         if self.opset < 18:
@@ -91,7 +91,7 @@ class Exporter(NetworkBuilder, ABC):
         return self.node("Slice", [x, *bounds], shape)
 
     def joined(self, xs: Sequence[str], axis: int) -> str:
-        """Tensors one after another along an axis."""
+        """Concatenation of tensors along an axis."""
         shape = list(self.shapes[xs[0]])
         shape[axis] = sum(self.shapes[x][axis] for x in xs)
         return self.node("Concat", list(xs), shape, axis=axis)
@@ -101,13 +101,13 @@ class Exporter(NetworkBuilder, ABC):
         return self.node("Softmax", [x], self.shapes[x], axis=axis)
 
     def conv_norm(self, x: str, channels: int, kernel: Pair, *, stride: Pair = 1, group: int = 1) -> str:
-        """A convolution and its batch normalisation."""
+        """A convolution followed by batch normalisation."""
         return self.batch_norm(
             self.conv(x, channels, kernel, stride=stride, pads=self.padding(kernel), group=group, bias=False)
         )
 
     def padding(self, kernel: Pair) -> Pads:
-        """The padding of a convolution that would keep the size: half a kernel on either side."""
+        """The padding of a convolution that preserves the size: half a kernel on either side."""
         sizes = (kernel, kernel) if isinstance(kernel, int) else kernel
         return tuple(size // 2 for size in sizes) * 2
 
@@ -118,7 +118,7 @@ class Exporter(NetworkBuilder, ABC):
         return self.node("MatMul", [x, y], (*batch, left[-2], right[-1]))
 
     def dense(self, x: str, features: int) -> str:
-        """A layer over the last axis, of any rank: MatMul and Add."""
+        """A fully connected layer over the last axis, of any rank: MatMul and Add."""
         K = self.shapes[x][-1]
         w = self.weight((self._random.standard_normal((K, features)) / sqrt(K)).astype(np.float32), "kernel")
         return self.binary("Add", self.matmul(x, w), self.weight(self._normal(features, 0, 0.1), "bias"))
@@ -151,13 +151,13 @@ class Exporter(NetworkBuilder, ABC):
         return self.binary("Mul", x, factor)
 
     def encoder_layer(self, x: str, heads: int) -> str:
-        """A transformer's layer, normalised before attention and before the two dense layers."""
+        """A transformer layer, normalised before attention and before the two dense layers."""
         x = self.binary("Add", x, self.attention(self.layer_norm(x), heads))
         D = self.shapes[x][-1]
         return self.binary("Add", x, self.dense(self.gelu(self.dense(self.layer_norm(x), 4 * D)), D))
 
     def gates(self, op: str, D: int, features: int) -> list[str]:
-        """W, R and B of a recurrent layer of one direction."""
+        """W, R and B of a unidirectional recurrent layer."""
         rows = GATES[op] * features
         W = self._random.standard_normal((1, rows, D)) / sqrt(D)
         R = self._random.standard_normal((1, rows, features)) / sqrt(features)
@@ -173,7 +173,7 @@ class Exporter(NetworkBuilder, ABC):
         return self.reshaped(x, (1, prod(self.shapes[x])))
 
     def estimated(self, y: str, x: str, gain: float) -> str:
-        """y, whose mean square is about that of x times the gain."""
+        """y, with its mean square estimated as that of x times the gain."""
         self._power[y] = self._power[x] * gain
         return y
 
@@ -188,7 +188,7 @@ class Exporter(NetworkBuilder, ABC):
         return name
 
     def enlarged(self, x: str) -> str:
-        """An image of twice the size: each pixel four times."""
+        """An image of twice the size: each pixel is repeated four times."""
         N, C, H, W = self.shapes[x]
         scales = self.constant([1, 1, 2, 2], "scales")
         attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

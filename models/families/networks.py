@@ -1,4 +1,4 @@
-"""The families: one function a network, from its exporter to the model. Small inputs, the originals' structure."""
+"""The families: one function per network, from an exporter to the model. Small inputs, original structure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def mobilenet_v3_small(net: Exporter) -> onnx.ModelProto:
 
 
 def _excited(net: Exporter, x: str) -> str:
-    """Squeeze and excite: every channel times a hard sigmoid of all channels' means."""
+    """Squeeze and excite: scales every channel by a hard sigmoid of all channels' means."""
     C = net.shapes[x][1]
     y = net.relu(net.conv(net.global_pool(x), max(8, C // 4 // 8 * 8), 1))
     return net.estimated(net.binary("Mul", x, net.hard_sigmoid(net.conv(y, C, 1))), x, 0.3)
@@ -111,7 +111,7 @@ def audio(net: Exporter) -> onnx.ModelProto:
 
 
 BINS = 16
-"""Distances that a DFL head tells apart."""
+"""Distances that a DFL head distinguishes."""
 
 
 def dfl_detector(net: Exporter) -> onnx.ModelProto:
@@ -131,7 +131,7 @@ def dfl_detector(net: Exporter) -> onnx.ModelProto:
 
 
 def _cross_stage(net: Exporter, x: str) -> str:
-    """Half of the channels pass, half go through a residual block; all are joined."""
+    """Half of the channels pass through, half go through a residual block; all are concatenated."""
     C = net.shapes[x][1]
     x = _swish(net, net.conv_norm(x, C, 1))
     first, second = net.slice(x, 1, 0, C // 2), net.slice(x, 1, C // 2, C)

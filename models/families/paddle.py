@@ -1,4 +1,4 @@
-"""Networks as Paddle2ONNX writes them: names p2o, chains of Identity and Cast, everything decomposed."""
+"""Networks as Paddle2ONNX writes them: names with p2o, chains of Identity and Cast, everything decomposed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Paddle(Exporter):
         self, x: str, channels: int, kernel: Pair, *, stride: Pair = 1, pads: Pads = "same", dilation: Pair = 1,
         group: int = 1, bias: bool = True,
     ) -> str:  # fmt: skip
-        """A signal's convolution is one of an image between unsqueeze2 and squeeze2."""
+        """A signal's convolution becomes one of an image, between unsqueeze2 and squeeze2."""
         if len(self.shapes[x]) == 4:
             return super().conv(
                 x, channels, kernel, stride=stride, pads=pads, dilation=dilation, group=group, bias=bias
@@ -48,7 +48,7 @@ class Paddle(Exporter):
         return self.node("Squeeze", [y, self.weight(axes, "axes")], (N, outputs, length))
 
     def batch_norm(self, x: str) -> str:
-        """Between Identities, as dropout and assign leave them."""
+        """Batch normalisation between Identities, as dropout and assign leave them."""
         return self.unary("Identity", super().batch_norm(self.unary("Identity", x)))
 
     def hard_swish(self, x: str) -> str:
@@ -89,7 +89,7 @@ class Paddle(Exporter):
         return self.binary("Add", self.binary("Mul", x, factor), 0.0)
 
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
-        """To a shape of the batch, sliced from Shape and cast, and constants."""
+        """To a shape concatenated from the batch, sliced from Shape and cast, and constants."""
         found = self.node("Shape", [x], (len(self.shapes[x]),))
         first = self.slice(found, 0, 0, 1)
         narrow = self.node("Cast", [first], (1,), to=6)

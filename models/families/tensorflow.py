@@ -39,7 +39,7 @@ class TensorFlow(Exporter):
         self, x: str, channels: int, kernel: Pair, *, stride: Pair = 1, pads: Pads = "same", dilation: Pair = 1,
         group: int = 1, bias: bool = True,
     ) -> str:  # fmt: skip
-        """A convolution by two axes; a stride has its zeros from a Pad before it, as ZeroPadding2D writes them."""
+        """A convolution along two axes; with a stride its padding is a preceding Pad, as from ZeroPadding2D."""
         if len(self.shapes[x]) == 3:
             return self._conv_1d(x, channels, pair(kernel, 1)[0], pair(stride, 1)[0], group=group, bias=bias)
         if pair(stride) != (1, 1) and max(pair(kernel)) > 1:
@@ -56,7 +56,7 @@ class TensorFlow(Exporter):
         return self.node("Pad", [x, amounts, self.constant(0, "zero")], shape, mode="constant")
 
     def _conv_1d(self, x: str, channels: int, kernel: int, stride: int, *, group: int, bias: bool) -> str:
-        """Conv1D is a Conv2D between ExpandDims and Squeeze."""
+        """Conv1D as a Conv2D between ExpandDims and Squeeze."""
         axes = np.array([2])
         N, C, L = self.shapes[x]
         wide = self.node("Unsqueeze", [x, self.weight(axes, "axes")], (N, C, 1, L))

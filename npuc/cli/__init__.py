@@ -1,6 +1,6 @@
-"""The command line: options in, calls to the driver, text or JSON out. Contract: docs/cli.md.
+"""The command line: parses options, calls the driver, prints text or JSON. Contract: docs/cli.md.
 
-Everything heavy is imported by the command that needs it, so that `npuc --help` starts at once.
+Each command imports the heavy modules that it needs, so that `npuc --help` starts at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from npuc.cli.output import print_json, say
 from npuc.errors import ArtefactError, NpucError
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""numpy's matrices are small here: threads that wait for work would cost more than they save."""
+"""numpy's matrices are small here: idle threads would cost more than they save."""
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def outcome() -> int:
 
 
 def _outcome(arguments: list[str]) -> int:
-    """Runs a command and gives its exit code; what went wrong is printed, as JSON too if that was asked for."""
+    """Runs a command and returns its exit code; errors are printed, also as JSON if requested."""
     wants_json = "--json" in arguments or "--format=json" in arguments or "--format json" in " ".join(arguments)
     try:
         return npuc.main(arguments, standalone_mode=False, prog_name="npuc") or 0
@@ -85,7 +85,7 @@ def _usage(error: click.ClickException) -> dict[str, str | None]:
 
 
 def _cannot_print(error: OSError) -> int:
-    """Exit code where stdout cannot be written; silent if its reader has gone, as in `npuc dump OUT | head`."""
+    """The exit code if stdout cannot be written; silent if its reader has gone, as in `npuc dump OUT | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if not isinstance(error, BrokenPipeError):
         say(str(ArtefactError("E506", f"standard output cannot be written: {error.strerror}")), err=True)

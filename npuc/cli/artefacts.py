@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ANNOTATED, EXPLORED = OF_MODELS = "onnx-annotated", "model-explorer"
 FORMATS = ("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable", *OF_MODELS)
-"""The format of `export` that every target has: the model itself."""
+"""The formats of `export` that every target has: the model itself."""
 
 
 @click.command()
@@ -117,7 +117,7 @@ def dump(
 def _chosen(
     found: Disassembly, report: Mapping[str, Any], layer: str | None, segment: int | None, grep: str | None
 ) -> Disassembly:
-    """What was asked for. Raises ArtefactError (E508) for a name or a segment that is not there."""
+    """The requested part. Raises ArtefactError (E508) for an unknown name or segment."""
     from npuc.errors import ArtefactError
     from npuc.reports.naming import nodes_named
 
@@ -141,7 +141,7 @@ COLOURS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _print(found: Disassembly, *, full_names: bool) -> None:
-    """The disassembly; on a terminal in colour and no wider than it is."""
+    """Prints the disassembly, on a terminal in colour and truncated to its width."""
     terminal = sys.stdout.isatty()
     lines = found.lines(full_names=full_names, width=get_terminal_size().columns if terminal else None)
     if not terminal or os.environ.get("NO_COLOR"):
@@ -201,7 +201,7 @@ def _of_model(
     data: tuple[Path, ...],
     allow_modified: bool,
 ) -> dict[str, bytes]:
-    """What became of each node of the model: within the model, or for Model Explorer beside it.
+    """The fate of each node of the model: inside the model, or for Model Explorer in a separate file.
 
     With data also the errors of layers on these samples.
     """
@@ -232,7 +232,7 @@ def _of_model(
 
 
 def _renamed(program: Program, target: Target, form: str, prefix: str | None) -> Program:
-    """The program under the name of --prefix. Raises UsageError where there is none to give, or none of C."""
+    """The program with the name given by --prefix. Raises UsageError if it cannot have one, or not this one."""
     from npuc.network_name import identifier, named
     from npuc.target import Naming
 
@@ -246,11 +246,11 @@ def _renamed(program: Program, target: Target, form: str, prefix: str | None) ->
 
 
 SELF_TEST_SAMPLES = 2
-"""As many as fit into firmware."""
+"""A number that fits into firmware."""
 
 
 def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
-    """The inputs of a self test: the user's, or synthetic ones."""
+    """The inputs of a self-test: the user's, or synthetic ones."""
     from npuc.driver import program_inputs
     from npuc.storage import data as samples_of
 

@@ -1,4 +1,4 @@
-"""`npuc diff` and `npuc compare`: programs beside one another."""
+"""`npuc diff` and `npuc compare`: comparison of programs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _page(
     report: dict[str, Any],
     allow_modified: bool,
 ) -> str:
-    """The difference as a page; each program has the name of its file, or both paths where these are the same."""
+    """The difference as a page; programs are labelled by file name, or by path if the names are equal."""
     from npuc.page.difference import Side, difference_page
     from npuc.program import showing
     from npuc.regions.artefact import steps_of
@@ -113,7 +113,7 @@ def _page(
 def _accuracy(
     pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: tuple[Path, ...], model: Path
 ) -> dict[str, Any]:
-    """How far each program is from the model in fp32, by measure: the first program's and the second's."""
+    """Accuracy of both programs against the model in fp32, by measure: the first program's and the second's."""
     from npuc import driver
     from npuc.storage import data as samples_of
     from npuc.verification import metrics
@@ -127,9 +127,9 @@ def _accuracy(
 
 
 def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: tuple[Path, ...]) -> list[Any]:
-    """How far the second program's outputs are from the first's on the same samples.
+    """Difference of the second program's outputs from the first's on the same samples.
 
-    Raises DataError where the programs do not take the same samples, by the second's inputs.
+    Raises DataError if the programs do not accept the same samples, by the second's inputs.
     """
     from npuc import driver
     from npuc.storage import data as samples_of
@@ -206,7 +206,7 @@ def compare(
 
 
 def _candidates(named: tuple[str, ...], targets: str | None, machines: tuple[str, ...]) -> list[Candidate]:
-    """What to compare, each once. Raises UsageError for an unknown target, or machines of no one target."""
+    """The distinct candidates. Raises UsageError for an unknown target, or machines without a single target."""
     from npuc.reports.comparison import Candidate
     from npuc.target import names
 

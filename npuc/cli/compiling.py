@@ -1,4 +1,4 @@
-"""`npuc compile` and `npuc check`: what needs a model and a target."""
+"""`npuc compile` and `npuc check`: commands on a model and a target."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def compile_command(
 def _tell_variants(
     compiled: Program, variants: Sequence[Program], directory: Path, *, quiet: bool, as_json: bool
 ) -> None:
-    """What a compile of several input shapes says of each, and what they share."""
+    """Prints the results of a compile for several input shapes: each program, and the files they share."""
     from npuc.reports import summaries
     from npuc.variants import variants_of
 
@@ -203,7 +203,7 @@ def _tell_variants(
 
 
 def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]) -> None:
-    """Raises UsageError for passes that this target lacks."""
+    """Raises UsageError for passes that this target does not run."""
     from npuc.driver import passes_of
 
     known = [each.__name__ for each in passes_of(target, options)]

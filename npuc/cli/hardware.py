@@ -73,7 +73,7 @@ def rtl(
 
 
 def _samples(program: Program, data: Sequence[Path]) -> Samples:
-    """The user's, or a synthetic one."""
+    """The user's samples, or a synthetic one."""
     from npuc.driver import program_inputs
     from npuc.storage import data as samples_of
 

@@ -1,4 +1,4 @@
-"""`npuc accuracy`: how good a model and its program are at their task."""
+"""`npuc accuracy`: the accuracy of a model and its program at their task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`npuc targets` and `npuc operators`: what there is."""
+"""`npuc targets` and `npuc operators`: lists of what is available."""
 
 from __future__ import annotations
 

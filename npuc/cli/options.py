@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TARGET_NAMES = ("easynpu", "nvdla-small", "nvdla-large", "nvdla-full", "bm1684")
 PATH = click.Path(path_type=Path)
-"""Whether it exists is checked, and said, by what opens it."""
+"""Existence is checked and reported when the path is opened."""
 
 
 class Choice(click.Choice[str]):
-    """A choice that says which of its values was probably meant."""
+    """A choice that suggests the closest value for an invalid one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """Click's message and the closest value."""
@@ -36,13 +36,13 @@ class Choice(click.Choice[str]):
 
 
 class TargetChoice(Choice):
-    """npuc's targets; those of installed packages are looked up only for a name that is none of them."""
+    """npuc's targets; installed packages are searched only for other names."""
 
     def __init__(self) -> None:
         super().__init__(TARGET_NAMES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name. Fails with every name there is."""
+        """The target's name. Fails with a list of all names."""
         if value in TARGET_NAMES:
             return str(value)
         from npuc.target import names
@@ -188,7 +188,7 @@ DECLARED = (*easynpu.FLAGS, *nvdla.FLAGS)
 
 
 def target_flags(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the options that only some targets have; the command gets those that were given."""
+    """Adds the options that only some targets have; the command receives those that were given."""
     for flag in reversed(DECLARED):
         command = click.option(option_of(flag.name), type=Choice(flag.values), help=_help(flag))(command)
     return command
@@ -199,10 +199,10 @@ def _help(flag: Flag) -> str:
 
 
 class TargetCommand(click.Command):
-    """A command with `target_flags`; of a target of an installed package it takes that target's flags too."""
+    """A command with `target_flags`; for a target of an installed package it accepts that target's flags too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the arguments, the flags of the targets that they name included."""
+        """Parses the arguments, including the flags of the targets named in them."""
         ctx.meta[INSTALLED] = [
             click.Option([option_of(flag.name)], type=Choice(flag.values), help=_help(flag))
             for flag in dict.fromkeys(flag for name in _installed(args) for flag in _flags_of(name))
@@ -210,14 +210,14 @@ class TargetCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The parameters; an installed target's flag takes the place of one of the same name."""
+        """The parameters; an installed target's flag replaces one of the same name."""
         added: list[click.Option] = ctx.meta.get(INSTALLED, [])
         names = {each.name for each in added}
         return [*added, *(each for each in super().get_params(ctx) if each.name not in names)]
 
 
 INSTALLED = "npuc.cli.options.installed"
-"""Where a context keeps the flags of installed targets."""
+"""The key in a context's metadata for the flags of installed targets."""
 
 
 def _installed(args: Sequence[str]) -> Iterator[str]:
@@ -237,7 +237,7 @@ def _flags_of(name: str) -> Sequence[Flag]:
 
 
 def asked(target: Target, **flags: Any) -> Options:
-    """The options of a compilation; what was not given is None or empty. Raises UsageError for what it lacks."""
+    """The options of a compilation; missing values are None or empty. Raises UsageError for unsupported flags."""
     from npuc.flags import options_of
 
     given = {name: value for name, value in flags.items() if value not in (None, ())}
@@ -248,7 +248,7 @@ def asked(target: Target, **flags: Any) -> Options:
 
 
 def option_of(name: str) -> str:
-    """How the command line spells a parameter."""
+    """A parameter's spelling on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -265,7 +265,7 @@ def format_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def _libraries(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-    """Names the folder to whatever looks for the vendor's libraries."""
+    """Makes the folder known to code that looks for the vendor's libraries."""
     if value is not None:
         os.environ[OKK_LIBRARIES] = value
 
@@ -274,7 +274,7 @@ OKK_LIBRARIES = "NPUC_OKK_LIBS"
 
 
 def chip_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --chip-model, and --okk-libs for the vendor's of BM1684."""
+    """Adds --chip-model, and --okk-libs for the vendor's model of BM1684."""
     folder = click.option(
         "--okk-libs",
         metavar="DIR",
@@ -293,13 +293,13 @@ def chip_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def expect_chip_model(target: Target, chip_model: str) -> None:
-    """Raises UsageError for a chip model that there is none of for this target."""
+    """Raises UsageError for a chip model that this target lacks."""
     if chip_model not in target.chip_models:
         raise click.UsageError(f"{target.name} has no chip model '{chip_model}': {', '.join(target.chip_models)}")
 
 
 def limit_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --memory-limit and --time-limit, which hold for all that the command does."""
+    """Adds --memory-limit and --time-limit, which apply to the whole command."""
 
     @click.option(
         "--memory-limit",
@@ -331,7 +331,7 @@ modified_option = click.option("--allow-modified", is_flag=True, help="Load file
 
 
 def tell_cache(said: Sequence[str], *, verbose: bool, quiet: bool) -> None:
-    """Says on stderr what became of the calibration cache: the last line when asked, all else unless quiet."""
+    """Reports the use of the calibration cache on stderr: the last line only if verbose, others unless quiet."""
     for text in said if verbose else () if quiet else said[:-1]:
         say(f"note: {text}", err=True)
 

@@ -1,4 +1,4 @@
-"""What several commands print or load alike."""
+"""Output and loading shared by several commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def say(text: str, *, err: bool = False, exact: bool = False) -> None:
-    """Prints lines; what a terminal would not show as it is becomes an escape.
+    """Prints lines; characters that a terminal would not show are escaped.
 
     exact: for other programs to read; only a terminal gets escapes.
     """
@@ -29,12 +29,12 @@ def say(text: str, *, err: bool = False, exact: bool = False) -> None:
 
 
 def print_json(value: object) -> None:
-    """The one JSON object of a command."""
+    """Prints the single JSON object of a command."""
     say(as_json(value))
 
 
 def announce_synthetic(what: str, remedy: str, samples: Sized | None, kind: str = "normal") -> None:
-    """Says on stderr that there was no real data. samples: what there was, if known; kind: what it looks like."""
+    """Reports on stderr that synthetic data were used. samples: if known; kind: a description of the data."""
     number = "" if samples is None else f"{len(samples)} "
     noun = "sample" if number == "1 " else "samples"
     note = f"note: {what} on synthetic data ({number}{kind} {noun}, fixed seed); give real data with {remedy}"
@@ -42,11 +42,11 @@ def announce_synthetic(what: str, remedy: str, samples: Sized | None, kind: str 
 
 
 SHOWN = 3
-"""Warnings that are printed; the report has them all."""
+"""The most warnings printed; the report has all of them."""
 
 
 def tell_warnings(warnings: Sequence[Mapping[str, Any]]) -> None:
-    """Says on stderr what a compile report warns of."""
+    """Prints the warnings of a compile report on stderr."""
     from npuc.errors import Problem
 
     for each in warnings[:SHOWN]:
@@ -56,13 +56,13 @@ def tell_warnings(warnings: Sequence[Mapping[str, Any]]) -> None:
 
 
 def announce_left_out(samples: Samples) -> None:
-    """Says on stderr that labels of the data are not used, and why."""
+    """Reports on stderr that labels of the data are not used, and why."""
     if samples.left_out:
         say(f"note: {samples.left_out}; they are left out", err=True)
 
 
 def with_seconds(report: Mapping[str, Any], tried: Sequence[Trial]) -> dict[str, Any]:
-    """A compile report in which every step for accuracy says its CPU seconds."""
+    """A compile report with CPU seconds for every accuracy step."""
     quantisation = report.get("quantisation")
     if quantisation is None:
         return dict(report)
@@ -71,9 +71,9 @@ def with_seconds(report: Mapping[str, Any], tried: Sequence[Trial]) -> dict[str,
 
 
 def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]:
-    """The program of an artefact and its target; files that were changed are named on stderr.
+    """The program of an artefact and its target; modified files are named on stderr.
 
-    Raises ArtefactError (E508) for one that holds several.
+    Raises ArtefactError (E508) for an artefact with several programs.
     """
     import warnings
 
@@ -92,7 +92,7 @@ def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]
 
 
 def load_graph(artefact: Path, program: Program, allow_modified: bool) -> Mapping[str, Any]:
-    """graph.json of a program. Raises ArtefactError where npuc did not write it so."""
+    """graph.json of a program. Raises ArtefactError if npuc did not write it."""
     from npuc.program import load_evidence
     from npuc.verification.described import described
 
@@ -109,7 +109,7 @@ def verified(
     chip_model: str,
     allow_modified: bool,
 ) -> dict[str, Any]:
-    """The report of `npuc verify` by the usual criterion: the errors of every layer."""
+    """The report of `npuc verify` by the default criterion, with the errors of every layer."""
     from npuc.verification.checking import verify
     from npuc.verification.criterion import criterion
 

@@ -1,4 +1,4 @@
-"""`npuc report` and `npuc explain`: what a program is and why."""
+"""`npuc report`, `npuc trace` and `npuc explain`: what a program is and why."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from npuc.target import Runner, Target
 
 SAMPLES = 64
-"""Of the data, for histograms and errors."""
+"""The most samples of the data used for histograms and errors."""
 SYNTHETIC, MACS = 4, 4_000_000_000
-"""Of each kind one, of large networks fewer: no more than take so many MACs, and at least one."""
+"""Synthetic samples: one of each kind, fewer for large networks, up to this number of MACs but at least one."""
 
 
 @click.command()
@@ -108,7 +108,7 @@ def _table(
     chip_model: str,
     allow_modified: bool,
 ) -> bytes:
-    """The report as CSV or JSON, with the errors of layers if there is a model."""
+    """The report as CSV or JSON, with the errors of layers if a model is given."""
     from npuc.escaping import json_text
     from npuc.program import showing
     from npuc.reports.layers import as_csv, layers_of
@@ -132,7 +132,7 @@ def _evidence(
     chip_model: str,
     allow_modified: bool,
 ) -> Evidence:
-    """What simulation and verification on the data, or on a few synthetic samples, show."""
+    """Results of simulation and verification on the data, or on a few synthetic samples."""
     from npuc.driver import float_passes
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
@@ -155,7 +155,7 @@ def _evidence(
 
 
 def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
-    """Of the data, or a few synthetic ones."""
+    """Samples of the data, or a few synthetic ones."""
     from npuc.driver import program_inputs
     from npuc.storage import data as samples_of
 
@@ -227,9 +227,9 @@ def trace(
 
 
 def _stepped(program: Program, target: Target, data: tuple[Path, ...], chip_model: str) -> list[int]:
-    """What each layer took on the simulator that counts cycles, for a sample of the data or a synthetic one.
+    """Cycles of each layer on the cycle-counting simulator, for a sample of the data or a synthetic one.
 
-    Another chip model tells the cycles of the run alone: Mismatch (E602) unless those of the layers add up to it.
+    Another chip model only counts the whole run: Mismatch (E602) unless the layers' cycles add up to it.
     """
     stepper = target.stepper(program, None)
     if stepper is None and chip_model == "own":
@@ -245,7 +245,7 @@ def _stepped(program: Program, target: Target, data: tuple[Path, ...], chip_mode
 
 
 def _expect_counted(runner: Runner, inputs: Mapping[str, Array], cycles: int) -> None:
-    """Raises Mismatch (E602) where a chip model takes other cycles than these."""
+    """Raises Mismatch (E602) if a chip model counts another number of cycles."""
     from npuc.errors import Mismatch
     from npuc.target import Counting
 

@@ -1,4 +1,4 @@
-"""`npuc run` and `npuc verify`: what needs a program and data."""
+"""`npuc run` and `npuc verify`: commands on a program and data."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def run(
 
 
 def _cycles(runner: Runner) -> dict[str, Any]:
-    """What the last sample took, where the chip model counts."""
+    """Cycles of the last sample, if the chip model counts them."""
     from npuc.target import Counting
 
     cycles = runner.cycles if isinstance(runner, Counting) else None
@@ -196,7 +196,7 @@ def _bisected(
     folder: Path,
     allow_modified: bool,
 ) -> dict[str, Any]:
-    """The first difference or the largest jump of the error, and the files that reproduce it."""
+    """The first difference or the largest drop in SQNR, and the files that reproduce it."""
     from dataclasses import asdict
 
     from npuc.program import load_evidence
@@ -216,7 +216,7 @@ def _bisected(
 
 
 def _expect_comparable(program: Program, *, bisect: bool) -> None:
-    """Raises UsageError where dumps have no integer reference to be compared with."""
+    """Raises UsageError if there is no integer reference to compare dumps with."""
     from npuc.regions.artefact import is_composite
     from npuc.target import FLOATING
 
@@ -238,7 +238,7 @@ def _dumped(
     allow_modified: bool,
     as_json: bool,
 ) -> int:
-    """Compares dumps from hardware with the integer network; the exit code."""
+    """Compares dumps from hardware with the integer network; returns the exit code."""
     from dataclasses import asdict
 
     from npuc.program import load_evidence
@@ -263,7 +263,7 @@ def _dumped(
 
 
 def _decibels(layer: dict[str, Any]) -> float:
-    """For sorting: layers that differ in a bit, then by error, then those not compared."""
+    """Sort key: layers with differing bits first, then by error, then layers that were not compared."""
     if layer["bit_exact"] is False:
         return float("-inf")
     return float("inf") if layer["sqnr_db"] is None else layer["sqnr_db"]

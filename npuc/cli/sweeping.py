@@ -120,7 +120,7 @@ def _write_page(report: Mapping[str, Any], output: Path) -> None:
 
 
 def _grid(target: str, machine: str | None, axes: tuple[str, ...]) -> Grid:
-    """The grid of the options. Raises UsageError for parameters that the machine has not, and their types."""
+    """The grid given by the options. Raises UsageError for unknown parameters and wrong types."""
     from npuc.reports.sweep import Grid
     from npuc.target import target as find
 
@@ -140,7 +140,7 @@ def _grid(target: str, machine: str | None, axes: tuple[str, ...]) -> Grid:
 
 
 def _value(name: str, text: str, like: bool | int | str) -> bool | int | str:
-    """A parameter's value, of the type that it has."""
+    """A parameter's value, in the parameter's type."""
     if isinstance(like, str):
         return text
     if isinstance(like, bool):
@@ -153,7 +153,7 @@ def _value(name: str, text: str, like: bool | int | str) -> bool | int | str:
 
 
 def _costs(grid: Grid, costs: tuple[str, ...]) -> tuple[str, ...]:
-    """What is weighed against cycles. Raises UsageError for what has no numbers."""
+    """The costs to trade off against cycles. Raises UsageError for unknown and non-numeric ones."""
     from npuc.reports.sweep import COSTS
 
     known = [*COSTS, *(name for name, values in grid.axes.items() if type(values[0]) is int)]

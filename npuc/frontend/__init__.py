@@ -1,8 +1,8 @@
-"""ONNX models become graphs of canonical, typed operators.
+"""Conversion of ONNX models to graphs of canonical, typed operators.
 
-reading: the file and its versions; external_data: tensors beside it; binding: shapes of the inputs;
-signatures: what ONNX says of an operator; builder: the graph under construction; importers: one small
-function per ONNX operator; folding: constant nodes that the operator table cannot evaluate.
+reading: the file and its versions; external_data: tensors beside it; binding: shapes of the inputs; signatures:
+operator signatures from ONNX; builder: the graph under construction; importers: one small function per ONNX
+operator; folding: constant nodes that the operator table cannot evaluate.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NO_SHAPES: Shapes = {}
 
 
 def load(path: Path, input_shapes: Shapes = NO_SHAPES, *, fold_weights: bool = True) -> Graph:
-    """The graph of an ONNX file, every shape static.
+    """The graph of an ONNX file; every shape is static.
 
     input_shapes: shapes that bind the dynamic dimensions of inputs, by name.
-    fold_weights: whether DequantizeLinear of a constant becomes a float constant; without, it stays a node
-    whose inputs are the constants, so that integer weights and their scales survive.
+    fold_weights: whether DequantizeLinear of a constant becomes a float constant; if not, it stays a node whose
+    inputs are the constants, so that integer weights and their scales survive.
     Raises ModelError or UnsupportedOperator with every problem of the model.
     """
     from npuc.frontend.reading import read_model

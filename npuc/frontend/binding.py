@@ -1,4 +1,4 @@
-"""Static types of the graph's inputs: dynamic dimensions are bound by the shapes that the user gives."""
+"""Static types of the graph's inputs: dynamic dimensions are bound by shapes from the user."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def input_types(
     bound: Mapping[str, tuple[int, ...]],
     known: Mapping[int, str] = INPUT_TYPES,
 ) -> dict[str, TensorType]:
-    """The types of the inputs that are no constants, in order.
+    """The types of the non-constant inputs, in order.
 
-    known: element types that may be. A dimension bound in one input binds the equally named ones of the others.
-    Raises ModelError: E106 for every input that stays dynamic (the remedy is the flag that binds it), E107 for
-    an element type that npuc does not run, E109 for a shape that does not fit; UnsupportedOperator (E202) for an
+    known: permitted element types. A dimension bound in one input also binds those of the same name in others.
+    Raises ModelError: E106 for every input that stays dynamic (the remedy is the flag that binds it), E107 for an
+    element type that npuc does not run, E109 for a shape that does not fit; UnsupportedOperator (E202) for an
     input without elements.
     """
     inputs = [each for each in graph.input if each.name not in constants]
@@ -96,13 +96,13 @@ def _reader(graph: onnx.GraphProto, name: str) -> dict[str, str]:
 
 
 def _empty_axes(value: onnx.ValueInfoProto) -> list[int]:
-    """The dimensions that are declared as 0: the tensor is empty, or 0 stands for a size that is not known."""
+    """The dimensions declared as 0: the tensor is empty, or 0 stands for an unknown size."""
     dims = enumerate(value.type.tensor_type.shape.dim)
     return [axis for axis, dim in dims if dim.WhichOneof("value") == "dim_value" and not dim.dim_value]
 
 
 def _bound_names(dims: Mapping[str, Sequence[Dim] | None], bound: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """What the given shapes say of the named dimensions; raises E109 where they do not fit the model."""
+    """The named dimensions that follow from the given shapes; raises E109 if these contradict the model."""
     named: dict[str, int] = {}
     for name, shape in bound.items():
         declared = dims[name]
@@ -130,7 +130,7 @@ def _filled(dims: Sequence[Dim] | None, named: Mapping[str, int]) -> tuple[int, 
 
 
 def _hint(dims: Sequence[Dim]) -> str:
-    """The shape as one would type it: an unknown first dimension (the batch) as 1, others as <name>."""
+    """The shape in command-line notation: an unknown first dimension (the batch) as 1, others as <name>."""
     texts = [
         str(dim) if isinstance(dim, int) else "1" if axis == 0 else f"<{dim or f'dim{axis}'}>"
         for axis, dim in enumerate(dims)
@@ -151,7 +151,7 @@ def _unbound(name: str, dims: Sequence[Dim] | None, empty: int | None) -> Proble
 
 
 def bound_values(model: onnx.ModelProto, bind: Sequence[tuple[str, float]]) -> dict[str, Array]:
-    """What inputs are bound to, in their own types. Raises ModelError (E109) for what is no scalar input."""
+    """The values bound to inputs, in the inputs' types. Raises ModelError (E109) if one is not a scalar input."""
     found: dict[str, Array] = {}
     inputs = {each.name: each.type.tensor_type for each in model.graph.input}
     for name, value in bind:
@@ -168,7 +168,7 @@ def bound_values(model: onnx.ModelProto, bind: Sequence[tuple[str, float]]) -> d
 
 
 def with_bound(model: onnx.ModelProto, bind: Mapping[str, float]) -> onnx.ModelProto:
-    """The model, some of whose scalar inputs are constants; the one that is given is changed. Raises E109."""
+    """The model with some of its scalar inputs turned into constants; it is modified. Raises E109."""
     for name, value in bound_values(model, [*bind.items()]).items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
         model.graph.input.remove(next(each for each in model.graph.input if each.name == name))

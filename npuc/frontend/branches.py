@@ -1,4 +1,4 @@
-"""If with a constant condition: the chosen branch stands in the graph in its place."""
+"""If with a constant condition: the chosen branch replaces the node in the graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npuc.frontend.external_data import array_of
 
 
 def branch_of(node: OnnxNode, to: Builder) -> onnx.GraphProto:
-    """The branch that a constant condition chooses; raises E202 for a condition computed at run time."""
+    """The branch chosen by a constant condition; raises E202 for a condition computed at run time."""
     if node.inputs[0] not in to.constants:
         raise node.unsupported(
             "the condition is computed at run time", "export one branch", limit="constant conditions"
@@ -23,7 +23,7 @@ def branch_of(node: OnnxNode, to: Builder) -> onnx.GraphProto:
 
 
 def inlined(node: OnnxNode, branch: onnx.GraphProto, to: Builder) -> Iterator[tuple[str, onnx.NodeProto]]:
-    """The branch's nodes with their names. Its tensors get new names, its outputs those of the If."""
+    """The branch's nodes with their names. Its tensors get new names; its outputs get those of the If."""
     inside = [name for each in branch.node for name in each.output if name]
     renamed = {name: to.fresh(f"{node.name}/{name}") for name in (*inside, *(t.name for t in branch.initializer))}
     for tensor in branch.initializer:
@@ -39,7 +39,7 @@ def inlined(node: OnnxNode, branch: onnx.GraphProto, to: Builder) -> Iterator[tu
 
 
 def _rename(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
-    """Renames what the node and its subgraphs read, and what the node writes."""
+    """Renames the tensors that the node and its subgraphs read, and those that the node writes."""
     node.output[:] = [renamed.get(each, each) for each in node.output]
     _rename_inputs(node, renamed)
 

@@ -21,7 +21,7 @@ from npuc.ops import infer
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """A node of the model with all its attributes (defaults included) and without aliases in its inputs."""
+    """A node of the model with all its attributes, including defaults, and with aliases in its inputs resolved."""
 
     name: str
     op: str
@@ -31,15 +31,15 @@ class OnnxNode:
     opset: int
 
     def given(self, index: int) -> bool:
-        """Whether the optional input is there."""
+        """Whether the optional input is present."""
         return index < len(self.inputs) and bool(self.inputs[index])
 
     def bad(self, reason: str, *, tensor: str | None = None, limit: str | None = None) -> ModelError:
-        """The error (E105) for a node that contradicts itself."""
+        """The error (E105) for an inconsistent node."""
         return ModelError("E105", reason, node=self.name, op=self.op, tensor=tensor, limit=limit)
 
     def unsupported(self, reason: str, remedy: str, *, limit: str | None = None) -> UnsupportedOperator:
-        """The error (E202) for a sound form that npuc does not have."""
+        """The error (E202) for a valid form that npuc does not support."""
         return UnsupportedOperator("E202", reason, node=self.name, op=self.op, limit=limit, remedy=remedy)
 
     def axis(self, axis: int, rank: int) -> int:
@@ -57,7 +57,7 @@ class OnnxNode:
 
 
 OUTPUT = "an output"
-"""What reads a tensor that is an output of the model."""
+"""Marks a reader of a tensor that is an output of the model."""
 
 
 class Builder:
@@ -74,14 +74,14 @@ class Builder:
         self.producers: dict[str, Node] = {}
         self.absent: dict[str, OnnxNode] = {}
         self.readers: dict[str, set[str]] = {}
-        """Operators of the model that read a tensor; OUTPUT for its outputs."""
+        """Operators of the model that read each tensor; OUTPUT for its outputs."""
         self._held: dict[int, Array] = {}
-        """What constants are views of, by identity."""
+        """Base arrays of constants, by identity."""
         self._tensor_names = Names()
         self._node_names = Names()
 
     def reserve(self, names: Sequence[str]) -> None:
-        """Keeps names of the model from being given to new tensors."""
+        """Reserves names of the model, so that new tensors do not get them."""
         self._tensor_names.take(names)
 
     def node_name(self, stem: str) -> str:
@@ -93,12 +93,12 @@ class Builder:
         return self._tensor_names.new(stem)
 
     def add_constant(self, name: str, value: ArrayLike) -> None:
-        """Gives a tensor of the model a constant value."""
+        """Makes a tensor of the model a constant."""
         made = np.asarray(value)
         whole = made
         while isinstance(whole.base, np.ndarray):
             whole = whole.base
-        if id(whole) not in self._held or whole.nbytes < made.nbytes:  # what is repeated may be written out yet
+        if id(whole) not in self._held or whole.nbytes < made.nbytes:  # a view may still be expanded
             take(made.nbytes, "a constant", tensor=name)
             self._held[id(whole)] = whole
         self.constants[name] = made
@@ -115,7 +115,7 @@ class Builder:
         return self.types[tensor].shape
 
     def value(self, node: OnnxNode, index: int) -> Array:
-        """The constant value of an input that must be one; raises E106 if it is not."""
+        """The value of an input that must be constant; raises E106 if it is not."""
         name = node.inputs[index]
         if name not in self.constants:
             remedy = "make it a constant, or simplify the model for fixed shapes"
@@ -139,17 +139,17 @@ class Builder:
         return value.reshape(()).item()
 
     def alias(self, node: OnnxNode, tensor: str) -> None:
-        """Says that the node's output is another name of a tensor."""
+        """Makes the node's output an alias of a tensor."""
         self.aliases[node.outputs[0]] = tensor
 
     def note_absent(self, node: OnnxNode) -> None:
-        """Remembers the outputs that a node's importer did not compute (a mask, indices, statistics)."""
+        """Records the outputs that a node's importer did not compute (a mask, indices, statistics)."""
         for name in filter(None, node.outputs):
             if name not in self.types and name not in self.aliases:
                 self.absent[name] = node
 
     def check_computed(self, names: Sequence[str]) -> None:
-        """Raises E202 for the node behind the first tensor that its importer did not compute."""
+        """Raises E202 for the node of the first of these tensors that its importer did not compute."""
         for name in names:
             if name in self.absent:
                 raise self.absent[name].unsupported(
@@ -167,7 +167,7 @@ class Builder:
         /,
         **attrs: Attr,
     ) -> str:
-        """Appends a canonical node, or its value if all inputs are constant; gives its first output.
+        """Appends a canonical node, or its value if all inputs are constant; returns its first output.
 
         outputs: default is the ONNX node's own output; pass () for one new tensor.
         """

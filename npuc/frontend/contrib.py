@@ -1,7 +1,7 @@
-"""The operators beyond ONNX's own that onnxruntime's quantiser writes: which there are, and their signatures.
+"""The contrib operators that onnxruntime's quantiser writes, and their signatures.
 
-Each computes what an operator of ONNX does, on integers with scales and zero points; its attributes are that
-operator's. Source: onnxruntime, docs/ContribOperators.md.
+Each computes the same as an ONNX operator, on integers with scales and zero points, and has that operator's
+attributes. Source: onnxruntime, docs/ContribOperators.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNBOUNDED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Contrib:
-    """An operator: the one whose attributes it has, its least and most inputs, and more attributes."""
+    """An operator: the ONNX operator with its attributes, the least and most inputs, additional attributes."""
 
     like: str
     inputs: tuple[int, int]
@@ -44,7 +44,7 @@ CONTRIB: Mapping[str, Contrib] = {
 
 
 def signature_of(proto: onnx.NodeProto, opset: int) -> Signature | None:
-    """The signature of a node's operator, or None if npuc knows none."""
+    """The signature of a node's operator, or None if it is not among these."""
     if proto.domain in ONNX_DOMAINS:
         return signature(proto.op_type, opset)
     found = CONTRIB.get(proto.op_type) if proto.domain == DOMAIN else None

@@ -1,4 +1,4 @@
-"""How large a model becomes when calls of its own functions are replaced by their bodies."""
+"""Size of a model after calls of its local functions are replaced by their bodies."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from npuc.budget import NODE_BYTES, take
 from npuc.errors import ModelError
 
 DEEPEST = 64
-"""Calls within calls."""
+"""The deepest nesting of calls."""
 
 Key = tuple[str, str, str]
 Functions = Mapping[Key, onnx.FunctionProto]
 
 
 def expect_small(model: onnx.ModelProto) -> None:
-    """Takes what the nodes will need from the budget.
+    """Takes the memory for the nodes from the budget.
 
-    Raises ModelError: E110 where that is more than is left, E104 for functions that call themselves, or each other
-    too deeply.
+    Raises ModelError: E110 if it exceeds what is left, E104 for functions that are recursive or nested too deeply.
     """
     functions = {(each.domain, each.name, each.overload): each for each in model.functions}
     take(_Expansion(functions).size(model.graph.node, 0), "a graph of all nodes")
 
 
 class _Expansion:
-    """Sizes of functions, each computed once: bodies may call others many times."""
+    """Sizes of functions, each computed once, since bodies may call others many times."""
 
     def __init__(self, functions: Functions) -> None:
         self.functions = functions
         self.sizes: dict[Key, int] = {}
 
     def size(self, nodes: Iterable[onnx.NodeProto], depth: int) -> int:
-        """Bytes of nodes, those of their subgraphs and of what they call included."""
+        """Bytes of nodes, including their subgraphs and the functions that they call."""
         return sum(
             NODE_BYTES + node.ByteSize() + self._called((node.domain, node.op_type, node.overload), depth)
             for node in _within(nodes)

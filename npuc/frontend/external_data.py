@@ -1,4 +1,4 @@
-"""Tensors of a model as numpy arrays, those included whose bytes lie in a file beside the model."""
+"""Tensors of a model as numpy arrays, including those stored in files beside the model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from npuc.ir import Array
 from npuc.storage.mapped import HEAVY, copied
 
 PLAIN = ("float32", "float64", "int8", "uint8", "int32", "int64")
-"""Element types whose bytes in a file are those in memory."""
+"""Element types with the same byte layout in files and in memory."""
 
 
 def array_of(tensor: onnx.TensorProto, folder: Path | None) -> Array:
     """The tensor's value.
 
-    Raises ModelError: E108 for external data that is missing, too short or outside the folder; E107 for an
-    element type that numpy lacks; E105 where data and shape contradict each other.
+    Raises ModelError: E108 for external data that is missing, too short or outside the folder; E107 for an element
+    type that numpy lacks; E105 if data and shape contradict each other.
     """
     name = tensor.name or None
     if any(not 0 <= extent <= LARGEST_TENSOR for extent in (*tensor.dims, prod(tensor.dims))):
@@ -61,7 +61,7 @@ def _external_data(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path,
 
 
 def _mapped(tensor: onnx.TensorProto, path: Path, offset: int, length: int) -> Array:
-    """The tensor's value, which is not held in memory."""
+    """The tensor's value, mapped from the file instead of loaded."""
     expect_room(length, "a constant", tensor=tensor.name)
     try:
         return copied(path, offset, length, _dtype(tensor)).reshape(tuple(tensor.dims))
@@ -70,7 +70,7 @@ def _mapped(tensor: onnx.TensorProto, path: Path, offset: int, length: int) -> A
 
 
 def _with_external_data(tensor: onnx.TensorProto, path: Path, offset: int, length: int) -> onnx.TensorProto:
-    """The tensor with its bytes inside."""
+    """The tensor with its bytes included."""
     expect_room(3 * length, "a constant", tensor=tensor.name)  # as read, as a message, as an array
     with path.open("rb") as file:
         file.seek(offset)

@@ -1,4 +1,4 @@
-"""Values of constant nodes that have no canonical operator, by ONNX's own reference implementation."""
+"""Values of constant nodes without a canonical operator, computed by ONNX's reference implementation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RANDOM = (
 )
 
 NO_LARGER_THAN_INPUTS = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "SplitToSequence", "SequenceAt")
-"""Operators whose results' sizes depend on values, but not beyond a few times those of the inputs."""
+"""Operators whose result sizes depend on values, but are bounded by a few times those of the inputs."""
 SMALL = 1 << 10
-"""Elements of inputs whose values shape rules may need: sizes, repeats, limits."""
+"""The most elements of inputs whose values shape inference may need: sizes, repeats, limits."""
 ELEMENT_BYTES = 8
-"""Of a value under computation: the reference implementation may compute in float64."""
+"""Bytes per element during computation: the reference implementation may use float64."""
 
 
 def can_fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> bool:
@@ -45,7 +45,7 @@ def fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
 
 
 def _expect_room(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
-    """Raises E110 for outputs that are too large, E105 for those whose size shows only when it is too late."""
+    """Raises E110 for outputs that are too large, E105 for those whose size cannot be bounded in advance."""
     if node.op in NO_LARGER_THAN_INPUTS:
         return
     sizes = _sizes(node, proto, to)
@@ -56,7 +56,7 @@ def _expect_room(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
 
 
 def _sizes(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> dict[str, int] | None:
-    """Bytes of every output by ONNX's own shape rules; None where they cannot tell."""
+    """Bytes of every output by ONNX's shape inference; None if it cannot tell."""
     from onnx import helper, numpy_helper, shape_inference
 
     values = {raw: to.constants[each] for raw, each in zip(proto.input, node.inputs, strict=True) if raw}
@@ -71,7 +71,7 @@ def _sizes(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> dict[str, int]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid(proto.domain, node.opset)])
     try:
         inferred = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except Exception:  # as below: what the rules refuse has no value either
+    except Exception:  # as below: what shape inference refuses has no value either
         return None
     return _bytes(inferred.graph.output)
 
@@ -97,6 +97,6 @@ def _reference_values(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> Seq
     try:
         return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, feeds)]
     except Exception as error:
-        # The reference implementation declares no exceptions of its own: whatever it raises for this node
+        # The reference implementation declares no exceptions of its own: any exception for this node
         # means that the node has no value.
         raise node.bad(f"the constant cannot be computed: {error}") from error

@@ -1,4 +1,4 @@
-"""Operators that npuc has no rule for: what ONNX itself says of the types of their results."""
+"""Result types, by ONNX's own rules, of operators that npuc has no rule for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from npuc.ir import Array, TensorType
 
 GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 SMALL = 1 << 12
-"""Elements of a constant whose value may decide a shape."""
+"""The most elements of a constant whose value may determine a shape."""
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, the tensors that its subgraphs take from outside included; absent inputs are left out."""
+    """The tensors that a node reads, including those that its subgraphs capture, without absent inputs."""
     yield from filter(None, node.input)
     for attribute in node.attribute:
         for graph in subgraphs(attribute):
@@ -29,7 +29,7 @@ def captured(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def subgraphs(attribute: onnx.AttributeProto) -> tuple[onnx.GraphProto, ...]:
-    """The graphs that an attribute holds."""
+    """The graphs in an attribute."""
     if attribute.type not in GRAPHS:
         return ()
     return (
@@ -38,7 +38,7 @@ def subgraphs(attribute: onnx.AttributeProto) -> tuple[onnx.GraphProto, ...]:
 
 
 def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """The node that reads other tensors, in its subgraphs as well; names that a subgraph writes stay its own."""
+    """The node with renamed inputs, also in its subgraphs; names that a subgraph defines itself are kept."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     _rename(copy, names)
@@ -64,9 +64,9 @@ def result_types(
     constants: Mapping[str, Array],
     opsets: list[onnx.OperatorSetIdProto],
 ) -> dict[str, TypeProto]:
-    """What ONNX's rules say of a node's results, those without a type left out.
+    """The types of a node's results by ONNX's rules; results without a type are left out.
 
-    known: types of what it reads; constants: values of what it reads, if they are constant.
+    known: types of its inputs; constants: values of its constant inputs.
     """
     read = list(dict.fromkeys(captured(node)))
     small = {name: constants[name] for name in read if name in constants and constants[name].size <= SMALL}
@@ -77,13 +77,13 @@ def result_types(
     model = helper.make_model(graph, opset_imports=opsets)
     try:
         found = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # no type is known of what the rules refuse; onnxruntime will have its say
+    except Exception:  # no types are known if inference fails; onnxruntime decides later
         return {}
     return {each.name: each.type for each in found.graph.output if each.type.WhichOneof("value") is not None}
 
 
 def static(found: TypeProto) -> TensorType | None:
-    """The type of a tensor whose every dimension is known and not 0; None for anything else."""
+    """The type of a tensor with static, non-zero dimensions; None for anything else."""
     if found.WhichOneof("value") != "tensor_type" or not found.tensor_type.HasField("shape"):
         return None
     dims = found.tensor_type.shape.dim
@@ -98,5 +98,5 @@ def static(found: TypeProto) -> TensorType | None:
 
 
 def proto_of(found: TensorType) -> TypeProto:
-    """A static type as ONNX writes it."""
+    """A static type as an ONNX message."""
     return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(found.dtype)), found.shape)

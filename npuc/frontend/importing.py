@@ -1,4 +1,4 @@
-"""From a parsed model to a graph: node by node in topological order, gathering every problem on the way."""
+"""From a parsed model to a graph: node by node in topological order, collecting all problems on the way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from npuc.ops import build
 def graph_of(
     model: onnx.ModelProto, folder: Path | None, shapes: Mapping[str, tuple[int, ...]], *, fold_weights: bool
 ) -> Graph:
-    """The graph of a model. Raises ModelError or UnsupportedOperator with every problem that was found."""
+    """The graph of a model. Raises ModelError or UnsupportedOperator with all problems found."""
     model = upgraded(model)
     opset = opset_of(model)
     expect_small(model)
@@ -52,7 +52,7 @@ def graph_of(
 
 
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without functions of its own: each call is replaced by its body."""
+    """The model with each call of a model-local function replaced by its body."""
     if not model.functions:
         return model
     from onnx import inliner
@@ -64,7 +64,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def constants_into(to: Builder, graph: onnx.GraphProto) -> None:
-    """Adds the initialisers. Raises ModelError: E107 for a sparse one, E104 for two of one name."""
+    """Adds the initialisers. Raises ModelError: E107 for a sparse one, E104 for a repeated name."""
     for tensor in graph.sparse_initializer:
         raise ModelError("E107", "a sparse constant", tensor=tensor.values.name, limit="dense tensors")
     for tensor in graph.initializer:
@@ -74,7 +74,7 @@ def constants_into(to: Builder, graph: onnx.GraphProto) -> None:
 
 
 def expect_names(graph: onnx.GraphProto) -> None:
-    """Every tensor is written once, every output is named."""
+    """Checks that every tensor is written once and every output is named."""
     written = {each.name for each in graph.initializer} | {each.name for each in graph.input}
     for what, values in (("inputs", graph.input), ("outputs", graph.output)):
         names = [each.name for each in values]
@@ -104,14 +104,14 @@ def ordered(graph: onnx.GraphProto, to: Builder, known: AbstractSet[str]) -> lis
 
 
 class _Damage:
-    """Tensors without a type because their node failed; `undecided` ones may still have been shapes."""
+    """Tensors without a type because their node failed; `undecided` ones might have been shapes."""
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
         self.undecided: set[str] = set()
 
     def touches(self, names: Sequence[str]) -> bool:
-        """Whether one of the tensors has no type."""
+        """Whether any of the tensors has no type."""
         return not self.broken.isdisjoint(names) or not self.undecided.isdisjoint(names)
 
     def spread(self, proto: onnx.NodeProto, constant: bool) -> None:
@@ -120,10 +120,10 @@ class _Damage:
 
 
 def _import_nodes(nodes: Sequence[tuple[str, onnx.NodeProto]], to: Builder) -> None:
-    """Imports what it can and raises all problems together.
+    """Imports as many nodes as possible and raises all problems together.
 
-    Behind a node that failed nothing has a type: there only unknown operators are reported, and not those that
-    may have been arithmetic on constant shapes.
+    Nothing after a failed node has a type: there only unknown operators are reported, except those that may have
+    been arithmetic on constant shapes.
     """
     problems: list[Problem] = []
     errors: list[NpucError] = []
@@ -164,7 +164,7 @@ def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
 
 
 def import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
-    """Imports one node; raises NpucError for whatever is wrong with it."""
+    """Imports one node; raises NpucError for any problem with it."""
     found = signature_of(proto, to.opset)
     if found is None:
         raise _unknown(name, proto)
@@ -197,16 +197,16 @@ def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     try:
         importer(node, to)
     except NpucError:
-        # A constant of a type or form that the table lacks (double, strings) still has a value.
+        # A constant of a type or form that the table lacks (double, strings) can still be evaluated.
         if not foldable:
             raise
         fold(node, proto, to)
 
 
 def _with_output_names(outputs: Sequence[str], to: Builder, types: Mapping[str, object]) -> list[Node]:
-    """The nodes, with every output under its own name where an Identity was left out.
+    """The nodes, with every output under its own name even if an Identity was left out.
 
-    The tensor behind such an output is renamed; if it is an input or an output itself, the Identity stays.
+    The tensor before such an output is renamed; if it is an input or an output itself, the Identity stays.
     """
     renamed: dict[str, str] = {}
     extra: list[Node] = []

@@ -1,4 +1,4 @@
-"""Resize in modes that the IR's own Resize has no attribute for, as products with constant matrices.
+"""Resize in modes that the IR's own Resize lacks, as products with constant matrices.
 
 Antialiasing, the cropping of TensorFlow's crop_and_resize, and half_pixel_symmetric are linear maps per axis like
 any other interpolation. Source: ONNX operator specification, Resize.
@@ -27,9 +27,9 @@ def emit_products(
     matrices: dict[int, Array],
     outside: Array,
 ) -> None:
-    """The node as a MatMul per axis, between Reshapes, and the sum with what stands outside the input.
+    """Emits the node as one MatMul per axis, between Reshapes, plus a term for positions outside the input.
 
-    matrices: by axis, (size, extent) float32. outside: broadcasts to the sizes; a zero adds nothing.
+    matrices: by axis, (size, extent) float32. outside: broadcasts to the sizes; zero adds nothing.
     """
     x, extents = node.inputs[0], list(shape)
     for axis, matrix in matrices.items():
@@ -70,7 +70,7 @@ def weights_of(node: Node, extent: int, size: int, scale: float, roi: tuple[floa
 
 
 def _antialiased(node: Node, position: Array, scale: float) -> tuple[Array, Array]:
-    """The kernel stretched by 1 / scale, and its weights brought to the sum 1."""
+    """The kernel stretched by 1 / scale, with its weights normalised to the sum 1."""
     cubic = RESIZE_MODE(node) == "cubic"
     reach = ceil((2 if cubic else 1) / scale)
     index = np.floor(position)[None].astype(np.int64) + np.arange(-reach, reach + 2)[:, None]

@@ -1,4 +1,4 @@
-"""Reads a model file, and checks what must hold before its nodes are looked at."""
+"""Reads a model file, and checks it before its nodes are processed."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ NEWEST_OPSET = onnx.defs.onnx_opset_version()
 
 
 def read_model(path: Path, *, whole: bool = True) -> onnx.ModelProto:
-    """The parsed file, without its external data; one of an old opset as ONNX's converter brings it to 7.
+    """The parsed file, without its external data; an old opset is converted to 7 by ONNX's converter.
 
-    whole: without, heavy constants may be left in the file: the model names them as external data in it.
-    Raises ModelError: E101 if it cannot be read, E102 if it is no ONNX model.
+    whole: if false, heavy constants may be left in the file, which the model then refers to as external data.
+    Raises ModelError: E101 if the file cannot be read, E102 if it is not an ONNX model.
     """
     model = None if whole else _light(path)
     return upgraded(_whole(path)) if model is None else model
 
 
 def _light(path: Path) -> onnx.ModelProto | None:
-    """The model without its heavy constants; None where it has none, or where all of it is needed.
+    """The model without its heavy constants; None if it has none, or if all of it is needed.
 
-    ONNX's converter and inliner want all of it. What is wrong with a file is found where it is read whole.
+    ONNX's converter and inliner need all of it. Errors in the file are found when it is read whole.
     """
     try:
-        inside = path.resolve().parent == path.parent.resolve()  # a link's data would lie outside the folder
+        inside = path.resolve().parent == path.parent.resolve()  # data behind a link would lie outside the folder
         if not inside or not path.is_file() or path.stat().st_size < HEAVY:
             return None
         expect_room(path.stat().st_size, "a file")
@@ -66,7 +66,7 @@ def _whole(path: Path) -> onnx.ModelProto:
 
 
 def check_names(graph: onnx.GraphProto) -> None:
-    """Raises ModelError (E102) if a name is not UTF-8: protobuf hands such a one over as bytes."""
+    """Raises ModelError (E102) if a name is not UTF-8, which protobuf returns as bytes."""
     for name in _names(graph):
         if not isinstance(name, str):
             raise ModelError("E102", f"the model is damaged: the name {name!r} is not UTF-8")

@@ -1,4 +1,4 @@
-"""What ONNX itself says of an operator: how many inputs, which attributes of which type, their defaults."""
+"""Operator signatures from ONNX: number of inputs, attributes with types and defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from npuc.frontend.external_data import array_of
 
 @dataclass(frozen=True)
 class Signature:
-    """An operator in one opset; `required` has one entry per formal input, the last may stand for many."""
+    """An operator in one opset; `required` has an entry per formal input, the last of which may be variadic."""
 
     inputs: tuple[int, int]
     outputs: tuple[int, int]
@@ -30,7 +30,7 @@ class Signature:
 
 @cache
 def signature(op: str, opset: int) -> Signature | None:
-    """The signature of one of ONNX's own operators, or None if this opset does not have it."""
+    """The signature of a standard ONNX operator, or None if this opset does not have it."""
     try:
         schema = onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:
@@ -66,9 +66,9 @@ def attribute_value(attribute: AttributeProto, folder: Path | None) -> Any:
 
 
 def attributes_of(proto: onnx.NodeProto, name: str, found: Signature, folder: Path | None) -> dict[str, Any]:
-    """All attributes of a node, absent ones with their defaults.
+    """All attributes of a node, with defaults for absent ones.
 
-    Raises ModelError (E105) for one that the operator does not have, has twice or has with another type.
+    Raises ModelError (E105) for an attribute that is unknown, repeated or of the wrong type.
     """
 
     def bad(reason: str) -> ModelError:
@@ -94,7 +94,7 @@ def attributes_of(proto: onnx.NodeProto, name: str, found: Signature, folder: Pa
 
 
 def check_arity(proto: onnx.NodeProto, name: str, found: Signature) -> None:
-    """Raises ModelError (E105) for too few or too many inputs or outputs, or an absent one that is needed."""
+    """Raises ModelError (E105) for too few or too many inputs or outputs, or a missing required one."""
     for what, count, (least, most) in (
         ("inputs", len(proto.input), found.inputs),
         ("outputs", len(proto.output), found.outputs),

@@ -1,8 +1,8 @@
-"""A model as units: its ONNX nodes one by one, with what npuc makes of each, whether it knows the operator or not.
+"""A model as units: its ONNX nodes one by one, each with its imported form if npuc knows the operator.
 
-Where `importing` refuses a model for one node, the survey goes on: the node stands there as it is, with the types
-that ONNX's own rules give its results, and what reads a tensor without a static type stands there as it is too.
-Constants are folded, constant branches inlined and identities left out, as in a model that is imported whole.
+Where `importing` refuses a model because of one node, the survey continues: the node is kept as it is, with result
+types by ONNX's own rules, and so are nodes that read a tensor without a static type. Constants are folded,
+constant branches inlined and identities left out, as in a complete import.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ HOST_TYPES: Mapping[int, str] = {
     TensorProto.UINT32: "uint32",
     TensorProto.UINT64: "uint64",
 }
-"""Element types of inputs that the host takes."""
+"""Element types of inputs that the host accepts."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One node of the model: `proto` reads tensors by their own names, as `nodes` do, which compute the same."""
+    """One node of the model: `proto` uses the tensors' own names; `nodes` compute the same."""
 
     name: str
     proto: onnx.NodeProto
     nodes: tuple[Node, ...]
-    """What npuc makes of it; none where it cannot."""
+    """Its canonical nodes; empty if it cannot be imported."""
     problem: Problem | None
-    """Why npuc itself cannot take it."""
+    """Why npuc cannot import it."""
 
     @property
     def op(self) -> str:
@@ -55,17 +55,17 @@ class Unit:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """What the host would read."""
+        """The tensors that the host would read."""
         return tuple(dict.fromkeys(captured(self.proto)))
 
     @cached_property
     def writes(self) -> tuple[str, ...]:
-        """What the host would write."""
+        """The tensors that the host would write."""
         return tuple(filter(None, self.proto.output))
 
     @cached_property
     def imported(self) -> tuple[str, ...]:
-        """What the target would read, constants included."""
+        """The tensors that the target would read, constants included."""
         made = {name for node in self.nodes for name in node.outputs}
         return tuple(
             dict.fromkeys(name for node in self.nodes for name in node.inputs if name and name not in made)
@@ -74,24 +74,24 @@ class Unit:
 
 @dataclass(frozen=True)
 class Network:
-    """A surveyed model. `types`: of the tensors whose shape is static; `protos`: what is known of any."""
+    """A surveyed model. `types`: of tensors with static shape; `protos`: what is known of all tensors."""
 
     name: str
     units: tuple[Unit, ...]
     inputs: tuple[str, ...]
     outputs: Mapping[str, str]
-    """Name of an output -> the tensor that it is."""
+    """Tensor behind each output, by the output's name."""
     constants: Mapping[str, Array]
     types: Mapping[str, TensorType]
     protos: Mapping[str, TypeProto]
     opsets: tuple[onnx.OperatorSetIdProto, ...]
     ir_version: int
     written: frozenset[str] = frozenset()
-    """Operators and names of all nodes in the file, also of those that were folded or left out."""
+    """Operators and names of all nodes in the file, including those that were folded or left out."""
 
     @cached_property
     def producers(self) -> Mapping[str, Unit]:
-        """The unit that writes each tensor, for the host or within the target."""
+        """The unit that writes each tensor, on the host or within the target."""
         inside = {name: unit for unit in self.units for node in unit.nodes for name in node.outputs}
         return {**inside, **{name: unit for unit in self.units for name in unit.writes}}
 
@@ -107,9 +107,9 @@ def survey(
     shapes: Mapping[str, tuple[int, ...]],
     bound: Mapping[str, Array] | None = None,
 ) -> Network:
-    """The units of a model. bound: values of inputs that are constants from now on.
+    """The units of a model. bound: values of inputs that are treated as constants.
 
-    Raises ModelError where the model is not well formed, or an input stays dynamic.
+    Raises ModelError if the model is malformed or an input stays dynamic.
     """
     written = _written(model)
     model = upgraded(model)
@@ -129,7 +129,7 @@ def survey(
 
 
 def _written(model: onnx.ModelProto) -> frozenset[str]:
-    """The operators and the names of nodes, those of branches and bodies included."""
+    """The operators and names of all nodes, including those in branches and bodies."""
     found: set[str] = set()
     graphs = [model.graph]
     while graphs:
@@ -141,7 +141,7 @@ def _written(model: onnx.ModelProto) -> frozenset[str]:
 
 
 def _opset(model: onnx.ModelProto) -> int | NpucError:
-    """The opset, or why npuc does not know it: then the host runs everything."""
+    """The opset, or the reason why npuc does not know it: the host then runs everything."""
     try:
         return opset_of(model)
     except NpucError as error:
@@ -149,7 +149,7 @@ def _opset(model: onnx.ModelProto) -> int | NpucError:
 
 
 class _Survey:
-    """One walk over the nodes. avoided: those whose importers leave an output out that something reads."""
+    """One walk over the nodes. avoided: units whose importers omit an output that is read."""
 
     def __init__(
         self, model: onnx.ModelProto, folder: Path | None, opset: int | NpucError, avoided: Collection[str]
@@ -163,12 +163,12 @@ class _Survey:
         constants_into(self.to, model.graph)
 
     def bind(self, values: Mapping[str, Array]) -> None:
-        """Makes inputs constants."""
+        """Makes inputs constant."""
         for name, value in values.items():
             self.to.add_constant(name, value)
 
     def run(self, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
-        """Surveys every node; gives the units whose importers left an output out that something reads."""
+        """Surveys every node; returns the units whose importers omit an output that is read."""
         graph, to = self.model.graph, self.to
         declared = {each.name: each.type for each in (*graph.value_info, *graph.input)}
         self.inputs = [each.name for each in graph.input if each.name not in to.constants]
@@ -189,7 +189,7 @@ class _Survey:
         return missing
 
     def network(self) -> Network:
-        """What was found."""
+        """The result of the survey."""
         to, graph = self.to, self.model.graph
         outputs = {each.name: to.aliases.get(each.name, each.name) for each in graph.output}
         return Network(
@@ -205,7 +205,7 @@ class _Survey:
         )
 
     def _constant_outputs(self, outputs: dict[str, str]) -> Iterator[Unit]:
-        """Nodes that give the outputs which depend on nothing."""
+        """Nodes for the outputs that are constant."""
         for output, name in list(outputs.items()):
             if name in self.to.constants:
                 reason, remedy = "the output is a constant", "remove it from the model's outputs"
@@ -216,7 +216,7 @@ class _Survey:
                 yield Unit(self.to.node_name(f"{output}/given"), proto, (), problem)
 
     def _node(self, name: str, node: onnx.NodeProto, declared: Mapping[str, TypeProto]) -> set[str]:
-        """Adds a node's unit, constants or alias; gives the units that must give more of their outputs."""
+        """Adds a node's unit, constants or alias; returns the units that must compute more of their outputs."""
         to = self.to
         proto = renamed(node, to.aliases)
         reads = list(dict.fromkeys(captured(proto)))
@@ -247,7 +247,7 @@ class _Survey:
         return set()
 
     def _branch(self, name: str, proto: onnx.NodeProto, declared: Mapping[str, TypeProto]) -> set[str]:
-        """The nodes of the branch that a constant condition chooses."""
+        """Surveys the nodes of the branch chosen by a constant condition."""
         graphs = {each.name: each.g for each in proto.attribute}
         node = OnnxNode(name, "If", tuple(proto.input), tuple(proto.output), graphs, self.to.opset)
         try:
@@ -261,7 +261,7 @@ class _Survey:
         return missing
 
     def _unknown(self, name: str, proto: onnx.NodeProto, unknown: Sequence[str]) -> Problem:
-        """Why a node cannot be imported whose importer was not asked."""
+        """The reason why a node cannot be imported even though no importer refused it."""
         if not unknown:
             remedy = "compute it by operators of its own"
             reason, limit = "an output beside the first is read", "the first output only"
@@ -273,7 +273,7 @@ class _Survey:
     def _foreign(
         self, name: str, proto: onnx.NodeProto, declared: Mapping[str, TypeProto], problem: Problem | None
     ) -> None:
-        """Adds a node as it is, and what is known of its results' types."""
+        """Adds a node as it is, with the known types of its results."""
         to = self.to
         for each in proto.output:
             to.constants.pop(each, None)

@@ -1,4 +1,4 @@
-"""Models older than the opsets that npuc reads, as ONNX's own converter brings them to the oldest of those."""
+"""Upgrade of models with older opsets than npuc reads, by ONNX's own converter."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ REFUSALS = (
     onnx.checker.ValidationError,
     onnx.shape_inference.InferenceError,
 )
-"""What the converter raises, or the check of its result."""
+"""Exceptions of the converter and of the check of its result."""
 
 
 def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model converted to the oldest opset that npuc reads; unchanged if it is newer or cannot be converted.
 
-    Models with operators of other domains are left: the converter does not know what those mean.
+    Models with operators of other domains are left unchanged: the converter does not know their meaning.
     """
     foreign = any(each.domain not in ONNX_DOMAINS for each in model.opset_import)
     if foreign or not is_old(model) or any(map(_is_aligned, model.graph.node)):
         return model
     named = onnx.ModelProto()
     named.CopyFrom(model)
-    for at, node in enumerate(named.graph.node):  # the converter adds nodes: the model's keep their numbers
+    for at, node in enumerate(named.graph.node):  # the converter adds nodes: the model's own keep their numbers
         node.name = node.name or f"{node.op_type}_{at}"
     try:
         made = version_converter.convert_version(named, OLDEST_OPSET)
         onnx.checker.check_model(made, full_check=True)
-    except REFUSALS:  # what it refuses stays an old model
+    except REFUSALS:  # if the converter refuses, the model stays as it is
         return model
     return (
         made if all(_broadcast_slope(made, node) for node in made.graph.node if node.op_type == "PRelu") else model
@@ -40,21 +40,21 @@ def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def is_old(model: onnx.ModelProto) -> bool:
-    """Whether a model is older than what npuc reads."""
+    """Whether a model is older than npuc reads."""
     versions = {each.version for each in model.opset_import if each.domain in ONNX_DOMAINS}
     return len(versions) == 1 and max(versions) < OLDEST_OPSET
 
 
 def _is_aligned(node: onnx.NodeProto) -> bool:
-    """Whether an operand is broadcast from an axis on: the converter puts it one dimension too far to the left."""
+    """Whether an operand is broadcast from a given axis: the converter places it one dimension too far left."""
     given = {each.name for each in node.attribute}
     return {"broadcast", "axis"} <= given
 
 
 def _broadcast_slope(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
-    """Gives a slope per channel, (C,), the shape that broadcasts, (C, 1, ...), as the converter does not.
+    """Reshapes a slope per channel, (C,), to the broadcasting shape (C, 1, ...), which the converter does not do.
 
-    False where the slope, or the rank of what it multiplies, is not known.
+    Returns False if the slope, or the rank of the other factor, is unknown.
     """
     slope = next((each for each in model.graph.initializer if each.name == node.input[1]), None)
     if slope is None or sum(node.input[1] in each.input for each in model.graph.node) > 1:

@@ -1,1 +1,1 @@
-"""What the host computes, as C: a small library of operators, and functions that call it."""
+"""Host computations as C: a small library of operators, and functions that call it."""

@@ -1,6 +1,7 @@
-"""Nodes that the host computes as C: a function each, and the library npuc_operators.c that they call.
+"""Host nodes as C: one function each, and the library npuc_operators.c that they call.
 
-A function whose operators the library has is complete. Any other is declared, for the application to supply.
+A function is complete if the library has all its operators. Otherwise it is only declared, for the application to
+implement.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ TYPES = {
 TITLE = "/* What the host computes. Written by npuc. */"
 A_LINE = 8
 MOST_BYTES = 1 << 28
-"""Of constants and results within a function; beyond, it is left to the application."""
+"""The most bytes of constants and results in a function; larger ones are left to the application."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the host: its text, None where the library lacks an operator, and what the header says."""
+    """A host function: its text, None if the library lacks an operator, and its description in the header."""
 
     name: str
     text: str | None
@@ -42,20 +43,20 @@ class Function:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a function takes and gives, in order: tensors by name, with their types as a comment has them."""
+    """Inputs and outputs of a function in order: tensors by name, with their types as text for a comment."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     types: tuple[str, ...]
-    """Of inputs, then of outputs."""
+    """Types of the inputs, then of the outputs."""
 
 
 def function(
     graph: Graph | None, signature: Signature, kind: str, number: int, title: str, operators: Sequence[str]
 ) -> Function:
-    """A function for npuc_KIND.c. graph: None where it is not known how to compute it.
+    """A function for npuc_KIND.c. graph: None if it is unknown how to compute it.
 
-    title: what it is, for the comment; operators: of all nodes.
+    title: a description for the comment; operators: of all nodes.
     """
     prefix = f"{kind[:-1]}_{number}"
     text = None if graph is None else _function(graph, signature, prefix)
@@ -76,7 +77,7 @@ def sources(found: Sequence[Function], kind: str, introduction: str) -> dict[str
 
 
 def _function(graph: Graph, signature: Signature, prefix: str) -> str | None:
-    """The text of a function with its tables, or None where the library lacks something."""
+    """The text of a function with its tables, or None if the library lacks something."""
     if any(each.dtype not in C_TYPES for each in graph.tensors.values()):
         return None
     used = {name for node in graph.nodes for name in node.inputs}
@@ -95,7 +96,7 @@ def _function(graph: Graph, signature: Signature, prefix: str) -> str | None:
     to = Writer(graph, prefix, places)
     if not all(emitted(to, node) for node in graph.nodes):
         return None
-    named = set(re.findall(r"\w+", " ".join(to.statements)))  # scales and zeros are numbers in the calls
+    named = set(re.findall(r"\w+", " ".join(to.statements)))  # scales and zero points are numbers in the calls
     tables = [constant(places[name], value) for name, value in constants.items() if places[name] in named]
     unused = [f"(void){role};" for role, names in (("in", graph.inputs), ("out", graph.outputs)) if not names]
     body = "".join(f"    {line}\n" for line in (*unused, *to.statements))
@@ -110,7 +111,7 @@ def _direct(graph: Graph) -> bool:
 
 
 def _storage(graph: Graph, prefix: str, places: dict[str, str]) -> str | None:
-    """The static memory of results within the function, which share it by lifetime; adds their places."""
+    """Static memory for results within the function, shared by lifetime; adds their places."""
     alive: dict[str, list[int]] = {}
     for number, node in enumerate(graph.nodes):
         for name in (*node.inputs, *node.outputs):
@@ -133,14 +134,14 @@ def _bytes(graph: Graph, name: str) -> int:
 
 
 def constant(name: str, value: Array) -> str:
-    """A table of a constant's elements."""
+    """A table with a constant's elements."""
     texts = [floating(each) if value.dtype == np.float32 else _number(each) for each in value.ravel().tolist()]
     rows = (", ".join(texts[start : start + A_LINE]) for start in range(0, len(texts), A_LINE))
     return array(C_TYPES[str(value.dtype)], name, rows)
 
 
 def _number(value: float) -> str:
-    """A number of a type other than float32; int64's least has no literal of its own."""
+    """A number of a type other than float32; the least int64 has no literal of its own."""
     if isinstance(value, float):
         return {"inf": "INFINITY", "-inf": "-INFINITY", "nan": "NAN"}.get(repr(value), repr(value))
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Calls of the C library c/npuc_operators.h that compute the nodes of a graph."""
+"""Calls of the C library c/npuc_operators.h that compute a graph's nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_RANK = 8
 
 @dataclass
 class Writer:
-    """The calls of one region so far: statements, and the tables that stand before the function."""
+    """The calls of one region so far: statements, and the tables that precede the function."""
 
     graph: Graph
     prefix: str
@@ -53,7 +53,7 @@ class Writer:
         return all(self.graph.tensors[name].dtype == "float32" for name in names)
 
     def axes(self, rows: Sequence[tuple[int, int, int]]) -> str:
-        """A table of extents and steps, and its length: two arguments of a call."""
+        """A table of extents and strides, and its length: two arguments of a call."""
         kept = [row for row in rows if row[0] != 1] or [(1, 0, 0)]
         name = f"{self.prefix}_axes_{len(self.tables)}"
         self.tables.append(array("struct npuc_op_axis", name, map(listed, kept)))
@@ -68,22 +68,22 @@ class Writer:
         return name
 
     def call(self, function: str, *arguments: object, fails: bool = False) -> None:
-        """Adds a call; fails: it gives an error that the region hands on."""
+        """Adds a call; fails: whether it returns an error that the region passes on."""
         text = f"npuc_op_{function}({', '.join(map(str, arguments))})"
         self.statements.append(f"if ({text}) return -1;" if fails else f"{text};")
 
     def copy(self, copy: Copy, x: str, y: str) -> None:
-        """Adds a copy of pieces."""
+        """Adds a strided copy."""
         axes = self.axes([(axis.extent, axis.source, axis.target) for axis in copy.axes])
         self.call("copy", self.places[y], self.places[x], copy.piece, copy.target, copy.source, axes)
 
 
 Emit = Callable[[Writer, Node], bool]
-"""Adds what computes a node; False where the library has nothing for it."""
+"""Adds the computation of a node; False if the library does not support it."""
 
 
 def emitted(to: Writer, node: Node) -> bool:
-    """Adds what computes a node. False where the library has no operator for it, or not in this form."""
+    """Adds the computation of a node. False if the library lacks the operator, or this form of it."""
     names = [name for name in (*node.inputs, *node.outputs) if name]
     fits = all(0 < to.graph.tensors[name].size < 1 << 28 and len(to.shape(name)) <= MOST_RANK for name in names)
     rule = RULES.get(node.op)
@@ -102,7 +102,7 @@ def _unary(to: Writer, node: Node) -> bool:
 
 
 def _steps(shape: Sequence[int], result: Sequence[int]) -> list[int]:
-    """Elements between neighbours along the axes of the result: 0 where the tensor repeats its only one."""
+    """Strides in elements along the axes of the result: 0 where the tensor is broadcast."""
     aligned = (1,) * (len(result) - len(shape)) + tuple(shape)
     return [0 if extent == 1 else prod(aligned[axis + 1 :]) for axis, extent in enumerate(aligned)]
 
@@ -190,7 +190,7 @@ def _gathered(to: Writer, node: Node) -> bool:
 
 
 def _quantised(to: Writer, node: Node) -> bool:
-    """QuantizeLinear and DequantizeLinear with one scale, both constant."""
+    """QuantizeLinear and DequantizeLinear with a single scale, constant like the zero point."""
     x, y = node.inputs[0], node.output
     given = [name for name in node.inputs[1:] if name]
     integers = y if node.op == "QuantizeLinear" else x
@@ -242,4 +242,4 @@ RULES: Mapping[str, Emit] = {
     "Expand": _expanded,
     "Gather": _gathered,
 }
-"""What the library computes."""
+"""The operators of the library."""

@@ -1,7 +1,7 @@
-"""The operators of the IR: one declaration each, with legal forms, types, meaning in numpy and in ONNX.
+"""The operators of the IR: one declaration each, with legal forms, types, and meaning in numpy and in ONNX.
 
-`OPS` is the table; the rows stand in the modules of this package, grouped as in the ONNX operator list.
-`ops.declaration` says what a row holds and what derives from it, `ops.attributes` has the attributes.
+`OPS` is the table; its rows are declared in the modules of this package, grouped as in the ONNX operator list. See
+`ops.declaration` for the contents of a row and what derives from it, `ops.attributes` for the attributes.
 """
 
 from npuc.ops.declaration import Op, Parameter, bad_node, given

@@ -1,7 +1,7 @@
-"""Accumulators of integer layers: what bounds them, and how int8 is made of them.
+"""Accumulators of integer layers: their bounds, and their conversion to int8.
 
 An accumulator is requantised by sat8(floor(acc / 2^n + 1/2)): round half up, toward plus infinity, then saturate
-to -128..127. Source: easynpu, chapter PE; the rounding and the saturation as the author's RTL has them.
+to -128..127. Source: easynpu, chapter PE; rounding and saturation as in the author's RTL.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import numpy as np
 from npuc.ir import Array
 
 EXACT_FLOAT32 = 1 << 24
-"""Integers below this are exact in float32, and so is every sum of them that stays below."""
+"""Integers below this are exact in float32, and so are sums of them that stay below it."""
 
 KERNELS = 64
-"""Kernels whose weights are widened at once: those of a large layer together would fill the memory."""
+"""Kernels whose weights are widened at once: all those of a large layer would fill the memory."""
 
 
 def requantise(acc: Array, shift: Array | int, relu: bool = False) -> Array:
-    """int8 from accumulators: sat8(floor(acc / 2^shift + 1/2)), then the larger of it and 0 with relu.
+    """int8 from accumulators: sat8(floor(acc / 2^shift + 1/2)), and with relu the maximum of that and 0.
 
     acc: any integer type; shift: 0..31, broadcast against acc.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def activate(node: Node, y: Array) -> Array:
-    """The result after the activation that the fusion pass has put into the node ("", Relu or Clip)."""
+    """The result after the activation that the fusion pass has merged into the node ("", Relu or Clip)."""
     match ACTIVATION(node):
         case "Relu":
             return np.maximum(y, 0)
@@ -50,7 +50,7 @@ def erf(x: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), by tanh so that it does not overflow."""
+    """1 / (1 + exp(-x)), computed by tanh to avoid overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
@@ -113,7 +113,7 @@ def _unary(
     dtypes: tuple[str, ...] = FLOAT,
     to_onnx: Exporter | None = None,
 ) -> Op:
-    """A function of each element, which keeps the element type."""
+    """A unary elementwise operator that keeps the element type."""
 
     def compute(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
         return (np.asarray(function(node, inputs[0]), inputs[0].dtype if dtypes is not FLOAT else np.float32),)

@@ -1,6 +1,6 @@
-"""Attributes of operators, each declared once: its type, its default and what it may be.
+"""Attributes of operators, each declared once: type, default and permitted values.
 
-An attribute is read from a node by calling it, so its default stands here and nowhere else:
+An attribute is read from a node by calling it, so its default is defined here and nowhere else:
 
 >>> from npuc.ir import Node
 >>> GROUP(Node("Conv", ("x", "w"), ("y",)))
@@ -28,7 +28,7 @@ Kind = Literal["integer", "flag", "number", "text", "axis", "integers", "numbers
 """axis: one of the first input's, 0..rank-1; axes: distinct ones; permutation: all of them; flag: 0 or 1."""
 
 LARGEST = 2**16
-"""The largest kernel, stride, dilation or padding, in elements: more is a damaged model."""
+"""The largest kernel, stride, dilation or padding, in elements: larger values indicate a damaged model."""
 
 COUNTS: Mapping[str, Callable[[int], int]] = {
     "axis": lambda rank: rank,
@@ -36,7 +36,7 @@ COUNTS: Mapping[str, Callable[[int], int]] = {
     "spatial axis": lambda rank: rank - 2,
     "spatial side": lambda rank: 2 * (rank - 2),
 }
-"""How many values an attribute has that gives one per axis, or per side of an axis, of an input of this rank."""
+"""The number of values of an attribute with one per axis, or per side of an axis, given the input's rank."""
 
 
 def _count(per: str, rank: int) -> int:
@@ -44,7 +44,7 @@ def _count(per: str, rank: int) -> int:
 
 
 class Required:
-    """The default of an attribute that must be given."""
+    """The default of a mandatory attribute."""
 
 
 REQUIRED = Required()
@@ -52,10 +52,10 @@ REQUIRED = Required()
 
 @dataclass(frozen=True)
 class Attribute(Generic[T]):
-    """An attribute. `low` and `high` hold for each element, both included; `choices` are all texts allowed.
+    """An attribute. `low` and `high` are inclusive bounds of each element; `choices` lists all permitted texts.
 
-    per: a key of COUNTS where there is a value per axis, or a number of values. An empty tuple stands for the
-    default, whatever it is.
+    per: a number of values, or a key of COUNTS for one value per axis. An empty tuple stands for the default,
+    whatever it is.
     internal: npuc's own, unknown to ONNX, so exporters leave it out.
     """
 
@@ -70,7 +70,7 @@ class Attribute(Generic[T]):
     internal: bool = False
 
     def __call__(self, node: Node) -> T:
-        """The node's value, or the default. Raises ModelError (E105) where it is missing or has another type."""
+        """The node's value, or the default. Raises ModelError (E105) if it is missing or of another type."""
         value = node.attrs.get(self.name)
         if value is None and not isinstance(self.default, Required):
             return self.default
@@ -85,7 +85,7 @@ class Attribute(Generic[T]):
         return isinstance(self.default, Required)
 
     def allows(self, value: Attr, rank: int) -> bool:
-        """Whether a node whose first input has this rank may have the value."""
+        """Whether the value is permitted in a node whose first input has this rank."""
         if not _FITS[self.kind](value):
             return False
         if isinstance(value, str):
@@ -101,7 +101,7 @@ class Attribute(Generic[T]):
 
     @property
     def limit(self) -> str:
-        """What it may be, in words.
+        """The permitted values, in words.
 
         >>> GROUP.limit
         'integer, 1 or more'
@@ -191,7 +191,7 @@ FUSED_INPUT = Attribute[int | None](
     internal=True,
 )
 
-# functions of one element
+# unary functions
 LEAKY_ALPHA = Attribute[float]("alpha", "number", "the slope of negative values", 0.01)
 ELU_ALPHA = Attribute[float]("alpha", "number", "minus the limit of negative values", 1.0)
 SWISH_ALPHA = Attribute[float]("alpha", "number", "the factor within the sigmoid", 1.0)
@@ -269,7 +269,7 @@ DTYPE = Attribute[str](
     "dtype", "text", "the integer type", choices=("int8", "uint8", "int16", "uint16"), internal=True
 )
 
-# what passes know of a node
+# annotations by passes
 SELECTS = Attribute[bool](
     "selects", "flag", "its weights are 0 and 1 and take elements as they are", False, internal=True
 )

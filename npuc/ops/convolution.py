@@ -40,7 +40,7 @@ def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
 
 
 def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """The windows as columns, then one matrix product per sample and group."""
+    """im2col, then one matrix product per sample and group."""
     x, w = inputs[0], inputs[1]
     group, window = GROUP(node), window_of(node, w.shape[2:])
     extents = window.extents(node, x.shape[2:])
@@ -87,7 +87,7 @@ def _conv_transpose_types(node: Node, types: Sequence[TensorType]) -> tuple[Tens
 
 
 def _conv_transpose(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """Every tap's product is added to the elements that it meets; then the pads are cut off."""
+    """Every tap's product is added to the elements that it covers; then the pads are cropped."""
     x, w = inputs[0], inputs[1]
     group, window = GROUP(node), window_of(node, w.shape[2:])
     batch, spatial = x.shape[0], x.shape[2:]

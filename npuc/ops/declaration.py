@@ -1,26 +1,26 @@
-"""What an operator is, declared once: `Op`.
+"""The declaration of an operator: `Op`.
 
-Everything else derives from the declaration: `Op.typed` verifies a node and gives the types of its results, the
-exporter writes it in ONNX, docs/operators.md describes it, and tests draw nodes from it.
+Everything else derives from it: `Op.typed` verifies a node and gives the types of its results, the exporter writes
+it in ONNX, docs/operators.md describes it, and tests draw nodes from it.
 
 Inputs and outputs are `Parameter`s, whose shape is a pattern: names of extents, separated by blanks. A capital
-name stands for one extent, the same wherever it occurs in the operator; one in small letters is an attribute;
-products are written with `*`; a name behind `*` stands for any number of extents, and `*` alone for any shape.
-A convolution of x, w and a bias is
+name stands for one extent, the same wherever it occurs in the operator; a lower-case name is an attribute;
+products are written with `*`; a name behind `*` stands for any number of extents, and `*` alone for any shape. A
+convolution of x, w and a bias is
 
     x: "N group*I L *S"     w: "group*P I K *T"     bias: "group*P"
 
-so x has at least three dimensions, and its channels are as many as the weight's times the groups. Where the
-outputs' patterns hold nothing that is not known from the inputs, the shape of a result needs no rule of its
-own; otherwise `infer` gives it. What patterns cannot say stands in `requires`: functions whose docstring is the
-sentence that users read. All are called in this order, each for nodes that passed the one before:
+so x has at least three dimensions, and its channels are the weight's times the groups. If everything in the
+outputs' patterns follows from the inputs, the shape of a result needs no rule of its own; otherwise `infer` gives
+it. Requirements beyond patterns are in `requires`: functions whose docstring is the sentence that users read. All
+checks are made in this order, each for nodes that passed the previous one:
 
     number of inputs and outputs -> attributes -> element types -> patterns -> requires -> infer
 
-To draw a legal node: choose attributes from their kind, range and choices (ops.attributes.Attribute; `per` says
-how many values), extents for the names of the patterns, element types from `Parameter.dtypes` and `like`, and
-values of constants from `low` and `high`; `draw`, where an operator has it, gives the attributes that fit given
-inputs and that ranges alone would hardly ever hit. `Op.typed` says whether the result is legal.
+To draw a legal node: choose attributes by their kind, range and choices (ops.attributes.Attribute; `per`
+determines the number of values), extents for the names of the patterns, element types by `Parameter.dtypes` and
+`like`, and values of constants between `low` and `high`; `draw`, if an operator has it, chooses attributes that
+fit given inputs and that ranges alone would rarely hit. `Op.typed` decides whether the result is legal.
 
 >>> gemm = Op(
 ...     "Gemm",
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 ShapeRule = Callable[[Node, Sequence[TensorType]], tuple[TensorType, ...]]
 Meaning = Callable[[Node, Sequence[Array]], tuple[Array, ...]]
 Requirement = Callable[[Node, Sequence[TensorType]], bool]
-"""Whether a node with inputs of these types is legal; the docstring says what is demanded."""
+"""Whether a node with inputs of these types is legal; the docstring states the requirement."""
 Exporter = Callable[[Node, "Emitter"], None]
 Draw = Callable[[Random, Sequence[TensorType]], Mapping[str, Attr]]
 
@@ -69,15 +69,15 @@ FLOAT = ("float32",)
 NUMBERS = ("float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 ANY = (*NUMBERS, "bool", "float64", "float16")
 Extents = dict[str, Any]
-"""What the names of a pattern stand for: an extent, or several of a name behind `*`."""
+"""The extents that a pattern's names stand for: one each, or several for a name behind `*`."""
 
 
 @dataclass(frozen=True)
 class Parameter:
     """An input or output. An optional input may be the empty string or, at the end, be left out.
 
-    dtypes: its element types. like: another parameter, whose element type it has. variadic: the last one only;
-    stands for one tensor or more. low, high: for the values of a constant, both included.
+    dtypes: its element types. like: another parameter with the same element type. variadic: for the last one only;
+    stands for one or more tensors. low, high: inclusive bounds on the values of a constant.
     """
 
     name: str
@@ -91,16 +91,16 @@ class Parameter:
 
     @property
     def bounded(self) -> bool:
-        """Whether not every value is legal."""
+        """Whether some values are illegal."""
         return math.isfinite(self.low) or math.isfinite(self.high)
 
 
 @dataclass(frozen=True)
 class Op:
-    """An operator. An omitted optional input reaches the rules as a type () / an empty array.
+    """An operator. For an omitted optional input, rules receive the type () or an empty array.
 
-    infer: types of the results, where the patterns of the outputs do not give them. to_onnx: how it is written in
-    ONNX; None: the operator of the same name with the same attributes. origin: "ONNX", or who makes such nodes.
+    infer: types of the results, if the output patterns do not determine them. to_onnx: the form in ONNX; None: the
+    operator of the same name with the same attributes. origin: "ONNX", or the source of such nodes.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Op:
     origin: str = "ONNX"
 
     def typed(self, node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        """The types of a node's outputs; `verified`, once for a node and types."""
+        """The types of a node's outputs: `verified`, cached by node and types."""
         key = tuple(types)
         if key not in node.typings:
             node.typings[key] = self.verified(node, types)
@@ -125,7 +125,7 @@ class Op:
     def verified(self, node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
         """The types of a node's outputs, if it is legal with inputs of these types (ABSENT for absent ones).
 
-        Raises ModelError (E107) for element types, and for all else E105.
+        Raises ModelError (E107) for element types, otherwise E105.
         """
         inputs = self._formals(node, self.inputs, node.inputs, "inputs")
         outputs = self._formals(node, self.outputs, node.outputs, "outputs")
@@ -157,18 +157,18 @@ class Op:
 
     @cached_property
     def _bounded(self) -> tuple[tuple[int, Parameter], ...]:
-        """The inputs not all of whose values are legal, with their positions."""
+        """The inputs with bounded values, and their positions."""
         return tuple((at, each) for at, each in enumerate(self.inputs) if each.bounded)
 
     @cached_property
     def _factors(self) -> tuple[Attribute[Any], ...]:
-        """The attributes that patterns name."""
+        """The attributes that occur in patterns."""
         patterns = (tokens(each.shape) for each in (*self.inputs, *self.outputs))
         named = {factor for pattern in patterns for token in pattern for factor in token}
         return tuple(each for each in self.attributes if each.name in named)
 
     def expect_values(self, node: Node, constants: Mapping[str, Array]) -> None:
-        """Raises ModelError (E105) where a constant input has values that its parameter does not allow."""
+        """Raises ModelError (E105) if a constant input has values that its parameter does not permit."""
         for at, each in self._bounded:
             name = node.inputs[at] if given(node, at) else ""
             if name in constants and constants[name].size:
@@ -229,7 +229,7 @@ class Op:
                 )
 
     def _extents(self, node: Node, inputs: Sequence[Parameter], types: Sequence[TensorType]) -> Extents:
-        """What the patterns' names stand for; raises E105 for the first input that contradicts its pattern."""
+        """The extents of the patterns' names; raises E105 for the first input that contradicts its pattern."""
         extents: Extents = {}
         values = self._values(node)
         for name, each, found in zip(node.inputs, inputs, types, strict=True):
@@ -252,7 +252,7 @@ class Op:
 
 
 def problem(row: Op, node: Node, types: Sequence[TensorType]) -> NpucError | None:
-    """What is wrong with a node whose inputs have these types, if anything is."""
+    """What is wrong with a node with inputs of these types, if anything."""
     try:
         row.verified(node, types)
     except NpucError as error:
@@ -261,7 +261,7 @@ def problem(row: Op, node: Node, types: Sequence[TensorType]) -> NpucError | Non
 
 
 def sentence(rule: Requirement) -> str:
-    """What a requirement demands, as users read it."""
+    """The requirement as a sentence for users."""
     return (rule.__doc__ or rule.__name__).strip().rstrip(".")
 
 
@@ -291,7 +291,7 @@ def tokens(pattern: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _matches(pattern: str, shape: Sequence[int], values: Mapping[str, int], extents: Extents) -> bool:
-    """Whether a shape fits a pattern; extents takes what new names stand for."""
+    """Whether a shape fits a pattern; newly bound names are added to extents."""
     wanted = tokens(pattern)
     many = next((at for at, each in enumerate(wanted) if each[0].startswith("*")), None)
     if many is None:
@@ -321,7 +321,7 @@ def _fits(values: Mapping[str, int], extents: Extents) -> Callable[[tuple[str, .
 
 
 def _product(factors: Iterable[str], values: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """The product of the factors that are known, and the others."""
+    """The product of the known factors, and the unknown ones."""
     known, free = 1, list[str]()
     for each in factors:
         if each.isdigit():
@@ -344,7 +344,7 @@ def _filled(pattern: str, values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _described(token: tuple[str, ...], values: Mapping[str, Any]) -> str:
-    """An extent of a pattern, with what is known of it."""
+    """An extent of a pattern, with its value if known."""
     if token[0].startswith("*"):
         return ", ".join(map(str, values[token[0]])) if token[0] in values else f"{token[0][1:]}..."
     known, free = _product(token, values)
@@ -355,7 +355,7 @@ def _text(value: Attr) -> str:
     return str(list(value)) if isinstance(value, tuple) else repr(value)
 
 
-# what many operators need
+# helpers of many operators
 
 
 def broadcast(node: Node, *shapes: tuple[int, ...]) -> tuple[int, ...]:

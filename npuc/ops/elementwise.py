@@ -18,7 +18,7 @@ def _types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
 
 
 def _divide(a: Array, b: Array) -> Array:
-    """The quotient; of integers it is cut towards zero, as in C."""
+    """The quotient; for integers it is truncated towards zero, as in C."""
     if np.issubdtype(a.dtype, np.floating):
         return a / b
     return np.trunc(a / b)
@@ -29,7 +29,7 @@ def _binary(name: str, summary: str, function: Callable[[Array, Array], Array]) 
         a, b = inputs
         return (activate(node, np.asarray(function(a, b), a.dtype)),)
 
-    power = name == "Pow"  # whose exponent may be an integer; the base may not
+    power = name == "Pow"  # the exponent may be an integer; the base may not
     inputs = Parameter("a", FLOAT if power else NUMBERS), Parameter("b", NUMBERS, like="" if power else "a")
     attributes = (*FUSED, FUSED_INPUT) if name == "Add" else FUSED
     return Op(name, summary, inputs, (Parameter("y", like="a"),), compute, attributes, infer=_types)

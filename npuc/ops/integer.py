@@ -1,7 +1,7 @@
 """The operators of the integer graph: int8 tensors, 32-bit accumulators, requantisation by shifts.
 
-Every activation is int8. The integer that stands for 0 is 0 but where a model gives another, which biases then
-take and with which windows are padded. How an accumulator becomes int8 stands in ops.accumulators.
+Every activation is int8. Zero points are 0 unless a model defines others; biases then absorb them, and windows are
+padded with them. For the conversion of accumulators to int8 see ops.accumulators.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
 
 
 def _pair_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    """Two int8 maps; one may have a single row or column that is repeated."""
+    """Two int8 maps; one may have a single row or column, which is broadcast."""
     return (TensorType(broadcast(node, types[0].shape, types[1].shape), "int8"),)
 
 
@@ -87,7 +87,7 @@ def _has_segments(_node: Node, types: Sequence[TensorType]) -> bool:
 
 
 def _table(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """The formula for all 256 inputs; each element takes one of them."""
+    """Evaluates the formula for all 256 inputs; each element is looked up."""
     x, starts, a, b = inputs
     values = np.arange(-128, 128)
     segment = np.searchsorted(starts, values, side="right") - 1

@@ -1,10 +1,10 @@
-"""How each integer operator is written in standard ONNX operators, so that onnxruntime computes it exactly.
+"""The integer operators in standard ONNX operators, such that onnxruntime computes them exactly.
 
-A convolution whose accumulators stay below 2^24 for every possible input is written with float32 Conv, which
-is exact there: all products and partial sums are integers that float32 holds. Beyond, so many channels of the
-input as stay below have a float32 Conv each, summed and requantised in double; and where one channel alone leaves
-24 bits, ConvInteger accumulates in 32 (onnxruntime 1.24 and newer know it for int8). Weights are stored in int8.
-Requantisation is Mul by 2^-n, Add 1/2, Floor, Clip.
+A convolution whose accumulators stay below 2^24 for every possible input is written as a float32 Conv, which is
+exact there: all products and partial sums are integers that float32 can represent. Beyond that, the input channels
+are split into groups that stay below, each with a float32 Conv, and the results are summed and requantised in
+double; if a single channel exceeds 24 bits, ConvInteger accumulates in 32 (supported for int8 by onnxruntime 1.24
+and newer). Weights are stored in int8. Requantisation is Mul by 2^-n, Add 1/2, Floor, Clip.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _requantise(emit: Emitter, acc: str, shift: Array, relu: bool, output: str, 
 
 
 def conv(node: Node, emit: Emitter) -> None:
-    """A convolution by float32 sums where they are exact."""
+    """A convolution by float32 sums if they are exact."""
     w, bias, shift = (emit.graph.constants[name] for name in node.inputs[1:4])
     x, attrs = windowed(node, emit, w)
     relu, column = RELU(node), (-1, 1, 1)
@@ -55,13 +55,13 @@ def conv(node: Node, emit: Emitter) -> None:
 
 
 def window_attrs(node: Node, w: Array) -> dict[str, Attr]:
-    """The attributes of the Conv that has a node's window and groups."""
+    """The attributes of a Conv with a node's window and groups."""
     window: dict[str, Attr] = {each.name: each(node) for each in (STRIDES, PADS, DILATIONS)}
     return {**window, "kernel_shape": w.shape[2:], "group": GROUP(node)}
 
 
 def windowed(node: Node, emit: Emitter, w: Array) -> tuple[str, dict[str, Attr]]:
-    """The int8 map under a node's window, with what surrounds it unless that is 0; the attributes of the Conv."""
+    """A node's int8 input, padded explicitly if the padding value is not 0, and the attributes of the Conv."""
     attrs, pads, value = window_attrs(node, w), PADS(node), PADDING(node)
     if not value:
         return node.inputs[0], attrs
@@ -100,7 +100,7 @@ def wide_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str
 
 
 def _below(reach: Array, limit: int) -> Iterator[slice]:
-    """Runs of rows whose sums, column by column, stay below the limit; no row reaches it by itself."""
+    """Runs of rows whose sums in every column stay below the limit; no single row reaches it."""
     first, held = 0, np.zeros_like(reach[0])
     for row, each in enumerate(reach):
         held = held + each
@@ -111,7 +111,7 @@ def _below(reach: Array, limit: int) -> Iterator[slice]:
 
 
 def as_float(emit: Emitter, w: Array) -> str:
-    """Weights as float32, stored as the integers that they are."""
+    """Weights as float32, stored as integers."""
     return emit.step("Cast", emit.constant(w, "w"), to=FLOAT)
 
 
@@ -124,13 +124,13 @@ def pair(node: Node, emit: Emitter) -> None:
 
 
 def relu(node: Node, emit: Emitter) -> None:
-    """By way of float32."""
+    """Computed in float32."""
     positive = emit.step("Relu", emit.step("Cast", node.inputs[0], to=FLOAT))
     emit.node("Cast", [positive], [node.output], to=INT8)
 
 
 def table(node: Node, emit: Emitter) -> None:
-    """The segment of every int8 value by comparison, its line evaluated; an element takes its value's result."""
+    """Evaluates the table for every int8 value, selecting segments by comparison; elements are looked up."""
     starts, a, b = (emit.graph.constants[name] for name in node.inputs[1:])
     values = np.arange(-128, 128)
     column, row = emit.constant(values[:, None].astype(np.int32)), emit.constant(starts[None].astype(np.int32))
@@ -147,7 +147,7 @@ def table(node: Node, emit: Emitter) -> None:
 
 
 def prelu(node: Node, emit: Emitter) -> None:
-    """Both sides; each element takes one of them."""
+    """Both sides; each element selects one of them."""
     rank = len(emit.graph.shape(node.inputs[0]))
     column = (-1, *(1,) * (rank - 2))
     constants = [emit.graph.constants[name].reshape(column) for name in node.inputs[1:]]

@@ -71,7 +71,7 @@ def _split_onnx(node: Node, emit: Emitter) -> None:
 
 
 def slice_index(node: Node) -> dict[int, slice]:
-    """The python slice of each axis that a Slice cuts; an end below 0 stands for "past the first element"."""
+    """The Python slice of each axis that a Slice cuts; an end below 0 stands for "past the first element"."""
     parts = zip(AXES(node), STARTS(node), ENDS(node), STEPS(node), strict=True)
     return {axis: slice(start, None if end < 0 else end, step) for axis, start, end, step in parts}
 
@@ -95,7 +95,7 @@ def _slice(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _slice_onnx(node: Node, emit: Emitter) -> None:
-    """An end below 0 means "past the first element"; ONNX would count it from the back."""
+    """An end below 0 means "past the first element"; ONNX would count it from the end."""
     shape, axes = emit.graph.shape(node.inputs[0]), AXES(node)
     ends = [end if end >= 0 else -shape[axis] - 1 for axis, end in zip(axes, ENDS(node), strict=True)]
     parts = {"starts": STARTS(node), "ends": ends, "axes": axes, "steps": STEPS(node)}
@@ -104,7 +104,7 @@ def _slice_onnx(node: Node, emit: Emitter) -> None:
 
 
 def _sides(node: Node, shape: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Of each axis: extent, and elements before and behind it."""
+    """For each axis: the extent, and the elements added before and after it."""
     pads = SIDES(node)
     return list(zip(shape, pads[: len(shape)], pads[len(shape) :], strict=True))
 
@@ -133,7 +133,7 @@ def _pad_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...
 
 
 def _pad(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """Negative pads cut first, then the positive ones are filled."""
+    """Crops by negative pads first, then fills the positive ones."""
     (x,) = inputs
     mode, sides = PAD_MODE(node), _sides(node, x.shape)
     x = x[tuple(slice(max(-begin, 0), extent + min(end, 0)) for extent, begin, end in sides)]
@@ -230,7 +230,7 @@ def _cast(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def interleaved_extents(extent: int, count: int) -> list[int]:
-    """How many elements of an axis each of so many tensors gives, in turns.
+    """The number of elements along an axis from each of `count` interleaved tensors.
 
     >>> interleaved_extents(5, 2)
     [3, 2]
@@ -254,7 +254,7 @@ def _interleave(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _interleave_onnx(node: Node, emit: Emitter) -> None:
-    """The inputs one after the other; Gather then takes their elements in turns."""
+    """Concatenates the inputs; Gather then interleaves their elements."""
     axis, joined = AXIS(node), emit.fresh("joined")
     extents = np.cumsum([0, *(emit.graph.shape(name)[axis] for name in node.inputs)])
     indices = np.zeros(extents[-1], np.int64)
@@ -283,7 +283,7 @@ def _depth_to_space(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _blocks_onnx(node: Node, emit: Emitter) -> None:
-    """onnxruntime has none for signed integers."""
+    """onnxruntime does not support it for signed integers."""
     emit.through_float(node, "int8", "int16")
 
 

@@ -56,7 +56,7 @@ OPERATORS = (
         "Normalisation per channel with the statistics of each sample.",
         _instance_normalization,
         ("scale", "bias"),
-        has_elements,  # onnxruntime ends the process where there is none
+        has_elements,  # onnxruntime crashes without elements
     ),
     Op(
         "LRN",

@@ -43,7 +43,7 @@ def _max_pool(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _counted(window: Window, axis: int, extent: int, count: int, include_pad: bool) -> Array:
-    """How many taps of each window along one axis count: those inside the input, or inside its padding."""
+    """The number of taps of each window that count along one axis: inside the input, or also in its padding."""
     begin, end = window.begins[axis], window.ends[axis]
     first = np.arange(count)[:, None] * window.strides[axis]
     position = first + np.arange(window.kernel[axis]) * window.dilations[axis]
@@ -75,12 +75,12 @@ def _global_max(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _max_pool_onnx(node: Node, emit: Emitter) -> None:
-    """onnxruntime has none for int16."""
+    """onnxruntime does not support it for int16."""
     emit.through_float(node, "int16")
 
 
 def _average_pool_onnx(node: Node, emit: Emitter) -> None:
-    """Dilations are only known since opset 19."""
+    """Dilations are available only since opset 19."""
     emit.plain(node, () if max(DILATIONS(node), default=1) > 1 else (DILATIONS.name,))
 
 

@@ -27,7 +27,7 @@ def _reduce_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, 
 
 
 def _reduce_onnx(node: Node, emit: Emitter) -> None:
-    """The axes are an input of ReduceSum since opset 13, of the others since opset 18; none would mean all."""
+    """Axes are an input of ReduceSum since opset 13, of the others since opset 18; an empty list means all."""
     if not AXES(node):
         emit.node("Identity", node.inputs, node.outputs)
     elif node.op == "ReduceSum" or emit.opset >= 18:

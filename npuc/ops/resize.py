@@ -38,7 +38,7 @@ def _types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
 
 
 def source_positions(node: Node, extent: int, size: int, scale: float) -> Array:
-    """Where each output element of one axis lies in the input, in elements (float32, as onnxruntime)."""
+    """The position of each output element of one axis in the input, in elements (float32, as onnxruntime)."""
     at, factor, half = np.arange(size, dtype=np.float32), np.float32(scale), np.float32(0.5)
     kind = COORDINATES(node)
     if kind == "asymmetric":
@@ -94,7 +94,7 @@ def interpolation(node: Node, extent: int, size: int, scale: float) -> tuple[Arr
 
 
 def taps_at(node: Node, position: Array, extent: int) -> tuple[Array, Array]:
-    """Input indices and weights (taps, size) of what lies at these positions of an axis, in the node's mode."""
+    """Input indices and weights (taps, size) for these positions of an axis, in the node's mode."""
     mode = RESIZE_MODE(node)
     if mode == "nearest":
         index, weight = _nearest(node, position)
@@ -106,7 +106,7 @@ def taps_at(node: Node, position: Array, extent: int) -> tuple[Array, Array]:
 
 
 def matrix_of(index: Array, weight: Array, extent: int) -> Array:
-    """How much of each input element is in each output element of an axis: (size, extent) float32.
+    """The interpolation matrix of an axis: (size, extent) float32.
 
     index, weight: (taps, size); an index outside the input counts as its edge.
     """
@@ -131,9 +131,9 @@ def _resize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _resize_onnx(node: Node, emit: Emitter) -> None:
-    """By scales where they give the same size as in ONNX, floor(extent * scale); otherwise by sizes.
+    """By scales if they give the same size as in ONNX, floor(extent * scale); otherwise by sizes.
 
-    onnxruntime multiplies in float32, but in float64 where it infers shapes.
+    onnxruntime multiplies in float32, but in float64 for shape inference.
     """
     shape, sizes = emit.graph.shape(node.inputs[0]), SIZES(node)
     scales = np.array(SCALES(node), np.float32)

@@ -1,8 +1,8 @@
-"""The table of operators, and how a typed graph is made from them.
+"""The table of operators, and the construction of typed graphs from them.
 
-A graph is made (and remade by passes) with `build`, which orders the nodes, drops what no output needs, and gives
-every tensor its type by the operators' declarations. A package that has operators of its own declares them as
-`Op`s and gives its graphs the table that `with_operators` makes: nothing registers itself.
+Graphs are made (and remade by passes) with `build`, which orders the nodes, drops those that no output needs, and
+types every tensor by the operators' declarations. A package with operators of its own declares them as `Op`s and
+gives its graphs the table made by `with_operators`: nothing registers itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Operators = Mapping[str, Op]
 
 
 def with_operators(operators: Operators, *rows: Op) -> Operators:
-    """The table with more rows. Raises KeyError for a name that stands twice."""
+    """The table with more rows. Raises KeyError for a repeated name."""
     table = dict(operators)
     for row in rows:
         if row.name in table:
@@ -53,13 +53,13 @@ OPS: Operators = with_operators(
     *quantisation.OPERATORS,
     *integer.OPERATORS,
 )
-"""The operators of every graph; targets have more."""
+"""The operators of all graphs; targets have more."""
 
 
 def infer(node: Node, types: Sequence[TensorType], operators: Operators = OPS) -> tuple[TensorType, ...]:
-    """The types of a node's outputs; those of inputs that it has not are ABSENT.
+    """The types of a node's outputs. types: of its inputs, ABSENT for missing ones.
 
-    Raises UnsupportedOperator (E201) for an operator that is not declared, ModelError (E105, E107) for a node that
+    Raises UnsupportedOperator (E201) for an undeclared operator, ModelError (E105, E107) for a node that
     contradicts the declaration.
     """
     return declaration(node, operators).typed(node, types)
@@ -73,7 +73,7 @@ def build(
     constants: Mapping[str, Array],
     operators: Operators = OPS,
 ) -> Graph:
-    """A typed graph of these nodes, ordered, without what no output needs, and checked.
+    """A typed and checked graph of these nodes, ordered, without nodes that no output needs.
 
     Raises ModelError (E104) for a cycle or an unwritten tensor, and what `infer` raises.
     """
@@ -96,7 +96,7 @@ def build(
 
 
 def rebuild(graph: Graph, nodes: Iterable[Node], new_constants: Mapping[str, Array] | None = None) -> Graph:
-    """The graph with other nodes (and more constants): what a pass returns."""
+    """The graph with other nodes and additional constants, as passes return it."""
     inputs = {key: graph.tensors[key] for key in graph.inputs}
     constants = {**graph.constants, **(new_constants or {})}
     return build(graph.name, nodes, inputs, graph.outputs, constants, graph.operators)

@@ -28,14 +28,14 @@ class Window:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Elements from the first to the last tap, both included."""
+        """Elements from the first tap to the last, inclusive."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     def extents(self, node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
-        """The output's spatial extents. Raises E105 where the kernel exceeds the padded input.
+        """The output's spatial extents. Raises E105 if the kernel exceeds the padded input.
 
-        With ceil_mode a last window that would start in the padding after the input is left out, as in ONNX
-        since opset 19 and in onnxruntime.
+        With ceil_mode a last window that would start in the padding after the input is left out, as in ONNX since
+        opset 19 and in onnxruntime.
         """
         return tuple(self._extent(node, axis, extent) for axis, extent in enumerate(spatial))
 
@@ -65,7 +65,7 @@ class Window:
         return np.pad(x, [(0, 0), (0, 0), *zip(self.begins, ends, strict=True)], constant_values=fill)
 
     def taps(self, extents: Sequence[int]) -> Iterator[Index]:
-        """For each tap of the kernel, in row-major order, the index of the elements that it meets."""
+        """For each tap of the kernel, in row-major order, the index of the elements under it."""
         for tap in product(*map(range, self.kernel)):
             yield tuple(
                 slice(t * d, t * d + (count - 1) * s + 1, s)
@@ -74,9 +74,9 @@ class Window:
 
 
 def window_of(node: Node, kernel: tuple[int, ...]) -> Window:
-    """The window that a node's strides, pads and dilations describe; absent ones are 1, 0 and 1.
+    """The window given by a node's strides, pads and dilations; the defaults are 1, 0 and 1.
 
-    Raises E105 for a kernel without any extent, or a damaged one.
+    Raises E105 for a kernel without extents, or an invalid one.
     """
     found: Window | None = node.windows.get(kernel)
     if found is not None:

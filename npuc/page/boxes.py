@@ -1,4 +1,4 @@
-"""What the drawn network shows: a box for every layer of the NPU, and one for all that the host does in a step."""
+"""The boxes of the network drawing: one for every NPU layer, and one for each host step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from npuc.text import count
 
 Report = Mapping[str, Any]
 SHADES = {"cycles": "cycles", "bytes": "bytes", "error": "SQNR", "place": "place"}
-"""What boxes may be coloured by, and what the page calls it."""
+"""Quantities by which boxes may be coloured, with their labels on the page."""
 HOT = {"place": 1.0}
-"""Of a box on the host."""
+"""The shade of a box on the host."""
 
 
 def boxes_of(program: Program, steps: Iterable[Report], graph: Report, layers: Sequence[Report]) -> list[Box]:
@@ -23,7 +23,7 @@ def boxes_of(program: Program, steps: Iterable[Report], graph: Report, layers: S
     tensors, numbers, shades = graph.get("tensors", {}), by_node(layers), _shades(layers)
     waiting = [step for step in steps if _is_host(step)]
     made: dict[str, str] = {each["name"]: "" for each in program.manifest["inputs"]}
-    # by tensor of the model or of the integer network: the box that makes it, none for inputs
+    # by tensor of the model or of the integer network: the box that computes it, none for inputs
     found: list[Box] = []
 
     def add(box: Box, outputs: Sequence[str]) -> None:
@@ -53,22 +53,22 @@ def boxes_of(program: Program, steps: Iterable[Report], graph: Report, layers: S
 
 
 def by_node(layers: Sequence[Report]) -> dict[str, int]:
-    """The layer, by number, that each node of the model is in."""
+    """The index of the layer that contains each node of the model."""
     return {node: number for number, layer in enumerate(layers) for node in layer["nodes"]}
 
 
 def _title(op: str, instruction: str) -> str:
-    """Both names, if they are not the same."""
+    """Both names, if they differ."""
     return op if instruction.lower() in ("", op.lower()) else f"{op} {instruction}"
 
 
 def _is_host(step: Report) -> bool:
-    """Whether a step is a part of the model on the host: more than a conversion of its data for the machine."""
+    """Whether a step is part of the model on the host: more than a data conversion for the machine."""
     return step.get("kind", "host") == "host" and not step.get("conversion", False)
 
 
 def _host_box(step: Report, reads: Sequence[str], parts: Sequence[Report]) -> Box:
-    """A step of the host: a node, or a region with a path."""
+    """The box of a host step: a node, or a region with a path."""
     part = next((each for each in parts if each["path"] and each["path"] == step.get("path")), None)
     if part is None:
         region = _region({"path": None, "place": "host"})
@@ -88,7 +88,7 @@ def _region(part: Report) -> str:
 
 
 def _shades(layers: Sequence[Report]) -> dict[str, list[float]]:
-    """How layers are coloured, by what is known of them: 0 (nothing) to 1 (the most of all)."""
+    """The shades of layers, for each known quantity: 0 (nothing) to 1 (the largest of all)."""
     found: dict[str, list[float]] = {}
     for key in ("cycles", "bytes"):
         values = [layer.get(key) or 0 for layer in layers]
@@ -103,7 +103,7 @@ def _shades(layers: Sequence[Report]) -> dict[str, list[float]]:
 
 
 def _hints(each: Report, layer: Report | None, tensor: Report) -> Iterator[str]:
-    """What resting on a box tells: names, shape, scale, costs and certificates."""
+    """The tooltip of a box: names, shape, scale, costs and certificates."""
     yield from (each["tensor"], ", ".join(each["nodes"]))
     if "shape" in tensor:
         yield "shape " + " x ".join(map(str, tensor["shape"]))

@@ -1,4 +1,4 @@
-"""The report's pictures: timeline, memory maps, roofline, histograms."""
+"""Charts of the report: timeline, memory maps, roofline, histograms."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LEFT = 90
 LANE = 26
 MEMORY_HEIGHT = 200
 MOSTLY_EMPTY = 8
-"""A memory with so many times the bytes that are used."""
+"""A memory this many times as large as the bytes in use is drawn in parts."""
 NAME = 28
-"""Characters of a name on a bar, at most."""
+"""The most characters of a name on a bar."""
 
 Layer = Mapping[str, Any]
 
 
 def engines(timeline: Timeline, names: Sequence[str]) -> str:
-    """A lane per engine, a bar per activity, in cycles; names: short ones of the report's layers."""
+    """A lane per engine with a bar per activity, over cycles; names: short ones of the report's layers."""
     lanes = timeline.engines
     scale = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20)
     bottom = 10 + LANE * len(lanes)
@@ -46,7 +46,7 @@ def engines(timeline: Timeline, names: Sequence[str]) -> str:
 
 
 def memory(timeline: Timeline, name: str, capacity: int, layers: Mapping[str, int]) -> str:
-    """The buffers of a memory: cycles to the right, addresses upward; layers: of the tensors, by number."""
+    """The buffers of a memory: cycles to the right, addresses upward; layers: layer index by tensor."""
     found = [each for each in timeline.buffers if each.memory == name]
     capacity = max(capacity, *(each.address + each.size for each in found), 0)
     across, up = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20), _addresses(found, capacity)
@@ -68,7 +68,7 @@ def _layer(each: Buffer, layers: Mapping[str, int]) -> int | None:
 
 
 def _addresses(found: Sequence[Buffer], capacity: int) -> Scale | Bands:
-    """All addresses; of a memory that is mostly empty, the parts that are used."""
+    """The address scale: all addresses, or only the used parts of a mostly empty memory."""
     used: list[tuple[float, float]] = []
     for first, last in sorted((each.address, each.address + each.size) for each in found):
         if used and first - used[-1][1] <= capacity / MOSTLY_EMPTY:
@@ -97,9 +97,9 @@ def _buffer(each: Buffer, across: Scale, up: Scale | Bands, number: int, layer: 
 
 
 def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
-    """MACs a cycle over MACs a byte, a point per layer, under the roof of PEs and bus.
+    """MACs per cycle over MACs per byte, one point per layer, under the roof set by PEs and bus.
 
-    peak: MACs a cycle; bandwidth: bytes a cycle. Layers that say how many bytes they move (`bytes`) are drawn.
+    peak: MACs per cycle; bandwidth: bytes per cycle. Only layers with a byte count (`bytes`) are drawn.
     """
     points = [
         (layer["macs"] / layer["bytes"], layer["macs"] / layer["cycles"], number)
@@ -133,7 +133,7 @@ def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
 
 
 def histogram(values: Array) -> str:
-    """Counts of the 256 values of an int8 tensor, on a logarithmic scale; saturated ones stand out."""
+    """Counts of the 256 values of an int8 tensor on a logarithmic scale, with saturated values highlighted."""
     most = float(values.max()) or 1.0
     parts = [tag("line", x1=0, x2=256, y1=40, y2=40, class_="grid")]
     for at, number in enumerate(values.tolist()):

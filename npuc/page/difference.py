@@ -1,4 +1,4 @@
-"""The page of a difference: totals, both networks side by side, and every layer that changed."""
+"""The page of a difference: totals, both networks next to each other, and every changed layer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from npuc.text import count, short
 
 Report = Mapping[str, Any]
 MOST_LINES = 200
-"""Instructions of a layer that are shown, gone and new ones each."""
+"""The most instructions shown per layer, removed and added ones each."""
 SHADES = {"cycles": "difference in cycles", "bytes": "difference in bytes", "changed": "whether it changed"}
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two programs: its name, and what its network is drawn of."""
+    """One of the two programs: its name, and the data of its network drawing."""
 
     name: str
     program: Program
     steps: Sequence[Report]
-    """What runs one after another."""
+    """The steps in order of execution."""
     graph: Report
     """graph.json."""
 
@@ -65,7 +65,7 @@ def _about(program: Program) -> str:
 
 
 def _total(key: str, a: Any, b: Any) -> dict[str, str]:
-    """A line of the summary; the change in per cent where both are numbers."""
+    """A line of the summary, with the change in per cent if both values are numbers."""
     numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (a, b))
     return {
         "key": key.replace("_", " ").replace(".", ": "),
@@ -97,7 +97,7 @@ Pair = tuple[list[Report], list[Report]]
 
 
 def _shades(groups: Sequence[Pair], changed: set[str]) -> list[dict[str, float]]:
-    """How the layers of each group are coloured: their share of the largest difference."""
+    """The shades of each group's layers: their share of the largest difference."""
     found: list[dict[str, float]] = [{} for _ in groups]
     for key in ("cycles", "bytes"):
         apart = [abs(_sum(b, key) - _sum(a, key)) for a, b in groups]
@@ -116,7 +116,7 @@ def _sum(layers: Sequence[Report], key: str) -> int:
 
 
 def _drawn(side: Side, at: int, groups: Sequence[Pair], shades: Sequence[Mapping[str, float]]) -> str:
-    """The network of a side; a box carries the number of its group, so that both sides follow a click."""
+    """The network of one side; boxes carry the number of their group, so that a click selects it on both sides."""
     layers = list(layers_of(side.program.report))
     group_of = {layer["name"]: number for number, pair in enumerate(groups) for layer in pair[at]}
     boxes: list[network.Box] = []
@@ -127,7 +127,7 @@ def _drawn(side: Side, at: int, groups: Sequence[Pair], shades: Sequence[Mapping
 
 
 def _numbered(groups: Sequence[Pair], changed: Sequence[Report]) -> list[tuple[int, Report]]:
-    """What changed, with the number of its group."""
+    """The changed layers, with the numbers of their groups."""
     first = {each["nodes"][0] if each["nodes"] else _named(each["layers"]): each for each in changed}
     found: list[tuple[int, Report]] = []
     for number, pair in enumerate(groups):

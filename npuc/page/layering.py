@@ -1,4 +1,4 @@
-"""Where the boxes of a graph stand: rows by the longest way from an input, few crossings, short edges.
+"""Layout of a graph's boxes: rows by the longest path from an input, few crossings, short edges.
 
 The three steps of Sugiyama, Tagawa and Toda, "Methods for Visual Understanding of Hierarchical System Structures"
 (1981): layers, their order by barycentres, positions. An edge over several rows gets a place in each of them.
@@ -12,24 +12,24 @@ from itertools import pairwise
 
 SWEEPS = 8
 NARROW = 0.3
-"""The width of an edge that passes a row, in columns."""
+"""The width of an edge that crosses a row, in columns."""
 MOST_PASSES = 4000
-"""Rows that edges pass, in all, up to which they get places of their own: else the drawing takes too long."""
+"""The most crossings of rows by edges that get places of their own: beyond, layout takes too long."""
 
 Vertex = str | tuple[str, str, int]
-"""A box, or where an edge (from, to) passes a row."""
+"""A box, or the point where an edge (from, to) crosses a row."""
 
 
 @dataclass(frozen=True)
 class Layering:
-    """Row and column of each box, and of the points that each edge passes, from top to bottom."""
+    """Row and column of each box, and of the points on each edge, from top to bottom."""
 
     boxes: Mapping[str, tuple[int, float]]
     edges: Mapping[tuple[str, str], tuple[tuple[int, float], ...]]
 
 
 def layering(reads: Mapping[str, Sequence[str]]) -> Layering:
-    """The places of boxes, in an order in which each follows all it reads; unknown names are left out."""
+    """The layout of boxes given in an order in which each follows all it reads; unknown names are ignored."""
     rank: dict[str, int] = {}
     for name, read in reads.items():
         rank[name] = 1 + max((rank[each] for each in read if each in rank), default=-1)
@@ -68,7 +68,7 @@ def _columns(
     above: Mapping[Vertex, Sequence[Vertex]],
     below: Mapping[Vertex, Sequence[Vertex]],
 ) -> dict[Vertex, float]:
-    """Each near the mean of its neighbours, by sweeps down and up, the rest of a row beside it; the first is 0."""
+    """Columns near the mean of the neighbours, by sweeps down and up, without overlap; the first is 0."""
     at: dict[Vertex, float] = {}
     for row in rows:
         at |= _spread([(float(number), each) for number, each in enumerate(row)])
@@ -88,7 +88,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _spread(wanted: list[tuple[float, Vertex]]) -> dict[Vertex, float]:
-    """Columns of a row in the order of what is wanted, none overlapping, as near to it on average as may be."""
+    """Columns of a row in the order of the wanted positions, without overlap and as close to them as possible."""
     found: list[tuple[float, Vertex]] = []
     ordered = sorted(wanted, key=lambda each: each[0])
     for column, each in ordered:

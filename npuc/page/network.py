@@ -1,4 +1,4 @@
-"""The network drawn from top to bottom: a box per layer, regions outlined."""
+"""The network drawing, from top to bottom: a box per layer, with regions outlined."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from npuc.text import short
 BOX_WIDTH, BOX_HEIGHT = 150, 34
 GAP_X, GAP_Y = 26, 22
 MARGIN, OUTLINE = 12, 8
-"""Round the picture; round a region."""
+"""Around the drawing; around a region."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A layer: what it reads is named by the tensors of other boxes."""
+    """A layer; the tensors it reads are referred to by the names of other boxes."""
 
     tensor: str
     title: str
     hint: str
     reads: tuple[str, ...]
     shades: Mapping[str, float]
-    """By what the boxes may be coloured: 0 (nothing) to 1 (the most of all)."""
+    """Shade by quantity: 0 (nothing) to 1 (the largest of all)."""
     layer: int | None = None
-    """Of the report, by number."""
+    """Index into the report's layers."""
     region: str = ""
-    """The part of the program that it belongs to."""
+    """The part of the program to which it belongs."""
 
 
 def drawing(boxes: Sequence[Box]) -> str:
-    """The graph as a picture; the shades become style properties that the page chooses from."""
+    """The graph as a picture; the shades become style properties among which the page selects."""
     placed = layering({box.tensor: box.reads for box in boxes})
     corners = {tensor: (_x(column), _y(row)) for tensor, (row, column) in placed.boxes.items()}
     edges = [
@@ -59,7 +59,7 @@ def _y(row: int) -> float:
 
 
 def _regions(boxes: Sequence[Box]) -> dict[str, list[Box]]:
-    """The boxes of each region; nothing where there is only one."""
+    """The boxes of each region; empty if there is only one."""
     found: dict[str, list[Box]] = {}
     for box in boxes:
         found.setdefault(box.region, []).append(box)
@@ -67,7 +67,7 @@ def _regions(boxes: Sequence[Box]) -> dict[str, list[Box]]:
 
 
 def _outline(name: str, corners: Sequence[tuple[float, float]]) -> str:
-    """Round the boxes of a region, which follow each other: its name on a hint."""
+    """An outline around the consecutive boxes of a region, with its name as a tooltip."""
     left, top = min(x for x, _ in corners) - OUTLINE, min(y for _, y in corners) - OUTLINE
     width = max(x for x, _ in corners) + BOX_WIDTH + OUTLINE - left
     height = max(y for _, y in corners) + BOX_HEIGHT + OUTLINE - top
@@ -75,7 +75,7 @@ def _outline(name: str, corners: Sequence[tuple[float, float]]) -> str:
 
 
 def _edge(above: tuple[float, float], passed: Sequence[tuple[float, float]], below: tuple[float, float]) -> str:
-    """From the bottom of one box to the top of the other, down through the rows that it passes."""
+    """A line from the bottom of one box to the top of another, through the rows in between."""
     middle = BOX_WIDTH / 2
     stops = [(above[0], above[1] + BOX_HEIGHT)]
     stops += [stop for x, y in passed for stop in ((x, y), (x, y + BOX_HEIGHT))]

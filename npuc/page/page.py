@@ -1,4 +1,4 @@
-"""The report of one program as HTML: what the artefact says, what its words do, what simulation showed."""
+"""The report of a program as HTML: contents of the artefact, instructions, and simulation results."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from npuc.timeline import Timeline
 
 Report = Mapping[str, Any]
 MOST_LISTED = 20_000
-"""Instructions that a page shows: browsers take long for more."""
+"""The most instructions on a page: browsers are slow with more."""
 MOSTLY_EMPTY = 20
-"""A memory whose capacity is this many times the bytes in use, or more."""
+"""The least ratio of a memory's capacity to the bytes in use for it to count as nearly empty."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known beside the artefact; all of it may be missing."""
+    """Data in addition to the artefact; all of it may be missing."""
 
     graph: Report = field(default_factory=dict[str, Any])
     """graph.json."""
     steps: Sequence[Report] = ()
-    """What runs one after another, within parts too."""
+    """The steps in order of execution, including those within parts."""
     histograms: Mapping[str, Array] = field(default_factory=dict[str, Array])
-    """How often each int8 value occurs, -128 first, by tensor."""
+    """Counts of each int8 value, -128 first, by tensor."""
     samples: str = ""
-    """What the histograms were taken on."""
+    """A description of the samples used for histograms."""
     verification: Report | None = None
     """The report of `npuc verify`."""
     passes: Sequence[tuple[str, Graph, Graph]] = ()
-    """Name, graph before and graph after of the passes over the float graph."""
+    """Name, graph before and graph after of each pass over the float graph."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ COLUMNS = (
 
 
 def page(program: Program, target: Target, evidence: Evidence) -> str:
-    """The page. Raises ArtefactError where the program could not be run."""
+    """The page. Raises ArtefactError if the program cannot be run."""
     from markupsafe import Markup
 
     report, timeline, listing = program.report, target.timeline(program), target.listing(program)
@@ -113,7 +113,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
 
 
 def _partitions(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What runs where, in order; nothing where all of it is one part."""
+    """The placement of parts in order; empty if there is a single part."""
     parts = report.get("partitions", ())
     if len(parts) < 2:
         return []
@@ -136,7 +136,7 @@ def _name(program: Program) -> str:
 
 
 def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The headings of the sections that the page has."""
+    """The headings of the page's sections."""
     wanted = {
         "network": found["network"],
         "passes": found["passes"],
@@ -182,7 +182,7 @@ def _memory(name: str, use: Report) -> dict[str, Any]:
 
 
 def _cell(layer: Report, column: Column) -> dict[str, Any]:
-    """A table cell: text, the value that sorting compares, a hint."""
+    """A table cell: text, sort key, tooltip."""
     value = layer.get(column.key)
     hint = ", ".join(layer["nodes"]) if column.key == "name" else ""
     if column.key == "weight_form" and value is not None:
@@ -207,20 +207,20 @@ def _cell(layer: Report, column: Column) -> dict[str, Any]:
 
 
 def _by_tensor(timeline: Timeline, boxes: Sequence[network.Box]) -> dict[str, int]:
-    """The layer, by number, that computes each tensor."""
+    """The index of the layer that computes each tensor."""
     found = {each.tensor: each.layer for each in timeline.activities if each.tensor and each.layer is not None}
     return found | {box.tensor: box.layer for box in boxes if box.layer is not None}
 
 
 def _maps(report: Report, timeline: Timeline, layers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """A drawing for every memory that the timeline knows."""
+    """A drawing of every memory in the timeline."""
     for name, use in report["memory"].items():
         if any(each.memory == name for each in timeline.buffers):
             yield name, charts.memory(timeline, name, _height(use), layers)
 
 
 def _height(use: Report) -> int:
-    """The bytes that a drawing of a memory shows: all, but of one that is nearly empty the used part."""
+    """The bytes shown in a memory's drawing: all, or the used part of a nearly empty one."""
     peak, capacity = use["peak_bytes"], use["capacity_bytes"]
     return peak if capacity is None or capacity > MOSTLY_EMPTY * peak else capacity
 
@@ -247,7 +247,7 @@ def _histograms(evidence: Evidence, layers: Mapping[str, int]) -> Iterator[dict[
 
 
 def _instructions(listing: Iterable[Report], layers: Sequence[Report]) -> Iterator[dict[str, Any]]:
-    """The listing, in runs of instructions that belong to one layer."""
+    """The listing, in runs of instructions of the same layer."""
     numbers = by_node(layers)
 
     def layer_of(entry: Report) -> int | None:
@@ -258,14 +258,14 @@ def _instructions(listing: Iterable[Report], layers: Sequence[Report]) -> Iterat
 
 
 def _instruction(entry: Report) -> dict[str, Any]:
-    """A line of the listing, its fields apart: those are `name=value`."""
+    """A line of the listing, with its `name=value` fields separated."""
     nodes = ", ".join(entry["nodes"])
     parts = [{"text": part, "field": "=" in part} for part in entry["text"].split()]
     return {"index": entry["index"], "parts": parts, "nodes": nodes, "short": short(nodes, 60)}
 
 
 def _meanings(target: Target) -> dict[str, str]:
-    """What each field of an instruction or register says."""
+    """The meaning of each field of an instruction or register."""
     return {
         str(each["field"]): f"{each['field']}, bits {each['bits']}: {each['meaning']}"
         for fields in reversed(list(target.layout().values()))

@@ -1,4 +1,4 @@
-"""The passes of a compile one after another: what each rewrote, and the graph behind it."""
+"""The passes of a compile in order: the rewrites of each, and the graph after it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from npuc.page import network
 
 Report = Mapping[str, Any]
 MOST_BOXES = 1200
-"""Of all graphs together: larger ones are not drawn."""
+"""The most boxes in all graphs together: larger graphs are not drawn."""
 
 
 def passes(
     graph: Report, steps: Sequence[tuple[str, Graph, Graph]], numbers: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """The passes that changed something, in order, with their rewrites; the graph behind each that is known.
+    """The passes that changed something, in order, with their rewrites and, if known, the graph after each.
 
     graph: graph.json. steps: name, graph before and graph after of the passes over the float graph. numbers: the
-    layer, by number, that each node of the model is in.
+    index of the layer that contains each node of the model.
     """
     from markupsafe import Markup
 
@@ -42,13 +42,13 @@ def passes(
 
 
 def _rewrite(each: Report, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """A sentence, without the pass that it begins with, and the layer of its nodes."""
+    """The sentence of a rewrite, without the leading pass name, and the layer of its nodes."""
     layer = next((numbers[node] for node in each["nodes"] if node in numbers), None)
     return {"text": each["text"].removeprefix(f"{each['pass']}: "), "layer": layer}
 
 
 def _boxes(before: Graph, after: Graph, numbers: Mapping[str, int]) -> list[network.Box]:
-    """The graph's nodes; those that the pass made are shaded."""
+    """The graph's nodes; those made by the pass are shaded."""
     old = {*before.nodes}
     made = {name: node.output for node in after.nodes for name in node.outputs}
     return [

@@ -1,4 +1,4 @@
-"""Pages from templates: one file each, style and script within."""
+"""Pages from templates: one file each, with embedded style and script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npuc.escaping import printed
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """The page of a template of this folder; text is escaped, Markup is not."""
+    """The page of a template in this folder; text is escaped, Markup is not."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -23,7 +23,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _finalized(value: object) -> object:
-    """What a template gives out; a string without what nobody would see."""
+    """A value as a template prints it; invisible characters in strings are escaped."""
     return printed(value) if type(value) is str else value
 
 

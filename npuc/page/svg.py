@@ -11,7 +11,7 @@ from npuc.escaping import html
 
 
 def tag(name: str, content: str | Iterable[str] = "", **attributes: object) -> str:
-    """An element; an underscore in an attribute's name is a hyphen, a trailing one is dropped; None is left out.
+    """An element; underscores in attribute names become hyphens, a trailing one is dropped; None is left out.
 
     >>> tag("rect", x=1, y=2.5, class_="bar")
     '<rect x="1" y="2.5" class="bar"/>'
@@ -31,7 +31,7 @@ def text(content: str, **attributes: object) -> str:
 
 
 def titled(content: str, hint: str, **attributes: object) -> str:
-    """A group that shows a hint when the pointer rests on it."""
+    """A group with a tooltip."""
     return tag("g", tag("title", html(hint)) + content, **attributes)
 
 
@@ -40,14 +40,14 @@ def _number(value: object) -> str:
 
 
 def picture(width: float, height: float, label: str, parts: Iterable[str]) -> str:
-    """A drawing of this size, which narrow screens scale down or scroll."""
+    """A drawing of this size, which scales or scrolls on narrow screens."""
     box = f"0 0 {_number(float(width))} {_number(float(height))}"
     return tag("svg", parts, viewBox=box, width=width, height=height, role="img", aria_label=label)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from 0 or a power of ten to `most`, as positions from `start` to `end`.
+    """A scale from 0 or a power of ten to `most`, on positions from `start` to `end`.
 
     >>> Scale(2, 0, 1).ticks, Scale(2, 0, 1, whole=True).ticks
     ([0.0, 0.5, 1.0, 1.5, 2.0], [0.0, 1.0, 2.0])
@@ -59,7 +59,7 @@ class Scale:
     least: float = 0.0
     logarithmic: bool = False
     whole: bool = False
-    """Values are integers, and so are ticks."""
+    """Whether values, and thus ticks, are integers."""
 
     def at(self, value: float) -> float:
         """The position of a value."""
@@ -86,17 +86,17 @@ class Scale:
 
 @dataclass(frozen=True)
 class Bands:
-    """Values of a few intervals as positions from `start` to `end`: what lies between two of them takes GAP."""
+    """A scale of several intervals on positions from `start` to `end`, with GAP between intervals."""
 
     intervals: tuple[tuple[float, float], ...]
-    """In order, apart."""
+    """In order and disjoint."""
     start: float
     end: float
 
     GAP: ClassVar[float] = 12
 
     def at(self, value: float) -> float:
-        """The position of a value of an interval."""
+        """The position of a value inside an interval."""
         length = sum(high - low for low, high in self.intervals) or 1
         gap = self.GAP if self.end > self.start else -self.GAP
         room = self.end - self.start - gap * (len(self.intervals) - 1)
@@ -106,7 +106,7 @@ class Bands:
 
     @property
     def ticks(self) -> list[float]:
-        """Where intervals begin and end."""
+        """The ends of the intervals."""
         return [edge for interval in self.intervals for edge in interval]
 
 

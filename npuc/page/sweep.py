@@ -15,7 +15,7 @@ from npuc.text import count
 Report = Mapping[str, Any]
 WIDTH, HEIGHT, LEFT = 1080, 340, 70
 LOGARITHMIC = 30
-"""Above this ratio of the largest value to the smallest an axis counts powers."""
+"""The ratio of largest to smallest value above which an axis is logarithmic."""
 
 
 def sweep_page(report: Report) -> str:
@@ -51,7 +51,7 @@ def sweep_page(report: Report) -> str:
 
 
 def scatter(points: Sequence[Report], cost: str) -> str:
-    """Cycles over a cost, a dot per point; the front is joined by steps, and its dots stand out."""
+    """Cycles over a cost, one dot per point; the front is joined by steps and highlighted."""
     from npuc.reports.sweep import price
 
     across = _scale([price(each, cost) for each in points], LEFT, WIDTH - 20)
@@ -71,7 +71,7 @@ def scatter(points: Sequence[Report], cost: str) -> str:
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> Scale:
-    """From a little below the least value to a little above the largest."""
+    """A scale from slightly below the least value to slightly above the largest."""
     low, high = min(values), max(values)
     if low > 0 and high / low > LOGARITHMIC:
         return Scale(high * 1.3, start, end, low / 1.3, True)
@@ -82,7 +82,7 @@ def _scale(values: Sequence[float], start: float, end: float) -> Scale:
 
 
 def _steps(best: Sequence[tuple[float, int]], across: Scale, up: Scale) -> str:
-    """The line under which no point lies."""
+    """The step line below which there is no point."""
     corners: list[tuple[float, float]] = []
     for paid, cycles in best:
         corners += [(paid, corners[-1][1])] if corners else []
@@ -91,7 +91,7 @@ def _steps(best: Sequence[tuple[float, int]], across: Scale, up: Scale) -> str:
 
 
 def _cell(point: Report, column: Figure) -> dict[str, Any]:
-    """Text of a cell, the value that sorting compares, and whether it is a number."""
+    """A table cell: text, sort key, and whether it is a number."""
     value = column.value(point)
     match value:
         case None if column.key == "front":

@@ -1,4 +1,4 @@
-"""How the int8 values of every tensor are distributed, from simulation."""
+"""Distribution of every tensor's int8 values, from simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VALUES = 256
 
 
 def histograms(run: Runner, samples: Samples) -> dict[str, Array]:
-    """How often each int8 value occurs in each tensor that the machine computes: (256,), -128 first."""
+    """Counts of each int8 value in each tensor that the machine computes: (256,), -128 first."""
     found: dict[str, Array] = {}
 
     def observe(name: str, values: Array) -> None:

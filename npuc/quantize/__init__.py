@@ -1,8 +1,8 @@
 """Quantisation: from a float graph and calibration data to an integer graph.
 
-calibration  what values every tensor takes        data -> Histogram per tensor
-scales       one scale per tensor, constraints solved   Histogram -> scale per tensor
-integer      the operators of the integer graph, and what each means exactly
-tables       functions as piecewise-linear tables  function, two scales -> values a table must give
-build        the integer graph itself               float graph + scales -> Graph
+calibration  value ranges of every tensor                 data -> Histogram per tensor
+scales       one scale per tensor, constraints solved     Histogram -> scale per tensor
+arithmetic   integer weights, tables, accumulator bounds  float constants, scales -> integer constants
+network      the integer graph (build) and its layers     float graph + scales -> Graph
+improvement  better variants, judged on held-out samples  Graph -> Graph
 """

@@ -1,9 +1,9 @@
-"""The quantised network as QuantizeLinear and DequantizeLinear around float operators, which any runtime opens.
+"""The quantised network as QuantizeLinear and DequantizeLinear around float operators, for any runtime.
 
-Every integer tensor is rounded to its steps behind the operator that makes it; weights are int8 with a scale per
+Every integer tensor is rounded to its steps after the operator that computes it; weights are int8 with a scale per
 output channel, biases int32. A runtime computes each operator in float between exact integers, so its results are
-those of the integer network but for ties (half to even there, half up here), the averages' integer taps and the
-errors of tables: each at most 1 step a layer (a table's own error where that is larger).
+those of the integer network except for ties (half to even there, half up here), the integer taps of averages and
+the errors of tables: each at most 1 step per layer (or a table's own error if that is larger).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def qdq_graph(network: Network) -> Graph:
 
 
 class _Writer:
-    """Walks the float graph and rounds what the integer network rounds."""
+    """Walks the float graph and rounds the tensors that the integer network rounds."""
 
     def __init__(self, network: Network) -> None:
         self.graph = network.graph
@@ -70,7 +70,7 @@ class _Writer:
         self.nodes.append(Node("DequantizeLinear", (between, scale, zero), (result,), name=f"{tensor}/dequantize"))
 
     def _weighted(self, node: Node) -> tuple[str, ...]:
-        """The inputs of an integer node; those of a convolution with the integer network's weights and bias."""
+        """The inputs of an integer node; a convolution gets the integer network's weights and bias."""
         x, layer = self.layers.get(self._integers(node.output), ("", None))
         if node.op != "Conv" or layer is None:
             return node.inputs
@@ -86,7 +86,7 @@ class _Writer:
         )
 
     def _dequantised(self, name: str, values: Array, scales: Array) -> str:
-        """A constant as integers with a scale per output channel."""
+        """A constant as integers with a scale per output channel, followed by a DequantizeLinear."""
         integers = self._constant(f"{name}/integers", values)
         scale = self._constant(f"{name}/scale", scales.astype(np.float32))
         zero = self._constant(f"{name}/zero", np.zeros(len(scales), values.dtype))

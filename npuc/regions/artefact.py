@@ -1,9 +1,9 @@
-"""What the manifest of a program of several parts says beside its report: its steps, and what its outputs are.
+"""The manifest of a program of several parts: its steps, and the sources of its outputs.
 
-A step is a part of the NPU, an npuc artefact of its own in a folder of the program, or a region of the host, an
-ONNX model in a file of the program. Steps hand tensors to one another by the names of the ONNX model.
+A step is an NPU part, which is an npuc artefact of its own in a folder of the program, or a host region, which is
+an ONNX model in a file of the program. Steps exchange tensors by their names in the ONNX model.
 
-    host/region_0.onnx       what onnxruntime runs
+    host/region_0.onnx       a model for onnxruntime
     npu/part_0/...           an artefact: manifest.json, words, images, evidence
 """
 
@@ -24,26 +24,26 @@ NPU, HOST = "npu", "host"
 
 @dataclass(frozen=True)
 class ProgramPart:
-    """One part: where it runs, where it lies in the artefact, and the tensors that it takes and gives."""
+    """One part: where it runs, its path in the artefact, and its input and output tensors."""
 
     kind: str
     path: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     custom: tuple[str, ...] = ()
-    """Operators of the host that a library of the user must bring (--custom-ops), as DOMAIN::OPERATOR."""
+    """Host operators that need a library from the user (--custom-ops), as DOMAIN::OPERATOR."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The steps in order, and the tensor that every output of the network is."""
+    """The steps in order, and the tensor behind every output of the network."""
 
     steps: tuple[ProgramPart, ...]
     results: Mapping[str, str]
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
-        """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        """The steps and outputs in a manifest. Raises ArtefactError (E502) if npuc did not write it."""
         steps = read(tuple[ProgramPart, ...], manifest.get("steps"), "steps")
         for number, step in enumerate(steps):
             if step.kind not in (NPU, HOST):
@@ -53,7 +53,7 @@ class Contents:
 
     @property
     def parts(self) -> tuple[ProgramPart, ...]:
-        """The steps of the NPU."""
+        """The NPU steps."""
         return tuple(step for step in self.steps if step.kind == NPU)
 
     def as_json(self) -> dict[str, Any]:
@@ -62,22 +62,22 @@ class Contents:
 
 
 def is_composite(program: Program) -> bool:
-    """Whether a program has parts of its own."""
+    """Whether a program consists of parts."""
     return GIVEN_BY in program.manifest
 
 
 def part_path(number: int) -> str:
-    """The folder of a part of the NPU."""
+    """The folder of an NPU part."""
     return f"npu/part_{number}"
 
 
 def region_path(number: int) -> str:
-    """The file of a region of the host."""
+    """The file of a host region."""
     return f"host/region_{number}.onnx"
 
 
 def embedded(path: str, part: Program) -> tuple[Files, Files]:
-    """The files and the evidence of a part, as those of the program that holds it."""
+    """The files and the evidence of a part, under their paths in the whole program."""
     manifest = sealed(part.manifest, Files(contents_of(part.files, part.evidence)))
     files = contents_of({MANIFEST: canonical_json(manifest)}, part.files)
     return (
@@ -87,7 +87,7 @@ def embedded(path: str, part: Program) -> tuple[Files, Files]:
 
 
 def part_of(program: Program, path: str) -> Program:
-    """A part as a program of its own. Raises ArtefactError (E502) where it is missing or damaged."""
+    """A part as a program of its own. Raises ArtefactError (E502) if it is missing or damaged."""
     name = f"{path}/{MANIFEST}"
     try:
         manifest = json.loads(program.files[name])
@@ -110,9 +110,9 @@ def part_of(program: Program, path: str) -> Program:
 
 
 def steps_of(program: Program) -> Iterator[Mapping[str, Any]]:
-    """What runs one after another, as manifests have it: the steps, and after a part of the NPU those within it.
+    """The steps in order of execution, from the manifests; an NPU part is followed by its own steps.
 
-    Raises ArtefactError (E502) where a part is missing or damaged.
+    Raises ArtefactError (E502) if a part is missing or damaged.
     """
     for step in program.manifest.get("steps", ()):
         yield step

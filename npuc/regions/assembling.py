@@ -1,4 +1,4 @@
-"""The program of all parts, and what it tells of them."""
+"""Assembly of a program from its parts, with its report."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A part of the NPU: its graph, and its program."""
+    """An NPU part: its graph and its program."""
 
     graph: Graph
     program: Program
 
 
 def entire(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program | None:
-    """The program of the one part that is the whole network; None where the host has a part, too."""
+    """The program of the only part, if that is the whole network; None if the host has a part too."""
     network = plan.network
     if len(parts) != 1 or not parts[0].on_npu or any(name != tensor for name, tensor in network.outputs.items()):
         return None
@@ -44,7 +44,7 @@ def entire(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lo
 
 
 def _bound(plan: Plan, program: Program, told: Sequence[Told]) -> Program:
-    """The program that tells what runs where, and what its inputs are bound to."""
+    """The program with its report on what runs where, and with its bound inputs."""
     report = program.manifest["report"]
     bound = {"bound": dict(plan.options.bind)} if plan.options.bind else {}
     told_of = {**shares(told, report["macs"]), **utilised(report, told)}
@@ -146,7 +146,7 @@ def _told_region(plan: Plan, part: partition.Part, step: ProgramPart) -> Told:
 
 
 def _port(network: Network, name: str, tensor: str) -> dict[str, Any]:
-    """An input or output in the manifest; extents that are known at run time only are -1."""
+    """An input or output in the manifest; extents that are known only at run time are -1."""
     known = network.types.get(tensor)
     if known is not None:
         return {"name": name, "shape": list(known.shape), "dtype": known.dtype}
@@ -160,7 +160,7 @@ def _port(network: Network, name: str, tensor: str) -> dict[str, Any]:
 
 
 def _written(proto: onnx.TypeProto) -> str:
-    """A type as ONNX's documents write it."""
+    """A type in ONNX's notation."""
     from onnx import TensorProto
 
     def name(code: int) -> str:
@@ -180,7 +180,7 @@ def _written(proto: onnx.TypeProto) -> str:
 
 
 def _dtype(code: int) -> str:
-    """An element type as manifests have it."""
+    """An element type in the manifest's notation."""
     from onnx import TensorProto, helper
 
     if code == TensorProto.STRING:
@@ -190,7 +190,7 @@ def _dtype(code: int) -> str:
 
 
 def _graph(programs: Sequence[Program]) -> dict[str, Any]:
-    """graph.json of the whole program: layers, tensors and rewrites of every part."""
+    """graph.json of the whole program: layers, tensors and rewrites of all parts."""
     whole: dict[str, Any] = {"tensors": {}, "layers": [], "rewrites": []}
     for number, program in enumerate(programs):
         found = json.loads(program.evidence["graph.json"])
@@ -206,7 +206,10 @@ def _layer(number: int, layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_shares(program: Program, graph: Graph) -> Program:
-    """The program of one part, telling what of the model runs where. graph: as the model has it."""
+    """The program of one part, with a report on which of the model's nodes run where.
+
+    graph: as imported from the model.
+    """
     macs = {name: 0 for node in graph.nodes for name in (node.sources or (node.name,))}
     for node in graph.nodes:
         macs[(node.sources or (node.name,))[0]] += graphs.node_macs(node, graph.tensors)
@@ -224,7 +227,7 @@ def _bytes(graph: Graph, names: Sequence[str]) -> int:
 def _told(
     report: Mapping[str, Any], macs: Mapping[str, int], path: str | None, bytes_in: int, bytes_out: int
 ) -> list[Told]:
-    """A part of the NPU, and its steps of the host where it has any. macs: of its nodes, by name."""
+    """Report entries for an NPU part and, if it has any, its host steps. macs: of its nodes, by name."""
     steps = {step["node"]: step for step in report["host_steps"]}
     here = [name for name in macs if name not in steps]
     found = [Told(NPU, path, tuple(here), sum(macs[name] for name in here), bytes_in, bytes_out)]

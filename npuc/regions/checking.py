@@ -1,4 +1,4 @@
-"""What of a model a target does not run: all of it at once, and whether the host runs it."""
+"""The nodes of a model that a target does not run, all at once, and whether the host runs them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOST, NOWHERE = "host", "nowhere"
 
 @dataclass(frozen=True)
 class Found:
-    """A node that the target does not run, why, and what does."""
+    """A node that the target does not run, the reason, and where it runs instead."""
 
     problem: Problem
     place: str
@@ -32,16 +32,16 @@ class Found:
 
 @budget()
 def survey_of(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
-    """Every node that does not run on the target; of a model that nothing can run its own problems.
+    """Every node that does not run on the target; a model that nothing can run gives its own problems.
 
-    With `strict` a layer that the target could run and the host would is a problem, E203.
+    With `strict`, a layer that the target could run but would leave to the host is a problem, E203.
     """
     found = _surveyed(model, target, shapes, options)
     return [replace(each, problem=_refused(each.problem)) for each in found] if options.strict else found
 
 
 def _refused(problem: Problem) -> Problem:
-    """What --strict says of a layer that the host would run."""
+    """The problem under --strict for a layer that the host would run."""
     if not problem.code.startswith("W"):
         return problem
     remedy = "drop --strict, or cut the network before it"
@@ -83,7 +83,7 @@ def _nowhere(network: Network, found: Found) -> bool:
 
 
 def _partitioned(network: Network, target: Target, options: Options, refusal: NpucError) -> list[Found]:
-    """Every node of a model that the target does not run entire, in the model's order."""
+    """Every node that does not run on the target, of a model that the target cannot run whole, in model order."""
     denied = refused(network, target, options)
     plan = Plan(network, target, options, None, denied, refusals=refusals(network, refusal))
     parts = settled(plan)
@@ -105,9 +105,9 @@ def _partitioned(network: Network, target: Target, options: Options, refusal: Np
 
 
 def _host_steps(target: Target, graph: Graph, options: Options) -> list[Found]:
-    """What the target's own program leaves to the host.
+    """The nodes that the target's own program leaves to the host.
 
-    Raises NpucError for what shows in lowering only (memories, the documented instructions).
+    Raises NpucError for limits that only lowering shows (memories, the documented instructions).
     """
     program = target.lower(graph, synthetic(driver.input_types(graph), 1), quick(options))
     steps = program.manifest["report"]["host_steps"]
@@ -140,7 +140,7 @@ def groups(found: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def as_text(found: Sequence[Found], model: Path, target: str) -> str:
-    """What the host runs, a line for each cause."""
+    """The nodes that the host runs, one line per cause."""
     lines = [f"{model}: {target} runs all but {len(found)} node{'s' * (len(found) > 1)}, which the host runs"]
     for each in map(shown, groups(found)):
         names = ", ".join(f"'{name}'" for name in each["nodes"][:3])

@@ -1,8 +1,8 @@
-"""From a model to a program: what the target refuses goes to the host and is reported.
+"""From a model to a program: operators that the target refuses go to the host and are reported.
 
-A model that the target runs completely is compiled as one program. Otherwise its nodes are partitioned,
-parts are offered to the target until it refuses nothing more, and each is calibrated on what the regions before it
-make of the samples.
+A model that the target runs completely is compiled as one program. Otherwise its nodes are partitioned, parts are
+offered to the target until it refuses nothing more, and each is calibrated on the samples as transformed by the
+preceding regions.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def compile_model(
     calibration: Sequence[Path] = (),
     hook: Hook | None = None,
 ) -> tuple[Program, Samples]:
-    """The program of a model and the samples it was calibrated on (synthetic without calibration data).
+    """The program of a model and its calibration samples (synthetic without calibration data).
 
-    Raises NpucError for what neither the target nor the host can run, and for everything that the target refuses
-    where the options refuse the host.
+    Raises NpucError for nodes that neither the target nor the host can run, and for everything that the target
+    refuses if the options forbid the host.
     """
     imported: list[Graph] = []
 
@@ -100,10 +100,10 @@ def compile_variants(
     calibration: Sequence[Path] = (),
     hook: Hook | None = None,
 ) -> tuple[list[Program], Samples]:
-    """A program for every set of input shapes, and the samples that the first was calibrated on.
+    """A program for every set of input shapes, and the calibration samples of the first.
 
     Each is calibrated on the files whose samples have its shapes; a prefix gets the number of the set. Raises as
-    compile_model does, and DataError (E402) where no file has them.
+    compile_model does, and DataError (E402) if no file has them.
     """
     found: list[Program] = []
     samples: list[Samples] = []
@@ -123,7 +123,7 @@ def _types(model: Path, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, T
 
 
 def may_fall_back(error: NpucError) -> bool:
-    """Whether the host could help."""
+    """Whether running nodes on the host could help."""
     located = all(
         each.node or each.tensor or each.code[1] == "3" or each.code == "E103" for each in error.problems
     )
@@ -131,7 +131,7 @@ def may_fall_back(error: NpucError) -> bool:
 
 
 def _composite(plan: Plan, calibration: Sequence[Path]) -> tuple[Program, Samples]:
-    """The program of several parts, and what it was calibrated on: nothing where the host runs all of it."""
+    """The program of several parts and its calibration samples, which are unused if the host runs everything."""
     network = plan.network
     with ExitStack() as stack:
         if not any(part.on_npu for part in settled(plan)):
@@ -147,14 +147,14 @@ def _composite(plan: Plan, calibration: Sequence[Path]) -> tuple[Program, Sample
 
 
 def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
-    """Sends all to the host: there are no samples of inputs that are no tensors of numbers."""
+    """Sends all nodes to the host: some inputs are not numeric tensors and have no samples."""
     reason, limit = "an input is no tensor of numbers: nothing behind it can be calibrated", "tensors of numbers"
     problem = Problem("E107", reason, tensor=min(strange), limit=limit)
     deny(plan, [unit.name for unit in plan.network.units], problem)
 
 
 def _lowered(plan: Plan, samples: Samples, stack: ExitStack) -> dict[Key, Lowered]:
-    """The program of every part, calibrated on what reaches it; what is refused on the way goes to the host."""
+    """The program of every part, calibrated on its inputs; nodes refused on the way go to the host."""
     found: dict[Key, Lowered] = {}
     while True:
         parts = settled(plan)
@@ -179,7 +179,7 @@ def _lowered(plan: Plan, samples: Samples, stack: ExitStack) -> dict[Key, Lowere
 
 
 def _lowered_part(plan: Plan, graph: Graph, steps: Steps, samples: Samples) -> Program:
-    """The target's program of a part's graph. steps: what the passes have done to it."""
+    """The target's program of a part's graph. steps: the changes made by the passes."""
     changes = list(steps)
 
     def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
@@ -192,7 +192,7 @@ def _lowered_part(plan: Plan, graph: Graph, steps: Steps, samples: Samples) -> P
 
 
 def _proved(plan: Plan, part: partition.Part, found: driver.Compilation) -> Program:
-    """The program of a part, run beside that part of the model. Raises Mismatch (E603)."""
+    """The program of a part, checked against that part of the model. Raises Mismatch (E603)."""
     units = [plan.network.by_name[name] for name in part.blocks]
     with TemporaryDirectory() as folder:
         model = Path(folder) / "part.onnx"

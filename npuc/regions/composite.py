@@ -1,4 +1,4 @@
-"""The target of a program of several parts: what its machine does with each part, put together."""
+"""The target of a program of several parts: it combines the results of its machine for each part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from npuc.timeline import Activity, Timeline
 
 
 def target_of(program: Program) -> Target:
-    """What runs a program.
+    """The target that runs a program.
 
     Raises ArtefactError: E501 for an unknown target, E502 for a precision that it lacks, E507 for one that cannot
     be imported.
@@ -39,7 +39,7 @@ def target_of(program: Program) -> Target:
 
 
 class Composite:
-    """A target whose programs have parts; all but what concerns a program is the target's own."""
+    """A target whose programs have parts; everything not about a program is delegated to the inner target."""
 
     def __init__(self, inner: Target) -> None:
         self.inner = inner
@@ -51,19 +51,19 @@ class Composite:
         self.named_exports = inner.named_exports if isinstance(inner, Naming) else ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
-        """The target's."""
+        """Those of the inner target."""
         return self.inner.passes(options)
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
-        """The target's."""
+        """Those of the inner target."""
         return self.inner.cycles(graph, node, options)
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
-        """The target's."""
+        """Those of the inner target."""
         return self.inner.problems(graph, options)
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
-        """The target's: of one part."""
+        """Lowers one part with the inner target."""
         return self.inner.lower(graph, samples, options, hook)
 
     def runner(self, program: Program, chip_model: str = "own") -> CompositeRunner:
@@ -84,7 +84,7 @@ class Composite:
         return CompositeStepper(program, lambda _part: next(waiting))
 
     def timeline(self, program: Program) -> Timeline:
-        """One part after the other, without the time that the host takes."""
+        """One part after the other, without the time of the host."""
         whole = Timeline(0, (), ())
         layers = instructions = 0
         for number, (_, part) in enumerate(_parts(program)):
@@ -111,7 +111,7 @@ class Composite:
         return whole
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
-        """The instructions of all parts, numbered on; `part` names the part of each."""
+        """The instructions of all parts, numbered consecutively; `part` names the part of each."""
         found: list[dict[str, Any]] = []
         for number, (step, part) in enumerate(_parts(program)):
             for entry in self.inner.listing(part):
@@ -121,7 +121,7 @@ class Composite:
         return found
 
     def outline(self, program: Program) -> list[Heading]:
-        """The headings of all parts; a segment's first line names its part, and host regions stand under it."""
+        """The headings of all parts; a segment's first line names its part and is followed by host regions."""
         found: list[Heading] = []
         host: list[Line] = []
         first = 0
@@ -154,7 +154,7 @@ class Composite:
         return None
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
-        """What the bytes of a part's file are."""
+        """Annotations of a part's file."""
         for step, part in _parts(program):
             file = name.removeprefix(f"{step.path}/")
             if file != name and file != MANIFEST:
@@ -162,23 +162,23 @@ class Composite:
         return ()
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """The target's."""
+        """That of the inner target."""
         return self.inner.raw_listing(path)
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
-        """The target's."""
+        """That of the inner target."""
         return self.inner.layout()
 
     def assembled(self, program: Program, listing: Path) -> Program:
-        """None: a listing has the words of one part."""
+        """Not supported: a listing has the words of one part."""
         paths = ", ".join(step.path for step, _ in _parts(program))
         reason = f"'{listing}' is for one program, and this one has parts of its own"
         raise ArtefactError("E504", reason, limit=paths, remedy="dump and assemble a part: --images OUT/PART")
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
-        """The files of every part in its folder, the regions as they are, and steps.json: their order.
+        """The files of every part in its folder, the regions as ONNX models, and steps.json with their order.
 
-        In C, regions are functions as well. Raises what a part cannot be, with its path and the regions'.
+        In C, regions are functions as well. Errors name the part's path and the regions'.
         """
         contents = Contents.of(program.manifest)
         regions = [step for step in contents.steps if step not in contents.parts]
@@ -194,7 +194,7 @@ class Composite:
         return {**files, "steps.json": canonical_json({**described, **contents.as_json()})}
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
-        """That of every part, with what reaches it, in its folder."""
+        """The self-test of every part, on its inputs, in its folder."""
         fed: dict[int, Mapping[str, Array]] = {}
         if not isinstance(self.inner, SelfTesting):
             return {}
@@ -206,22 +206,22 @@ class Composite:
         }
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
-        """The target's."""
+        """Those of the inner target."""
         return self.inner.machine_values(name)
 
     def machines(self) -> list[str]:
-        """The target's."""
+        """Those of the inner target."""
         return self.inner.machines()
 
     def operators(self) -> list[dict[str, str]]:
-        """The target's."""
+        """Those of the inner target."""
         return self.inner.operators()
 
 
 def _part_exported(
     inner: Target, step: ProgramPart, part: Program, form: tuple[str, str | None], regions: Sequence[str]
 ) -> dict[str, bytes]:
-    """The files of a part. Raises what it cannot be, with its path and those of the regions around it."""
+    """The files of a part. Errors name its path and those of the regions around it."""
     try:
         return inner.exported(part, *form)
     except NpucError as error:
@@ -230,7 +230,7 @@ def _part_exported(
 
 
 def _moved(each: Activity, number: int, before: Timeline, layers: int, instructions: int) -> Activity:
-    """An activity of a part behind others; layers, instructions: of those parts."""
+    """An activity of a part, shifted behind preceding parts; layers, instructions: their counts there."""
     return replace(
         each,
         start=each.start + before.cycles,
@@ -243,17 +243,17 @@ def _moved(each: Activity, number: int, before: Timeline, layers: int, instructi
 
 
 def _parts(program: Program) -> Iterator[tuple[ProgramPart, Program]]:
-    """The parts of the NPU in order."""
+    """The NPU parts in order."""
     for step in Contents.of(program.manifest).parts:
         yield step, part_of(program, step.path)
 
 
 def _named_parts(program: Program) -> Iterator[tuple[ProgramPart, Program]]:
-    """The same, each under a name of its own."""
+    """The same, each with a name of its own."""
     for number, (step, part) in enumerate(_parts(program)):
         yield step, named(part, f"{network_name(program.manifest)}_part_{number}")
 
 
 def parts(program: Program) -> Sequence[Program]:
-    """The programs of the NPU within a program; the program itself where it has no parts."""
+    """The NPU programs within a program; the program itself if it has no parts."""
     return [part for _, part in _parts(program)] if is_composite(program) else [program]

@@ -1,4 +1,4 @@
-"""What reaches the parts of the NPU: the tensors that cross, on every sample, by onnxruntime in float."""
+"""Inputs of the NPU parts: the values of tensors that cross between parts, from onnxruntime in float."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from npuc.regions import graphs
 from npuc.storage.data import Samples
 
 IN_MEMORY = 1 << 28
-"""Bytes of what crosses on all samples, at most: more lies in a file."""
+"""The most bytes of crossing tensors, over all samples, in memory; larger ones are in files."""
 
 
 def crossing(network: Network, names: Sequence[str], samples: Samples, stack: ExitStack) -> dict[str, Array]:
-    """The values of tensors on all samples, (samples, *shape), by onnxruntime on the whole model in float.
+    """The values of tensors on all samples, (samples, *shape), from onnxruntime on the whole model in float.
 
-    stack: closes what large values lie in. Raises DataError (E402) where onnxruntime cannot run a sample.
+    stack: closes the files of large values. Raises DataError (E402) if onnxruntime cannot run a sample.
     """
     from npuc.reference import session
 
@@ -76,7 +76,7 @@ class _Arrays:
             )
 
     def put(self, at: int, values: Mapping[str, Array]) -> None:
-        """Takes the values of a sample. Raises DataError (E402) for one of another shape."""
+        """Stores the values of a sample. Raises DataError (E402) if its shape differs."""
         for name, array in self.arrays.items():
             if values[name].shape != array.shape[1:]:
                 limit = f"{list(array.shape[1:])}"

@@ -18,7 +18,7 @@ from npuc.regions import partition
 
 
 def part_graph(network: Network, units: Sequence[Unit], outside: Iterable[str], name: str) -> Graph:
-    """What the target runs of these units. outside: the tensors that anything else reads."""
+    """The target's graph of these units. outside: the tensors that anything else reads."""
     nodes = [node for unit in units for node in unit.nodes]
     written = {name for node in nodes for name in node.outputs}
     read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in written)
@@ -32,9 +32,9 @@ def part_graph(network: Network, units: Sequence[Unit], outside: Iterable[str], 
 def region_model(
     network: Network, units: Sequence[Unit], outputs: Sequence[str], types: Mapping[str, TypeProto] | None = None
 ) -> onnx.ModelProto:
-    """The units as an ONNX model of their own, constants inside.
+    """The units as an ONNX model of their own, with constants.
 
-    types: of the inputs whose type the survey does not know. Raises UnsupportedOperator (E201) where nothing does.
+    types: of inputs whose type the survey does not know. Raises UnsupportedOperator (E201) if a type is unknown.
     """
     written = {name for unit in units for name in unit.writes}
     read = list(dict.fromkeys(name for unit in units for name in unit.reads if name not in written))
@@ -65,7 +65,7 @@ def _named(unit: Unit) -> onnx.NodeProto:
 
 
 def custom_operators(units: Iterable[Unit]) -> Iterator[str]:
-    """Operators that onnxruntime knows from a library of the user only, those of subgraphs included."""
+    """Operators that onnxruntime has only with a library from the user, including those in subgraphs."""
     waiting = [unit.proto for unit in units]
     while waiting:
         node = waiting.pop()
@@ -75,7 +75,7 @@ def custom_operators(units: Iterable[Unit]) -> Iterator[str]:
 
 
 def crossing_inputs(network: Network, units: Sequence[Unit], *, on_npu: bool) -> list[str]:
-    """What a part reads and does not compute, constants left out, in order."""
+    """The tensors that a part reads and does not compute, without constants, in order."""
     inside = {name for unit in units for name in unit.writes}
     inside |= {name for unit in units for node in unit.nodes for name in node.outputs}
     read = (name for unit in units for name in (unit.imported if on_npu else unit.reads))
@@ -83,7 +83,7 @@ def crossing_inputs(network: Network, units: Sequence[Unit], *, on_npu: bool) ->
 
 
 def blocks(network: Network, denied: Mapping[str, Problem]) -> partition.Network:
-    """The partitioner's view; denied: the units that the target does not run, and why."""
+    """The network as the partitioner sees it. denied: the units that the target does not run, and why."""
     made: list[partition.Block] = []
     for unit in network.units:
         on_npu = bool(unit.nodes) and unit.name not in denied
@@ -97,7 +97,7 @@ def blocks(network: Network, denied: Mapping[str, Problem]) -> partition.Network
 
 
 def size_bytes(network: Network, tensor: str) -> int:
-    """Bytes of a tensor; 0 where its size is not known."""
+    """Bytes of a tensor; 0 if its size is unknown."""
     import numpy as np
 
     found = network.types.get(tensor)
@@ -105,7 +105,7 @@ def size_bytes(network: Network, tensor: str) -> int:
 
 
 def macs(network: Network, unit: Unit) -> int:
-    """The multiply-accumulates of a node as the model has it: products with weights, and of matrices."""
+    """The multiply-accumulates of a node of the model: products with weights, and matrix products."""
     if unit.nodes:
         return sum(node_macs(node, network.types) for node in unit.nodes)
     return _foreign_macs(network, unit)

@@ -1,4 +1,4 @@
-"""Whether the host can run a model, or a node of it."""
+"""Checks whether the host can run a model or a node."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from npuc.storage.data import synthetic
 
 
 def expect_host(network: Network, refusal: NpucError) -> None:
-    """Raises the refusal where onnxruntime runs the model no more than the target does.
+    """Raises the refusal if onnxruntime cannot run the model either.
 
-    What contradicts itself (E105) may be loaded all the same: such a model must run on a sample, too.
+    onnxruntime may load even an inconsistent model (E105), so such a model must also run on a sample.
     """
     contradicts = any(each.code == "E105" for each in refusal.problems)
     outputs = list(dict.fromkeys(network.outputs.values()))
@@ -25,15 +25,15 @@ def expect_host(network: Network, refusal: NpucError) -> None:
 
 
 def loads(network: Network, unit: Unit) -> bool:
-    """Whether onnxruntime loads a node, and runs it where it seems to contradict itself."""
+    """Whether onnxruntime loads a node, and, if it seems inconsistent, runs it."""
     if any(name not in network.protos and name not in network.constants for name in unit.reads):
-        return True  # a tensor whose type only its producer knows: what holds for that holds for this
+        return True  # only the tensor's producer knows its type: the producer's result decides
     contradicts = unit.problem is not None and unit.problem.code == "E105"
     return runs(network, [unit], unit.writes, once=contradicts)
 
 
 def runs(network: Network, units: Sequence[Unit], outputs: Sequence[str], *, once: bool) -> bool:
-    """Whether onnxruntime loads these units. once: and runs them on a synthetic sample."""
+    """Whether onnxruntime loads these units. once: whether it must also run them on a synthetic sample."""
     written = {name for unit in units for name in unit.writes}
     try:
         found: Any = session(

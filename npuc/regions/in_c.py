@@ -1,6 +1,6 @@
-"""The host regions of a program as C: npuc_regions.h and .c, one function a region, and the library they call.
+"""The host regions of a program as C: npuc_regions.h and .c, one function per region, and the library they call.
 
-The ONNX model of a region that the library cannot compute lies beside it.
+For a region that the library cannot compute, its ONNX model is added.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sources(found: Sequence[Function]) -> dict[str, bytes]:
 
 
 def region(data: bytes, number: int, step: ProgramPart) -> Function:
-    """A region of the program. data: its ONNX model. Raises ArtefactError (E502) where that is damaged."""
+    """A region of the program. data: its ONNX model. Raises ArtefactError (E502) if that is damaged."""
     try:
         model = onnx.ModelProto.FromString(data)
     except DecodeError:
@@ -56,7 +56,7 @@ def region(data: bytes, number: int, step: ProgramPart) -> Function:
 
 
 def _type(found: onnx.TypeProto | None) -> str:
-    """Element type and shape, as a comment has them."""
+    """Element type and shape as text for a comment."""
     if found is None or not found.HasField("tensor_type"):
         return "a value that is no tensor:"
     if found.tensor_type.elem_type not in TensorProto.DataType.values():

@@ -1,10 +1,10 @@
-"""Which node runs where: parts of the NPU and regions of the host, in an order in which they can run.
+"""Partitioning into NPU parts and host regions, in an order in which they can run.
 
-Every block gets a phase: even ones run on the NPU, odd ones on the host, one after the other; so a part is convex.
-What is minimised, in this order: work on the host (MACs), crossings, bytes that cross, parts of the NPU, nodes on
-the host. A tensor crosses when the NPU stores it for anything outside its part, and each time a part loads it.
-Small graphs are searched exactly; larger ones from the earliest and the latest phases by moves of connected blocks
-that make the whole better.
+Every block gets a phase: even phases run on the NPU, odd ones on the host, one after the other, so parts are
+convex. The cost to be minimised is lexicographic: work on the host (MACs), crossings, bytes that cross, NPU parts,
+nodes on the host. A tensor crosses when the NPU stores it for anything outside its part, and each time a part
+loads it. Small graphs are searched exactly; in larger ones, connected blocks are moved as long as the cost falls,
+starting from the earliest and from the latest phases.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 EXACT_BLOCKS = 8
-"""Blocks of a graph that is searched exactly."""
+"""The most blocks in a graph that is searched exactly."""
 EXACT_PHASES = 6
 ROUNDS = 20
-"""Of moves, at most."""
+"""The most rounds of moves."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A node for the partitioner."""
+    """A node, for the partitioner."""
 
     name: str
     reads: tuple[str, ...]
@@ -33,7 +33,7 @@ class Block:
 
 
 class Cost(NamedTuple):
-    """What is minimised, the first entry first."""
+    """The cost, compared lexicographically."""
 
     host_macs: int
     crossings: int
@@ -82,7 +82,7 @@ class Network:
         object.__setattr__(self, "after", tuple(map(tuple, after)))
 
     def crossing(self, name: str, phases: Sequence[int]) -> tuple[int, int]:
-        """How often a tensor crosses, and how many bytes that makes."""
+        """How often a tensor crosses, and the total bytes."""
         source = phases[self.producer[name]] if name in self.producer else None
         found = {phases[at] for at in self.readers.get(name, ())}
         leaves = name in self.outputs or any(phase != source for phase in found)
@@ -91,7 +91,7 @@ class Network:
         return stored + loads, (stored + loads) * self.sizes.get(name, 0)
 
     def cost(self, phases: Sequence[int]) -> Cost:
-        """What phases cost."""
+        """The cost of an assignment of phases."""
         host = [block for block, phase in zip(self.blocks, phases, strict=True) if phase % 2]
         crossed = [self.crossing(name, phases) for name in {*self.producer, *self.readers}]
         return Cost(
@@ -123,7 +123,7 @@ def partition(network: Network) -> tuple[Part, ...]:
 
 
 def _parts(network: Network, phases: Sequence[int]) -> tuple[Part, ...]:
-    """Blocks by phase; what of the host is not connected is a region each."""
+    """Blocks by phase; on the host each connected component is a region."""
     parts: list[Part] = []
     for phase in sorted(set(phases)):
         members = [at for at, each in enumerate(phases) if each == phase]
@@ -133,7 +133,7 @@ def _parts(network: Network, phases: Sequence[int]) -> tuple[Part, ...]:
 
 
 def _connected(network: Network, members: Sequence[int]) -> list[list[int]]:
-    """Blocks in groups that hang together, each group in order."""
+    """The connected components of blocks, each in order."""
     import networkx as nx
 
     graph: nx.Graph[int] = nx.Graph()
@@ -144,7 +144,7 @@ def _connected(network: Network, members: Sequence[int]) -> list[list[int]]:
 
 
 def _earliest(network: Network) -> list[int]:
-    """Every block as soon as it can run."""
+    """Phases with every block as early as possible."""
     phases: list[int] = []
     for block, sources in zip(network.blocks, network.before, strict=True):
         least = max((phases[at] for at in sources), default=0)
@@ -153,12 +153,12 @@ def _earliest(network: Network) -> list[int]:
 
 
 def _from(phase: int, on_npu: bool) -> int:
-    """The first phase of a place from this one on."""
+    """The first phase on this processor from `phase` on."""
     return phase + ((phase % 2 == 0) != on_npu)
 
 
 def _latest(network: Network) -> list[int]:
-    """Every block as late as it can run without more phases than the earliest has."""
+    """Phases with every block as late as possible, with no more phases than the earliest assignment has."""
     last = max(_earliest(network))
     phases = [0] * len(network.blocks)
     for at in reversed(range(len(network.blocks))):
@@ -169,7 +169,7 @@ def _latest(network: Network) -> list[int]:
 
 
 def _exact(network: Network, last: int) -> Iterator[list[int]]:
-    """All phases that there can be, up to the last one, of a graph of a few blocks."""
+    """All assignments of phases up to the last one, for a graph of a few blocks."""
 
     def walk(phases: list[int]) -> Iterator[list[int]]:
         at = len(phases)
@@ -186,7 +186,7 @@ def _exact(network: Network, last: int) -> Iterator[list[int]]:
 
 
 def _improved(network: Network, start: list[int]) -> list[int]:
-    """Phases after every move that makes the whole cheaper."""
+    """Phases after all moves that reduce the cost."""
     phases = list(start)
     for _ in range(ROUNDS):
         changed = False
@@ -201,7 +201,7 @@ def _improved(network: Network, start: list[int]) -> list[int]:
 
 
 def _moves(network: Network, phases: list[int]) -> Iterator[tuple[list[int], int]]:
-    """Blocks that may go to another phase together, as the phases are when the move is asked for."""
+    """Blocks that may move to another phase together, given the phases at the time of the request."""
     last = max(phases) + 1
     for at in range(len(network.blocks)):
         for step in (-2, 2, -1, 1):
@@ -218,7 +218,7 @@ def _moves(network: Network, phases: list[int]) -> Iterator[tuple[list[int], int
 
 
 def _closure(network: Network, phases: Sequence[int], at: int, target: int) -> list[int] | None:
-    """The block and all that must go with it; None where one of them may not."""
+    """The block and all blocks that must move with it; None if one of them may not."""
     found, waiting = {at}, [at]
     earlier = target < phases[at]
     while waiting:
@@ -249,7 +249,7 @@ def _fits(network: Network, phases: Sequence[int], group: Sequence[int], target:
 
 
 def _gain(network: Network, phases: list[int], moved: Sequence[int], target: int) -> bool:
-    """Whether a move makes the whole cheaper."""
+    """Whether a move reduces the cost."""
     touched = network.touched(moved)
 
     def local(these: Sequence[int]) -> Cost:

@@ -1,4 +1,4 @@
-"""Which parts a model falls into: the target is offered parts until it refuses nothing more."""
+"""The division of a model into parts: parts are offered to the target until it refuses nothing more."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from npuc.target import Options, Target
 from npuc.text import closest
 
 ROUNDS = 64
-"""How often the target may refuse."""
+"""The most times that the target may refuse."""
 FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", "E203", "E305")
-"""Refusals that no host can help."""
+"""Errors that running nodes on the host cannot avoid."""
 
 Key = tuple[tuple[str, ...], tuple[str, ...]]
 """Units of a part, and its outputs."""
@@ -31,7 +31,7 @@ Steps = list[tuple[str, Graph, Graph]]
 
 @dataclass
 class Plan:
-    """A model on its way: why units run on the host, and what is known of parts so far."""
+    """A model being compiled: why units run on the host, and results on parts so far."""
 
     network: Network
     target: Target
@@ -41,7 +41,7 @@ class Plan:
     graphs: dict[Key, tuple[Graph, Steps]] = field(default_factory=dict[Key, tuple[Graph, Steps]])
     tried: set[Key] = field(default_factory=set[Key])
     refusals: Mapping[str, Problem] = field(default_factory=dict[str, Problem])
-    """What the target refused of the entire model, by unit."""
+    """The target's refusals of the whole model, by unit."""
 
 
 def surveyed(model: Path, options: Options, shapes: Mapping[str, tuple[int, ...]]) -> Network:
@@ -51,10 +51,10 @@ def surveyed(model: Path, options: Options, shapes: Mapping[str, tuple[int, ...]
 
 
 def refused(network: Network, target: Target, options: Options) -> dict[str, Problem]:
-    """The units that cannot go to the target or shall not, and why.
+    """The units that the target cannot run or must not, and why.
 
-    A --deny of a node that was folded away needs no action: nothing is left to run. Raises ModelError (E109) for
-    one that names nothing.
+    A --deny of a node that was folded away has no effect: nothing is left to run. Raises ModelError (E109) for a
+    name that matches nothing.
     """
     found = {unit.name: unit.problem.on(target.name) for unit in network.units if unit.problem is not None}
     for asked in options.deny:
@@ -70,7 +70,7 @@ def refused(network: Network, target: Target, options: Options) -> dict[str, Pro
 
 
 def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
-    """Which unit runs where, at most so many parts on the NPU as were asked for."""
+    """The parts, with at most the requested number of them on the NPU."""
     while True:
         parts = partition.partition(parts_of.blocks(plan.network, plan.denied))
         most = plan.options.max_partitions
@@ -88,14 +88,14 @@ def part_macs(network: Network, part: partition.Part) -> int:
 
 
 def deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
-    """Sends units to the host, those that go there already left as they are."""
+    """Sends units to the host; those already sent keep their reason."""
     for name in names:
         unit = plan.network.by_name[name]
         plan.denied.setdefault(name, replace(problem, node=name, op=unit.op))
 
 
 def settled(plan: Plan) -> tuple[partition.Part, ...]:
-    """Parts in which the target refuses nothing, as far as it can tell without the samples."""
+    """Parts that the target accepts, as far as it can tell without samples."""
     for _ in range(ROUNDS):
         parts = partitioned(plan)
         refusing = [part for part in parts if part.on_npu and _refuses(plan, parts, part)]
@@ -108,7 +108,7 @@ def settled(plan: Plan) -> tuple[partition.Part, ...]:
 
 
 def _refuses(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) -> bool:
-    """Whether the target refuses something of a part; that is denied from now on."""
+    """Whether the target refuses anything in a part; refused units are denied from now on."""
     key = key_of(plan.network, parts, part)
     if key in plan.tried:
         return False
@@ -131,7 +131,7 @@ def _refuses(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) 
 
 
 def refusals(network: Network, error: NpucError | None) -> dict[str, Problem]:
-    """What the target cannot run of the entire model, by unit; the first problem of each."""
+    """The units of the whole model that the target cannot run, with the first problem of each."""
     found: dict[str, Problem] = {}
     for problem in error.problems if error is not None else ():
         for name in blamed(network, None, problem) if problem.code[:2] in ("E2", "E3") else ():
@@ -140,7 +140,7 @@ def refusals(network: Network, error: NpucError | None) -> dict[str, Problem]:
 
 
 def absorbed(plan: Plan, unit: Unit) -> Problem:
-    """Why a node runs on the host that the target was not offered: it refuses it, or would only add transfers."""
+    """Why a node runs on the host without being offered to the target: refusal, or needless transfers."""
     if unit.name in plan.refusals:
         return plan.refusals[unit.name]
     reason = "it lies among nodes of the host: on the NPU it would only add transfers"
@@ -148,12 +148,12 @@ def absorbed(plan: Plan, unit: Unit) -> Problem:
 
 
 def quick(options: Options) -> Options:
-    """The options of a program that only shows whether there is one."""
+    """Options for a trial compile that only shows whether a program is possible."""
     return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None)
 
 
 def deny_refused(plan: Plan, parts: Sequence[partition.Part], part: partition.Part, error: NpucError) -> None:
-    """Sends to the host what a refusal is about; all of the part where it names nothing of it."""
+    """Sends the units of a refusal to the host; the whole part if it names none of them."""
     if any(not (each.node or each.tensor) and each.code[1] != "3" for each in error.problems):
         raise error
     if any(each.code[1] not in "123" or each.code in FATAL for each in error.problems):
@@ -168,7 +168,7 @@ def deny_refused(plan: Plan, parts: Sequence[partition.Part], part: partition.Pa
 
 
 def blamed(network: Network, graph: Graph | None, problem: Problem) -> list[str]:
-    """The units that a problem of the target is about: all that the refused node of its graph stands for."""
+    """The units concerned by a target's problem: all from which the refused node of its graph was made."""
     names = network.by_name
     found: list[str] = []
     for node in graph.nodes if graph is not None else ():
@@ -183,9 +183,9 @@ def blamed(network: Network, graph: Graph | None, problem: Problem) -> list[str]
 
 
 def optimised(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) -> tuple[Graph, Steps]:
-    """The graph of a part after all passes, and what they did.
+    """The graph of a part after all passes, and their changes.
 
-    Raises UnsupportedOperator (E202) where an output of it depends on no input.
+    Raises UnsupportedOperator (E202) if an output of the part depends on no input.
     """
     key = key_of(plan.network, parts, part)
     if key not in plan.graphs:
@@ -210,7 +210,7 @@ def optimised(plan: Plan, parts: Sequence[partition.Part], part: partition.Part)
 
 
 def key_of(network: Network, parts: Sequence[partition.Part], part: partition.Part) -> Key:
-    """What a part is: its units, and which of its tensors anything else reads."""
+    """The identity of a part: its units, and which of its tensors are read elsewhere."""
     written = {name for block in part.blocks for name in network.by_name[block].writes}
     return part.blocks, tuple(sorted(written & wanted_of(network, parts, part)))
 

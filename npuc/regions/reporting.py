@@ -1,4 +1,4 @@
-"""What the parts of a program cost together, and why nodes run on the host."""
+"""Combined costs of a program's parts, and the reasons why nodes run on the host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from npuc.errors import Problem
 
 Report = Mapping[str, Any]
 NOT_ADDED = ("target", "machine", "clock_mhz", "macs_per_cycle", "bytes_per_cycle", "capacity_bytes", "level")
-"""What is of the machine, not of a program on it."""
+"""Fields that describe the machine, not a program on it."""
 PEAKS = ("peak_bytes", "lower_bound_bytes")
 
 
 @dataclass(frozen=True)
 class Told:
-    """A part or a region as reports have it."""
+    """A part or a region in a report."""
 
     place: str
     path: str | None
@@ -27,7 +27,7 @@ class Told:
     reasons: tuple[dict[str, Any], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's fields, and where it lies in the artefact."""
+        """The report's fields, with the path in the artefact."""
         return {
             "place": self.place,
             "path": self.path,
@@ -41,7 +41,7 @@ class Told:
 
 @dataclass(frozen=True)
 class OnHost:
-    """A node on the host: why, its MACs, and the bytes it reads or writes across the region's border."""
+    """A node on the host: the reason, its MACs, and the bytes it exchanges across the region's boundary."""
 
     problem: Problem
     macs: int
@@ -71,7 +71,7 @@ def reasons(nodes: Iterable[OnHost]) -> tuple[dict[str, Any], ...]:
 
 
 def merged(found: Sequence[Report], target: str, machine: str, memories: Sequence[str]) -> dict[str, Any]:
-    """The report of programs that run one after the other: counts add up, memories have the largest peak."""
+    """The combined report of programs run one after the other: sums of counts, largest peaks of memories."""
     empty: dict[str, Any] = {
         "target": target,
         "machine": machine,
@@ -114,7 +114,7 @@ def _together(key: str, values: Sequence[Any]) -> Any:
 
 
 def proven(found: Sequence[Report]) -> dict[str, Any]:
-    """The proof of the whole program: what holds for every part."""
+    """The combined self-check of the program: what holds for every part."""
     proofs = [each["proof"] for each in found]
     values = {key: [each[key] for each in proofs] for key in ("bit_exact", "model")}
     samples = min((each["samples"] for each in proofs), default=0)
@@ -123,7 +123,7 @@ def proven(found: Sequence[Report]) -> dict[str, Any]:
 
 
 def shares(told: Sequence[Told], executed: int) -> dict[str, Any]:
-    """The contract's fields about places. executed: multiplications of the programs, rewrites included."""
+    """The report's fields on placement. executed: multiplications of the programs, rewrites included."""
     npu = sum(each.macs for each in told if each.place == "npu")
     host = sum(each.macs for each in told if each.place == "host")
     return {
@@ -135,7 +135,7 @@ def shares(told: Sequence[Told], executed: int) -> dict[str, Any]:
 
 
 def utilised(report: Report, told: Sequence[Told]) -> dict[str, Any]:
-    """What the machine makes of its rate for the network's own MACs: those that rewrites add do not count."""
+    """Utilisation of the machine by the network's own MACs: those that rewrites add do not count."""
     own, executed = sum(each.macs for each in told if each.place == "npu"), report["macs"]
     ideal = report["ideal_cycles"] * (min(own, executed) / executed if executed else 1)
     return {"ideal_cycles": ideal, "utilization": ideal / report["cycles"] if report["cycles"] else None}

@@ -1,4 +1,4 @@
-"""A program of several parts, run: parts on their target's simulator, regions under onnxruntime, in turns."""
+"""Runs a program of several parts: NPU parts on their target's simulator, host regions under onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from npuc.storage.structured import objects, row
 from npuc.target import Counting, Observer, Runner, Stepper
 
 PartObserver = Callable[[int, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]], None]
-"""Called with the number of a part, its inputs, what its simulator showed, and its outputs: (samples, *shape)."""
+"""Called with the number of a part, its inputs, the tensors its simulator showed, and its outputs:
+(samples, *shape).
+"""
 UNGIVEN = "manifest.json is damaged: no step gives this output"
 LIMITS = ("E110", "E111")
-"""Of memory and time."""
+"""Errors of the memory and time limits."""
 Values = list[Any]
-"""A tensor's value for every sample: arrays, or lists where it is a sequence."""
+"""A tensor's value for every sample: arrays, or lists for sequences."""
 
 
 class Region:
-    """A region of the host."""
+    """A host region."""
 
     def __init__(self, program: Program, step: ProgramPart) -> None:
         self.step = step
@@ -36,7 +38,7 @@ class Region:
         self.session = _opened(program.files[step.path], step)
 
     def __call__(self, values: dict[str, Values]) -> dict[str, Values]:
-        """The outputs, sample after sample. Raises ArtefactError (E502) where onnxruntime cannot compute them."""
+        """The outputs, sample by sample. Raises ArtefactError (E502) if onnxruntime cannot compute them."""
         found, size = list[Sequence[Any]](), 0
         try:
             for sample in zip(*(values[name] for name in self.step.inputs), strict=True):
@@ -55,12 +57,12 @@ class Region:
 
 
 def _bytes(value: Any) -> int:
-    """What a tensor takes, or a sequence of them."""
+    """Bytes of a tensor, or of a sequence of tensors."""
     return sum(map(_bytes, value)) if isinstance(value, list | tuple) else getattr(value, "nbytes", 0)
 
 
 def _opened(data: bytes, step: ProgramPart) -> Any:
-    """A session of a region's model, which may name no files outside the artefact."""
+    """A session of a region's model, which must not refer to files outside the artefact."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -89,7 +91,7 @@ def _opened(data: bytes, step: ProgramPart) -> Any:
 
 
 def _tensors(graph: Any) -> Sequence[Any]:
-    """Every tensor of a graph that has data, those of its nodes and their subgraphs included."""
+    """Every tensor of a graph that has data, including those in its nodes and their subgraphs."""
     found = [*graph.initializer]
     for each in graph.sparse_initializer:
         found += [each.values, each.indices]
@@ -107,7 +109,7 @@ def _tensors(graph: Any) -> Sequence[Any]:
 
 
 def _refused(step: ProgramPart, error: NpucError) -> ArtefactError:
-    """The error of a region that onnxruntime refuses (E502), or that needs more than it may (E509)."""
+    """The error for a region that onnxruntime refuses (E502), or that exceeds a limit (E509)."""
     (problem,) = error.problems
     if problem.code not in LIMITS:
         return _damaged(step, problem.reason)
@@ -119,19 +121,19 @@ def _damaged(step: ProgramPart, reason: str) -> ArtefactError:
 
 
 class Part:
-    """A part of the NPU."""
+    """An NPU part."""
 
     def __init__(self, program: Program, step: ProgramPart, run: Callable[[Program], Runner]) -> None:
         self.step, self.program = step, part_of(program, step.path)
         self.run = run(self.program)
 
     def __call__(self, values: dict[str, Values], observe: Observer | None) -> tuple[dict[str, Array], ...]:
-        """What goes in and what comes out, (samples, *shape)."""
+        """Inputs and outputs, (samples, *shape)."""
         feeds = {port.name: self._fed(port, values) for port in self.program.inputs}
         return feeds, self.run(feeds, observe)
 
     def _fed(self, port: Port, values: dict[str, Values]) -> Array:
-        """An input for all samples. Raises ArtefactError (E502) where the host gives another shape or type."""
+        """An input for all samples. Raises ArtefactError (E502) if the host's result has another shape or type."""
         given = values.get(port.name)
         if given is None:
             raise _damaged(self.step, f"no step before it gives '{port.name}'")
@@ -160,7 +162,7 @@ class CompositeRunner:
                 )
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
-        """Outputs (samples, *shape) for inputs (samples, *shape); what parts show is named part_K/TENSOR."""
+        """Outputs (samples, *shape) for inputs (samples, *shape); tensors within parts are named part_K/TENSOR."""
 
         def shown(number: int, _fed: Mapping[str, Array], seen: Mapping[str, Array], _out: object) -> None:
             if observe is not None:
@@ -191,7 +193,7 @@ class CompositeRunner:
 
     @property
     def cycles(self) -> int | None:
-        """What the last sample took on the NPU, where the simulators of all parts count."""
+        """NPU cycles of the last sample, if the simulators of all parts count them."""
         counts = [
             each.run.cycles for each in self.steps if isinstance(each, Part) and isinstance(each.run, Counting)
         ]
@@ -212,24 +214,24 @@ class CompositeStepper(CompositeRunner):
         super().__init__(program, kept)
 
     def report(self) -> dict[str, Any]:
-        """Of the last sample: cycles of all parts, and their layers."""
+        """Report on the last sample: cycles of all parts, and their layers."""
         reports = [each.report() for each in self.steppers]
         layers = [layer for each in reports for layer in each["layers"]]
         return {"cycles": sum(each["cycles"] for each in reports), "layers": layers}
 
 
 def _each(values: Array) -> Values:
-    """The value of every sample; of numbers an array, even a scalar."""
+    """The value of every sample; numbers are arrays, even scalars."""
     return [row(values, at) for at in range(len(values))]
 
 
 def within(number: int, tensor: str) -> str:
-    """The name of a part's tensor among those of the whole program."""
+    """The name of a part's tensor in the whole program."""
     return f"part_{number}/{tensor}"
 
 
 def stacked(values: Values) -> Array:
-    """One array of all samples; of Python objects where they are no arrays of one shape."""
+    """All samples as one array; an object array if they do not share a shape."""
     arrays = [each for each in values if isinstance(each, np.ndarray | np.generic)]
     if len(arrays) == len(values) and len({(each.shape, each.dtype) for each in arrays}) == 1:
         return np.stack(arrays)

@@ -1,1 +1,1 @@
-"""What commands report: summaries, tables, explanations, comparisons, sweeps."""
+"""Reports of commands: summaries, tables, explanations, comparisons, sweeps."""

@@ -1,4 +1,4 @@
-"""The model with what became of each node written beside it, as viewers of ONNX files show it."""
+"""The model, with the fate of each node as metadata that viewers of ONNX files show."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ OF_LAYER = ("op", "cycles", "macs", "bytes", "tile", "weight_form", "bound", "in
 
 def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:
     """A copy of a model whose nodes have metadata: where each runs, and its layer with cycles, bytes, tile, and
-    signal to noise in dB where the layers of the report have it.
+    signal to noise in dB if the report's layers have it.
 
-    Weights in files of their own stay where they are.
+    Weights in separate files stay there.
     """
     import onnx
 
@@ -38,7 +38,7 @@ def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:
 
 
 def _of_nodes(report: Report) -> Iterator[tuple[str, dict[str, str]]]:
-    """Every node of the model with what is known of it."""
+    """Every node of the model with the known facts about it."""
     layers = {node: layer for layer in report["layers"] for node in layer["nodes"]}
     for part in report.get("partitions", ()):
         for node in part["nodes"]:

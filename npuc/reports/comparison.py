@@ -1,4 +1,4 @@
-"""One model on several machines: what each program costs, and how accurate it is."""
+"""One model on several machines: the cost and the accuracy of each program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from npuc.verification import metrics
 
 Report = Mapping[str, Any]
 FIGURES = ("cycles", "utilization", "traffic_bytes", "instructions", "npu_macs_share")
-"""What a row has of the compile report as it is; null where another package's target does not say."""
+"""Figures copied from the compile report into a row; null if a target from another package lacks them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is compiled: a model, what binds its dimensions, what calibrates it, what it is run on."""
+    """The model to compile, its input shapes, calibration data and test data."""
 
     model: Path
     shapes: driver.Shapes
@@ -48,9 +48,9 @@ def compare(
     options: Options,
     bar: Progress = SILENT,
 ) -> dict[str, Any]:
-    """The report of `npuc compare`: a row per candidate, in their order; one that refuses has its problems.
+    """The report of `npuc compare`: one row per candidate, in order; a refusing target's row has its problems.
 
-    Raises ModelError and DataError, which are no target's fault.
+    Raises ModelError and DataError, which concern all targets.
     """
     rows: list[dict[str, Any]] = []
     exact: dict[str, Array] | None = None
@@ -78,7 +78,7 @@ def compare(
 
 
 def compiled(subject: Subject, each: Candidate, options: Options) -> tuple[Program | None, dict[str, Any]]:
-    """The program of a candidate and its row, without accuracy; no program where the target refuses.
+    """The program of a candidate and its row, without accuracy; no program if the target refuses.
 
     Raises ModelError and DataError.
     """
@@ -95,7 +95,7 @@ def compiled(subject: Subject, each: Candidate, options: Options) -> tuple[Progr
 
 
 def _row(program: Program, report: Report) -> dict[str, Any]:
-    """What a program costs. Bytes: the sum of its peaks in all memories."""
+    """The costs of a program. Bytes: the sum of its peaks in all memories."""
     clock = report.get("clock_mhz")
     return {
         "target": report["target"],
@@ -121,7 +121,7 @@ def _refused(each: Candidate, error: NpucError) -> dict[str, Any]:
 
 
 def _scores(program: Program, samples: Samples, exact: Mapping[str, Array]) -> dict[str, Any]:
-    """Of the simulated outputs; the problem where the program cannot be simulated here."""
+    """Scores of the simulated outputs; the problem if the program cannot be simulated here."""
     try:
         outputs = driver.run_program(program, target_of(program), samples)
     except NpucError as error:

@@ -1,6 +1,6 @@
-"""What changed between two programs: totals, memories, layers and their instructions, aligned by source node.
+"""Differences between two programs: totals, memories, layers and their instructions, aligned by source node.
 
-Layers that share ONNX nodes stand beside one another, however each program fused or split them.
+Layers with common ONNX nodes are matched, however each program fused or split them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from npuc.target import Target
 
 Report = Mapping[str, Any]
 MOST_ALIGNED = 4000
-"""Lines of a layer of both programs: what aligns them takes time by the square."""
+"""The most lines per layer in both programs to be aligned, which takes quadratic time."""
 IDENTITY = ("name", "nodes", "instruction")
-"""Fields of a layer that say which one it is, not what it costs."""
+"""Fields that identify a layer instead of stating its cost."""
 
 
 def difference(first: tuple[Program, Target], second: tuple[Program, Target]) -> dict[str, Any]:
-    """The report of `npuc diff`; wherever two values stand in a list, the first program's comes first."""
+    """The report of `npuc diff`; in lists of two values, the first program's comes first."""
     a, b = (program.report for program, _ in (first, second))
     before, after = dict(_numbers(a)), dict(_numbers(b))
     totals = {key: [before.get(key), after.get(key)] for key in dict.fromkeys([*before, *after])}
@@ -38,7 +38,7 @@ def difference(first: tuple[Program, Target], second: tuple[Program, Target]) ->
 
 
 def _numbers(report: Report, within: str = "") -> Iterator[tuple[str, Any]]:
-    """What the report says of the whole program, with dots into its parts: memory.fmap.peak_bytes."""
+    """Figures of the whole program, with dotted paths: memory.fmap.peak_bytes."""
     for key, value in report.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{within}{key}.")
@@ -47,7 +47,7 @@ def _numbers(report: Report, within: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def aligned(a: Sequence[Report], b: Sequence[Report]) -> Iterator[tuple[list[Report], list[Report]]]:
-    """Layers of both programs in groups that share ONNX nodes, in the first program's order."""
+    """Layers of both programs in groups with common ONNX nodes, in the first program's order."""
     leader: dict[str, str] = {}
 
     def find(key: str) -> str:
@@ -77,7 +77,7 @@ def _instructions(listing: Sequence[Report]) -> dict[tuple[str, ...], list[str]]
 def _group(
     pair: tuple[Sequence[Report], Sequence[Report]], listings: Sequence[Mapping[tuple[str, ...], list[str]]]
 ) -> dict[str, Any]:
-    """A group of layers: what changed where there is one on each side, and the instructions gone and new."""
+    """A group of layers: changed figures if each side has one layer, and removed and added instructions."""
     a, b = pair
     lines = [
         [
@@ -106,7 +106,7 @@ def _fields(a: Report, b: Report) -> dict[str, list[Any]]:
 def changed_lines(a: Sequence[str], b: Sequence[str]) -> tuple[list[str], list[str]]:
     """The lines that only the first has, and those that only the second has.
 
-    Of more than MOST_ALIGNED lines, which are not set beside one another, those that one has more often.
+    Above MOST_ALIGNED lines nothing is aligned: the lines that occur more often in one are given.
     """
     if len(a) + len(b) > MOST_ALIGNED:
         return _more_often(a, b), _more_often(b, a)
@@ -120,7 +120,7 @@ def changed_lines(a: Sequence[str], b: Sequence[str]) -> tuple[list[str], list[s
 
 
 def _more_often(a: Sequence[str], b: Sequence[str]) -> list[str]:
-    """The lines of a, in order, beyond as many as b has of each.
+    """The lines of a, in order, without as many of each as b has.
 
     >>> _more_often(["x", "y", "x", "z"], ["x", "z", "z"])
     ['y', 'x']

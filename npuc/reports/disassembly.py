@@ -1,6 +1,7 @@
-"""The disassembly that a person reads: headings, then number, word and fields of each instruction in columns.
+"""The disassembly for people: headings, then number, word and fields of each instruction in columns.
 
-Headings are comments of the listing, and number and word mean nothing to the assembler: what is printed assembles.
+Headings are comments of the listing, and the assembler ignores number and word, so the printed text can be
+assembled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from npuc.outline import Heading, Line, Name, by_nodes, short_names
 Report = Mapping[str, Any]
 LEVELS = ("segment", "layer", "operation", "unit")
 NARROWEST = 40
-"""Columns below which lines are not broken any more."""
+"""Width in columns below which lines are no longer broken."""
 
 
 @dataclass(frozen=True)
@@ -28,30 +29,30 @@ class Printed:
     kind: str
     text: str
     fixed: int = 0
-    """Columns of it before the instruction's own text."""
+    """Columns before the instruction's own text."""
 
 
 @dataclass(frozen=True)
 class Disassembly:
-    """Instructions, and the headings that they stand under."""
+    """Instructions with their headings."""
 
     entries: Sequence[Report]
     headings: Sequence[Heading]
     whole: Disassembly | None = None
-    """What this is a part of: names are shortened the same in both; None where no instruction was left out."""
+    """The disassembly of which this is a part, for equally shortened names; None if it is complete."""
 
     @classmethod
     def of(cls, entries: Sequence[Report], outline: Sequence[Heading] | None) -> Disassembly:
-        """With the headings that the target gives, or those that the entries give themselves."""
+        """With the target's headings, or those derived from the entries."""
         return cls(entries, by_nodes(entries) if outline is None else outline)
 
     @property
     def segments(self) -> list[Heading]:
-        """Segments that run instructions, in order."""
+        """Segments with instructions, in order."""
         return [each for each in self.headings if each.kind == "segment" and each.count]
 
     def keeping(self, kept: Iterable[Report]) -> Disassembly:
-        """Some of the instructions, under the headings that cover them."""
+        """Some of the instructions, with the headings that cover them."""
         found = list(kept)
         if len(found) == len(self.entries):
             return self
@@ -60,11 +61,11 @@ class Disassembly:
         return Disassembly(found, headings, whole=self.whole or self)
 
     def of_nodes(self, nodes: set[str]) -> Disassembly:
-        """The instructions that are for these ONNX nodes."""
+        """The instructions of these ONNX nodes."""
         return self.keeping(entry for entry in self.entries if nodes & set(entry["nodes"]))
 
     def of_segment(self, number: int) -> Disassembly:
-        """The instructions of a segment. Raises IndexError where there is none of this number."""
+        """The instructions of a segment. Raises IndexError if there is none with this number."""
         segment = self.segments[number]
         return Disassembly(
             [entry for entry in self.entries if segment.covers(entry["index"])],
@@ -77,11 +78,11 @@ class Disassembly:
         )
 
     def with_text(self, asked: str) -> Disassembly:
-        """The instructions that a text stands in: in their own, their word, their nodes or their tensor."""
+        """The instructions that contain a text: in their own text, word, nodes or tensor."""
         return self.keeping(entry for entry in self.entries if any(asked in each for each in _texts(entry)))
 
     def lines(self, *, full_names: bool = False, width: int | None = None) -> list[Printed]:
-        """What is printed. width: columns that lines are broken at; None: nowhere."""
+        """The lines to print. width: columns at which lines are broken; None: unlimited."""
         if not self.entries or not (self.entries[0]["word"] or any(entry["nodes"] for entry in self.entries)):
             return [Printed("instruction", terminal(entry["text"])) for entry in self.entries]
         shown = _Names(self, full_names)
@@ -97,13 +98,13 @@ def _texts(entry: Report) -> Iterator[str]:
 
 
 class _Names:
-    """Names as they are shown."""
+    """The displayed forms of names."""
 
     def __init__(self, disassembly: Disassembly, full: bool) -> None:
         self.short: Mapping[str, str] = {} if full else short_names(_names(disassembly.whole or disassembly))
 
     def line(self, line: Line) -> str:
-        """A line's text, without anything that a comment or a terminal would take for more than text."""
+        """A line's text, escaped for comments and terminals."""
         shown = (self.short.get(each.text, each.text) if isinstance(each, Name) else each for each in line)
         return in_listing("".join(shown))
 
@@ -115,7 +116,7 @@ def _names(disassembly: Disassembly) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Columns:
-    """How wide the columns before an instruction's fields are."""
+    """Widths of the columns before an instruction's fields."""
 
     shown: _Names
     index: int
@@ -142,14 +143,14 @@ class _Columns:
 
 
 def _word(entry: Report) -> str:
-    """The word in hexadecimal; where a target has none, engine and cycles of a call."""
+    """The word in hexadecimal; for targets without words, engine and cycles of a call."""
     if entry.get("engine"):
         return f"{terminal(entry['engine']):<4} {entry['cycles']:>7,}"
     return terminal(entry["word"] or "")
 
 
 def _split(entry: Report) -> tuple[str, str]:
-    """The mnemonic and its fields; no mnemonic where no fields are."""
+    """The mnemonic and its fields; no mnemonic if there are no fields."""
     text = terminal(entry.get("brief", entry["text"]))
     name, _, fields = text.partition(" ")
     return (name, fields) if "=" in fields.partition(" ")[0] or name == text else ("", text)
@@ -172,14 +173,14 @@ def _placed(disassembly: Disassembly, shown: _Names, columns: _Columns) -> Itera
 
 
 def _heading(heading: Heading, shown: _Names) -> Iterator[Printed]:
-    """A segment's lines stand in a list under its first."""
+    """A heading's lines; those of a segment form a list under its first line."""
     for at, line in enumerate(heading.lines):
         indent = "  " * max(LEVELS.index(heading.kind) - 1, bool(at))
         yield Printed(heading.kind, f"; {indent}{shown.line(line)}")
 
 
 def _broken(line: Printed, width: int) -> list[str]:
-    """The line in pieces that fit: comments go on as comments, fields alone go on the instruction above them."""
+    """The line in pieces that fit: comments continue as comments, bare fields continue the instruction above."""
     if len(line.text) <= width:
         return [line.text]
     if line.kind != "instruction":

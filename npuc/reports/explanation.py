@@ -1,4 +1,4 @@
-"""Why a node became what it did: from the ONNX node over passes and layers to instructions, and back."""
+"""Explanation of a node: from the ONNX node over passes and layers to instructions, and back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def explanation(
 ) -> dict[str, Any]:
     """The report of `npuc explain`.
 
-    graph: graph.json. verification: the report of `npuc verify`, whose errors are told. asked: the number of an
-    instruction, or a name as `naming.nodes_named` takes it.
-    Raises ArtefactError (E508) where the program has nothing of that name.
+    graph: graph.json. verification: the report of `npuc verify`, for errors. asked: the number of an instruction,
+    or a name as `naming.nodes_named` accepts it.
+    Raises ArtefactError (E508) if the program has nothing of that name.
     """
     listing, report = target.listing(program), program.report
     nodes = nodes_named(asked, report, graph, listing)
@@ -51,7 +51,7 @@ def explanation(
 
 
 def _tensor(layer: Report, graph: Report, verification: Report | None) -> dict[str, Any]:
-    """The result of an integer layer: shape, scale, error, and who reads it: why it went to memory or not."""
+    """The result of an integer layer: shape, scale, error, and readers, which decide whether it is stored."""
     found = graph["tensors"].get(layer["tensor"], {})
     name = found.get("float", layer["tensor"])
     rows = verification["layers"] if verification else ()
@@ -70,7 +70,7 @@ def _tensor(layer: Report, graph: Report, verification: Report | None) -> dict[s
 
 
 def _kept(readers: Sequence[Report]) -> str:
-    """Why a result must lie in memory, or that it need not."""
+    """The reason why a result must be stored in memory, or that it need not be."""
     kinds = [each["op"].removeprefix("Int") for each in readers]
     windowed = [f"'{each['name']}'" for each, kind in zip(readers, kinds, strict=True) if kind in WINDOWED]
     if not readers:

@@ -1,4 +1,4 @@
-"""Programs beside one another, a row each: as a table for people, as CSV with every figure for spreadsheets."""
+"""Programs in a table, one row each: as text for people, and as CSV with every figure for spreadsheets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NOT_IN_CSV = ("memory", "errors", "parameters", "front")
 
 @dataclass(frozen=True)
 class Figure:
-    """A column of the table: shown where some row has a value."""
+    """A column of the table: shown if any row has a value."""
 
     header: str
     key: str
     show: Callable[[Row], Any] | None = None
 
     def value(self, row: Row) -> Any:
-        """What a row has there."""
+        """The value of a row in this column."""
         return self.show(row) if self.show else row[self.key]
 
 
@@ -31,7 +31,7 @@ def _decibels(row: Row) -> Any:
 
 
 def _machine(row: Row) -> str:
-    """A target and, where it is not the usual one, its machine, as --targets takes them."""
+    """A target and, unless it is the default, its machine, in the notation of --targets."""
     usual = row["machine"] in ("default", row["target"])
     return row["target"] if usual else f"{row['target']}:{row['machine']}"
 
@@ -52,7 +52,7 @@ COST_NAMES: Mapping[str, str] = {"peak_bytes": "peak bytes", "traffic_bytes": "t
 
 
 def comparison(report: Mapping[str, Any], form: str) -> str:
-    """What `npuc compare` found, as text, JSON or CSV."""
+    """The results of `npuc compare`, as text, JSON or CSV."""
     rows = report["rows"]
     if form == "json":
         return as_json(report)
@@ -68,7 +68,7 @@ def comparison(report: Mapping[str, Any], form: str) -> str:
 
 
 def points_columns(report: Mapping[str, Any]) -> tuple[Figure, ...]:
-    """The columns of a sweep: the parameters, what a point costs, and the fronts that it is on."""
+    """The columns of a sweep: the parameters, the costs of a point, and its Pareto fronts."""
     parameters = [_parameter(name) for name in report["grid"]]
     return (*parameters, *COSTS, Figure("Pareto front", "front", _fronts))
 
@@ -82,7 +82,7 @@ def _fronts(row: Row) -> str | None:
 
 
 def swept(report: Mapping[str, Any], form: str) -> str:
-    """What `npuc sweep` found, as text or CSV."""
+    """The results of `npuc sweep`, as text or CSV."""
     points = report["points"]
     if form == "csv":
         return as_csv(points)

@@ -1,4 +1,4 @@
-"""What `npuc accuracy` prints: a table by computation, and what it rests on. Tables fit 80 columns."""
+"""Output of `npuc accuracy`: a table by computation, and its basis. Tables fit 80 columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cells = Callable[[Shown], Sequence[object]]
 
 
 def as_text(report: Shown) -> str:
-    """The table, the number of samples, and why the metric is this one."""
+    """The table, the number of samples, and the reason for the choice of metric."""
     header, cells = COLUMNS[report["metric"]]
     rows = [(name, *cells(report[name])) for name in COMPUTATIONS if report[name] is not None]
     lines = [table(("run", *header), rows), f"{plural(report['samples'], 'sample')}{_more(report)}"]
@@ -26,7 +26,7 @@ def as_text(report: Shown) -> str:
 
 
 def _more(report: Shown) -> str:
-    """What was counted beside samples, and against what."""
+    """Further counts besides samples, and the reference."""
     match report["metric"]:
         case "top1":
             return f", {count(report['classes'])} classes"
@@ -44,7 +44,7 @@ def _truth(report: Shown) -> str:
 
 
 def _outputs(report: Shown) -> list[str]:
-    """A table of every output, where there are several."""
+    """A table of every output, if there are several."""
     if len(report["fp32"]["outputs"]) < 2:
         return []
     rows = [
@@ -57,7 +57,7 @@ def _outputs(report: Shown) -> list[str]:
 
 
 def _decoding(report: Shown) -> list[str]:
-    """What the outputs are taken for."""
+    """How the outputs are interpreted."""
     known = report.get("decoding")
     if known is None:
         return []
@@ -131,11 +131,11 @@ COLUMNS: dict[str, tuple[Sequence[str], Cells]] = {
     "ctc": (("CER %", "95 % interval", "right %", "as fp32 %", "vs fp32", "95 % interval"), _ctc),
     "regression": (("Pearson", "95 % interval", "L1", "95 % interval", "vs fp32"), _regression),
 }
-"""The columns behind the name of the computation."""
+"""The columns after the name of the computation."""
 
 
 def _range(limits: Sequence[float] | None, factor: float, digits: int | None = 1) -> str | None:
-    """An interval; digits behind the point, None: three that count."""
+    """An interval. digits: after the decimal point; None: three significant ones."""
     if limits is None:
         return None
     return "..".join(

@@ -1,4 +1,4 @@
-"""The layers of a report as rows, with what follows from their numbers, and their errors if they are known."""
+"""The layers of a report as rows, with derived figures and, if known, their errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from npuc.text import csv_table
 
 Report = Mapping[str, Any]
 TEXTS = {"nodes": "; ", "tile": "x", "tile_runner_up": "x"}
-"""Columns whose values are several, and what stands between them in a file."""
+"""Columns with several values, and the separator between them in a file."""
 
 
 def layers_of(report: Report, verification: Report | None = None) -> Iterator[dict[str, Any]]:
@@ -32,7 +32,7 @@ def layers_of(report: Report, verification: Report | None = None) -> Iterator[di
 
 
 def as_csv(layers: Sequence[Report]) -> str:
-    """A line for each layer, a column for every number or text that one of them has."""
+    """A line per layer, and a column for every number or text that occurs in one."""
     keys = dict.fromkeys(key for layer in layers for key, value in layer.items() if _field(key, value) is not None)
     rows = [[_field(key, layer.get(key)) for key in keys] for layer in layers]
     return csv_table(list(keys), rows)

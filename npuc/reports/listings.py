@@ -1,4 +1,4 @@
-"""What `npuc dump`, `targets` and `operators` list: instructions, words and tables as text, JSON or CSV."""
+"""Output of `npuc dump`, `targets` and `operators`: instructions, words and tables as text, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npuc.text import as_json, csv_table, table
 
 Report = Mapping[str, Any]
 BRIEF = "brief"
-"""What entries have for the text alone: decoded values."""
+"""The key of decoded values, which only text output shows."""
 
 
 def listing(entries: Sequence[Report], form: str) -> str:

@@ -1,4 +1,4 @@
-"""What became of each node of a model, as node data that Model Explorer lays over its graph.
+"""The fate of each node of a model, as node data that Model Explorer lays over its graph.
 
 Source: Model Explorer, custom node data (node_data_builder): results by graph and node, colours between the least
 and the largest value.
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 Report = Mapping[str, Any]
 QUANTITIES = ("cycles", "bytes", "macs")
-"""Of a layer; its nodes share them evenly, so that sums over a model are those of the program."""
+"""Layer figures; the layer's nodes share them evenly, so that sums over the model equal those of the program."""
 PALE, STRONG = "#eef3f8", "#d9480f"
 COLOURS = {"npu": "#b7ddc8", "host": "#f3b59a"}
 
 
 def node_data(model: onnx.ModelProto, report: Report) -> dict[str, dict[str, Any]]:
-    """A file's content for each quantity that is known, and for the place of nodes: by graph, then by node."""
+    """A file's content for each known quantity, and for the place of nodes: by graph, then by node."""
     named = {node.name for node in model.graph.node if node.name}
     layers = report["layers"]
     found: dict[str, dict[str, Any]] = {}

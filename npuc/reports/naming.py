@@ -1,4 +1,4 @@
-"""Which ONNX nodes a user means: by number, by name, or by a part of a name."""
+"""Lookup of ONNX nodes by instruction number, name, or part of a name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from npuc.text import closest
 
 Report = Mapping[str, Any]
 MOST_SHOWN = 4
-"""Names of many that an error shows."""
+"""The most names shown in an error."""
 
 
 def nodes_named(asked: str, report: Report, graph: Report, listing: Sequence[Report]) -> set[str]:
     """The ONNX nodes of an instruction, a node, a tensor or a layer.
 
-    asked: a number of the listing, a name, one of the names that a fused name holds between semicolons (also
-    without the number that a converter put behind it), or parts of such a name between slashes.
-    report, graph: of the program, and graph.json; empty where there is none.
-    Raises ArtefactError (E508) for what the program does not have, and for a part that several names share.
+    asked: a number of the listing, a name, one of the names joined by semicolons in a fused name (also without the
+    number that a converter appended), or parts of such a name between slashes.
+    report, graph: of the program, and graph.json; empty if there is none.
+    Raises ArtefactError (E508) if nothing matches, and for a part that several names share.
     """
     if asked.isdecimal():
         for entry in listing:
@@ -52,7 +52,7 @@ def _part(asked: str, name: str) -> bool:
 
 
 def _numbered(asked: str, name: str) -> bool:
-    """Converters number fused names that would be alike: Conv2D1."""
+    """Whether `name` is `asked` with a number, which converters append to make fused names unique: Conv2D1."""
     return any(part.startswith(asked) and part[len(asked) :].isdecimal() for part in name.split(";"))
 
 
@@ -75,7 +75,7 @@ def _ambiguous(asked: str, names: Sequence[str]) -> ArtefactError:
 
 
 def on_host(report: Report) -> list[dict[str, Any]]:
-    """Every node that the host runs, and why: steps of the target's programs, and nodes of regions."""
+    """Every node that the host runs, and the reason: steps of the target's programs, and nodes of regions."""
     regions = [each for each in report.get("partitions", ()) if (each["path"] or "").startswith("host/")]
     return [
         *report.get("host_steps", ()),
@@ -89,7 +89,7 @@ def on_host(report: Report) -> list[dict[str, Any]]:
 
 
 def _names(report: Report, graph: Report, listing: Sequence[Report]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Every name and the ONNX nodes behind it; an ONNX node's own name comes last, as it wins."""
+    """Every name and the ONNX nodes behind it; an ONNX node's own name comes last, as it takes precedence."""
     for step in on_host(report):
         yield step["node"], [step["node"]]
     for part in report.get("partitions", ()):

@@ -19,7 +19,7 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 def log(problems: Sequence[Problem], model: Path, noted: Sequence[bool] = ()) -> dict[str, Any]:
     """One run of npuc over a model: a rule for each code that occurs, a result for each problem.
 
-    noted: which of the problems are none, but worth knowing.
+    noted: which entries are notes instead of problems.
     """
     codes = sorted({problem.code for problem in problems})
     driver = {

@@ -1,4 +1,4 @@
-"""What the command line prints: summaries and tables as text."""
+"""Text output of the command line: summaries and tables."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CHIP_MODELS = {
 
 
 def _an_image(report: Mapping[str, Any]) -> str:
-    """What an image of a batch takes; nothing where the program takes one."""
+    """Cycles per image of a batch; empty if the program takes a single image."""
     each = report.get("cycles_per_image", report["cycles"])
     return "" if each == report["cycles"] else f" ({each:,.0f} an image)"
 
 
 def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
-    """What `npuc compile` did."""
+    """The summary of `npuc compile`."""
     lines = [
         f"{directory}: {report['target']}, machine {report['machine']}",
         f"  {plural(report['instructions'], 'instruction')} in {plural(report['segments'], 'segment')}, "
@@ -72,7 +72,7 @@ def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
 
 
 def _proof(proof: Shown) -> str:
-    """What the program was compared with before it was written."""
+    """The comparisons made before the program was written."""
     if not proof["samples"]:
         return "not proved: the program was not run"
     against = "integer reference in every bit" if proof["bit_exact"] else "onnxruntime layer by layer"
@@ -84,7 +84,7 @@ PLACES = {"npu": "on the NPU", "host": "on the host, under onnxruntime"}
 
 
 def places(report: Shown) -> list[str]:
-    """What runs where, where the host has regions of its own: a line, and one for each reason."""
+    """Placement, if the host has regions of its own: one line, and one for each reason."""
     told = report.get("partitions", ())
     regions = [each for each in told if each["place"] == "host" and (each["path"] or "").startswith("host/")]
     if not regions:
@@ -100,7 +100,7 @@ def places(report: Shown) -> list[str]:
 
 
 UNCOUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "If", "Loop", "Scan")
-"""Operators that multiply, themselves or in a graph of their own: without MACs theirs are not known."""
+"""Operators that multiply, themselves or in subgraphs: MACs of 0 mean that their number is unknown."""
 
 
 def _uncounted(each: Shown) -> bool:
@@ -108,7 +108,7 @@ def _uncounted(each: Shown) -> bool:
 
 
 def _reason(each: Shown, macs: int) -> str:
-    """Why nodes run on the host, and what would bring them back."""
+    """Why nodes run on the host, and how to avoid it."""
     share = f"{100 * each['macs'] / macs:.1f} % of the MACs, " if macs else ""
     if _uncounted(each):
         share = "MACs not known, "
@@ -118,7 +118,7 @@ def _reason(each: Shown, macs: int) -> str:
 
 
 def _plans(plans: Sequence[Shown]) -> list[str]:
-    """What each objective would move and compute twice; nothing where they are one plan."""
+    """Transfers and recomputation of each objective's plan; empty if the plans coincide."""
     if len({(each["bytes"], each["halo_cycles"]) for each in plans}) < 2:
         return []
     return [
@@ -132,7 +132,7 @@ def _capacity(use: Shown) -> str:
 
 
 def _accuracy(quantisation: Shown | None) -> list[str]:
-    """What was tried for accuracy, a line each."""
+    """The steps tried for accuracy, one line each."""
     if not quantisation or not quantisation["steps"]:
         return []
     header = ("tried for accuracy", "kept", "before dB", "with it dB", "CPU s")
@@ -144,7 +144,7 @@ def _accuracy(quantisation: Shown | None) -> list[str]:
 
 
 def plural(number: int, noun: str, several: str = "") -> str:
-    """How many there are of what.
+    """A count with its noun.
 
     >>> plural(1, "class"), plural(1000, "class", "classes")
     ('1 class', '1,000 classes')
@@ -167,7 +167,7 @@ class Column:
     show: Callable[[Shown], Any] | None = None
 
     def value(self, layer: Shown) -> Any:
-        """What a layer has there."""
+        """The value of a layer in this column."""
         return self.show(layer) if self.show else layer[self.key]
 
 
@@ -192,7 +192,7 @@ COLUMNS = (
 
 
 def stepped(report: Shown) -> str:
-    """What a sample took and, on the stepping simulator, each layer; a column per count."""
+    """Cycles of a sample and, on the stepping simulator, of each layer; one column per count."""
     took = f"{count(report['cycles'])} cycles a sample"
     if not report["layers"]:
         return took
@@ -203,7 +203,7 @@ def stepped(report: Shown) -> str:
 
 
 def verified(report: Shown, tolerance: Tolerance) -> str:
-    """What `npuc verify` found."""
+    """The results of `npuc verify`."""
     rows = [
         (
             short(layer["name"]),
@@ -243,7 +243,7 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
 
 
 def _task(counted: Shown | None) -> list[str]:
-    """The shares of samples whose label is the first, or among the first five, a line per computation."""
+    """Top-1 and top-5 shares of samples, one line per computation."""
     if counted is None:
         return []
     lines: list[str] = []
@@ -255,7 +255,7 @@ def _task(counted: Shown | None) -> list[str]:
 
 
 def _bisected(found: Shown) -> list[str]:
-    """The first difference, or where the error jumps."""
+    """The first difference, or the layer with the largest drop in SQNR."""
     match found["kind"]:
         case "difference":
             lines = _first_difference(found)
@@ -267,7 +267,7 @@ def _bisected(found: Shown) -> list[str]:
 
 
 def _first_difference(found: Shown) -> list[str]:
-    """The element that differs first, and the instruction that computed it."""
+    """The first differing element, and the instruction that computed it."""
     at = "[" + ", ".join(map(str, found["element"])) + "]"
     lines = [
         f"first difference: layer {found['layer']} ({found['op']}), tensor {found['tensor']}{at}, "
@@ -282,7 +282,7 @@ def _first_difference(found: Shown) -> list[str]:
 
 
 def dumped(report: Shown) -> str:
-    """What dumps from hardware have otherwise than the integer network."""
+    """Differences of hardware dumps from the integer network."""
     rows = [(each["tensor"], each["file"], each["differing"]) for each in report["dumps"]]
     lines = [table(("tensor", "dump", "elements that differ"), rows)]
     if report["difference"] is None:
@@ -302,7 +302,7 @@ def _decibels(sqnr: float | None) -> str:
 
 
 def difference(report: Shown, first: Path, second: Path) -> str:
-    """What `npuc diff` found."""
+    """The results of `npuc diff`."""
     if report["same"] and "accuracy" not in report:
         return f"{first} and {second} are the same program"
     rows = [(key, *values) for key, values in report["totals"].items()]
@@ -327,7 +327,7 @@ def difference(report: Shown, first: Path, second: Path) -> str:
 
 
 def explanation(report: Shown) -> str:
-    """What `npuc explain` found."""
+    """The results of `npuc explain`."""
     lines = [f"{report['asked']}: {', '.join(map(str, report['nodes']))}"]
     lines += ["", "passes", *(f"  {each['text']}" for each in report["passes"])] if report["passes"] else []
     lines += [f"host: {each['op']} '{each['node']}': {each['reason']}" for each in report["host_steps"]]
@@ -366,7 +366,7 @@ def _told(error: Shown | None) -> str:
 
 
 def _costs(layer: Shown) -> list[str]:
-    """What a layer costs and why it is laid out so, as far as its target says."""
+    """The costs of a layer and the reasons for its layout, as far as its target gives them."""
     known = {key: value for key, value in layer.items() if value is not None}
     lines = [f"{count(layer['cycles'])} cycles" + (f", bound by {known['bound']}" if "bound" in known else "")]
     if known.get("ideal_cycles"):

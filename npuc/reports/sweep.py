@@ -1,4 +1,4 @@
-"""A model over a grid of machines: every point compiled, in processes side by side or on a Dask cluster."""
+"""A model over a grid of machines: every point is compiled, in parallel processes or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from npuc.target import Options, target
 Row = Mapping[str, Any]
 Advance = Callable[[int], None]
 COSTS = ("peak_bytes", "traffic_bytes", "instructions")
-"""What cycles can be weighed against, beside the grid's own numbers."""
+"""Report figures that can be traded off against cycles, besides the grid's own numeric parameters."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Machines that differ from one in the values of some parameters."""
+    """Machines that differ from a base machine in the values of some parameters."""
 
     target: str
     machine: str | None
@@ -34,13 +34,13 @@ class Grid:
     """The values of each parameter, in the order of the points."""
 
     def points(self) -> list[dict[str, Any]]:
-        """The parameters of every machine; the last axis changes first."""
+        """The parameters of every machine; the last axis varies fastest."""
         return [dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A point of the grid, with all that a process needs to compile it."""
+    """A point of the grid, with everything that a process needs to compile it."""
 
     subject: Subject
     target: str
@@ -59,10 +59,10 @@ def sweep(
     scheduler: str | None = None,
     advance: Advance = lambda _: None,
 ) -> dict[str, Any]:
-    """The report of `npuc sweep`: a point per machine in the grid's order, whoever computed it.
+    """The report of `npuc sweep`: one point per machine in the grid's order, whichever process computed it.
 
-    costs: of COSTS or the grid's parameters; a point names those for which no other is better in it and in cycles.
-    Raises ModelError and DataError, ArtefactError (E507) where the cluster fails.
+    costs: from COSTS or the grid's parameters; each point lists those for which it is on the Pareto front with
+    cycles. Raises ModelError and DataError, ArtefactError (E507) if the cluster fails.
     """
     base = target(grid.target).machine_values(grid.machine)
     tasks = [
@@ -100,7 +100,7 @@ def name_of(point: Mapping[str, Any]) -> str:
 
 
 def compiled_point(task: Task) -> dict[str, Any]:
-    """The row of a point; its machine goes through a file as any user's does."""
+    """The row of a point; its machine is passed as a file, like a user's."""
     allowed = budget.limited(task.limits.memory, task.limits.seconds)
     with TemporaryDirectory() as folder, allowed:
         path = Path(folder) / "machine.toml"
@@ -110,7 +110,7 @@ def compiled_point(task: Task) -> dict[str, Any]:
 
 
 def front(rows: Sequence[Row], cost: str) -> set[int]:
-    """The numbers of the rows of which no other has fewer cycles at no higher cost, or as few at a lower one.
+    """The indices of the Pareto-optimal rows in cycles and a cost.
 
     >>> points = [{"pe_rows": rows} for rows in (1, 2, 3, 4)]
     >>> cycles = (10, 8, 9, 8)
@@ -130,17 +130,17 @@ def front(rows: Sequence[Row], cost: str) -> set[int]:
 
 
 def tells(row: Row, cost: str) -> bool:
-    """Whether the machine ran the model, and its target says this cost."""
+    """Whether the machine ran the model, and its target reports this cost."""
     return row["status"] == "ok" and (cost in row["parameters"] or row.get(cost) is not None)
 
 
 def price(row: Row, cost: str) -> float:
-    """What a row pays: a figure, or a parameter of its machine."""
+    """The cost of a row: a report figure, or a parameter of its machine."""
     return row["parameters"][cost] if cost in row["parameters"] else row[cost]
 
 
 def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterator[dict[str, Any]]:
-    """The rows in order; one process is this one."""
+    """The rows in order; with one job they are computed in this process."""
     if min(jobs, len(tasks)) == 1:
         for task in tasks:
             yield compiled_point(task)
@@ -154,7 +154,7 @@ def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterato
         spawning = get_context("spawn")
         with ProcessPoolExecutor(min(jobs, len(tasks)), spawning, interrupts.as_worker) as pool, _ending():
             with interrupts.unheard():
-                rows = [pool.submit(compiled_point, task) for task in tasks]  # map would cancel what breaks
+                rows = [pool.submit(compiled_point, task) for task in tasks]  # map would cancel after an error
             for row in rows:
                 yield row.result()
                 advance(1)
@@ -165,7 +165,7 @@ def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterato
 
 @contextmanager
 def _ending() -> Generator[None]:
-    """Ends the processes of a sweep that stops before its end."""
+    """Ends the processes of a sweep that stops early."""
     from multiprocessing import active_children
 
     try:

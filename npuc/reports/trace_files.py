@@ -1,4 +1,4 @@
-"""A trace as a file that Perfetto opens: its own track events, or the JSON of Chrome's trace events.
+"""A trace as a file for Perfetto: its own track events, or the JSON of Chrome's trace events.
 
 Source: Perfetto, Synthetic track events; Trace Event Format (X is a slice, C a counter, M metadata; a flow goes
 from s to f).
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, TrackEvent
 
 PROCESS = 1
-"""The track of the whole trace, in JSON its process; lanes and counters follow."""
+"""The track of the whole trace, which is its process in JSON; lanes and counters follow."""
 Kind = Literal["INSTANT", "SLICE_BEGIN", "SLICE_END", "COUNTER"]
 MICROSECOND = 1000
-"""Cycles of a microsecond, in which JSON counts times."""
+"""Cycles per microsecond, the unit of time in JSON."""
 
 
 def perfetto(trace: Trace) -> bytes:
     """The trace as Perfetto's protocol buffers: a track for each lane and each counter, in order.
 
-    They stand below one track of the trace's name: the tracks of a process are ordered by name in Perfetto's page.
+    They are children of one track with the trace's name, as Perfetto's UI sorts the tracks of a process by name.
     """
     packets = _Packets()
     track = packets.track(PROCESS)
@@ -57,7 +57,7 @@ class _Packets:
         self.found, self.event_type = protocol.Trace(), protocol.TrackEvent
 
     def track(self, number: int, name: str = "") -> TrackDescriptor:
-        """A track; one with a name stands below the trace, in the order of their numbers."""
+        """A track; one with a name is a child of the trace, ordered by number."""
         track = self.found.packet.add(trusted_packet_sequence_id=PROCESS).track_descriptor
         track.uuid = number
         if name:
@@ -87,7 +87,7 @@ def _detail(event: TrackEvent, details: Mapping[str, Value]) -> None:
 
 
 def _flows(trace: Trace) -> tuple[list[list[int]], list[list[int]]]:
-    """The flows that begin with each slice, and those that end with it, by their numbers from 1 on."""
+    """The flows that begin at each slice, and those that end at it, numbered from 1."""
     given: list[list[int]] = [[] for _ in trace.slices]
     taken: list[list[int]] = [[] for _ in trace.slices]
     number = 0

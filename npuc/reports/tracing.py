@@ -1,4 +1,4 @@
-"""A run of a program as a trace: lanes of slices, counters over time, and what flows from slice to slice.
+"""A run of a program as a trace: lanes of slices, counters over time, and flows between slices.
 
 A clock cycle is a nanosecond of the trace, whatever the clock of the machine, so that durations read as cycles and
 add up to those of the report.
@@ -21,7 +21,7 @@ Value = int | float | str
 
 @dataclass(frozen=True)
 class Slice:
-    """Something at work from cycle `start` to cycle `end`."""
+    """An activity from cycle `start` to cycle `end`."""
 
     lane: str
     name: str
@@ -29,12 +29,12 @@ class Slice:
     end: int
     details: Mapping[str, Value]
     sources: tuple[int, ...]
-    """The slices, counted from 0, whose results it takes."""
+    """Indices of the slices whose results it reads."""
 
 
 @dataclass(frozen=True)
 class Counter:
-    """A quantity that has each value from its cycle on."""
+    """A quantity with its value from each given cycle on."""
 
     name: str
     unit: str
@@ -43,7 +43,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Trace:
-    """A run. about: the program as a whole."""
+    """A run. about: facts on the program as a whole."""
 
     name: str
     about: Mapping[str, Value]
@@ -52,7 +52,7 @@ class Trace:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """In order of their first slice."""
+        """The lanes in order of their first slice."""
         return tuple(dict.fromkeys(each.lane for each in self.slices))
 
 
@@ -95,14 +95,14 @@ def _slice(each: Activity, layers: Sequence[Report], names: Mapping[str, str]) -
 
 
 def _occupied(timeline: Timeline) -> Iterator[Counter]:
-    """The bytes of every memory that are in use."""
+    """The bytes in use in every memory."""
     for memory in dict.fromkeys(each.memory for each in timeline.buffers):
         spans = [(each.start, each.end, each.size) for each in timeline.buffers if each.memory == memory]
         yield Counter(f"{memory} in use", "bytes", _summed(spans))
 
 
 def _moved(timeline: Timeline) -> Iterator[Counter]:
-    """The bytes a cycle that every engine moves."""
+    """The bytes per cycle that every engine moves."""
     for engine in timeline.engines:
         spans = [
             (each.start, each.end, each.bytes / (each.end - each.start))
@@ -114,7 +114,7 @@ def _moved(timeline: Timeline) -> Iterator[Counter]:
 
 
 def _utilised(timeline: Timeline, layers: Sequence[Report]) -> Iterator[Counter]:
-    """The share of the multipliers that work while the array does: a layer's ideal cycles over those it takes."""
+    """The share of busy multipliers while the array works: a layer's ideal cycles over its actual ones."""
     found = [each for each in timeline.activities if each.engine == timeline.array and each.layer is not None]
     taken: dict[int | None, int] = {}
     for each in found:
@@ -129,7 +129,7 @@ def _utilised(timeline: Timeline, layers: Sequence[Report]) -> Iterator[Counter]
 
 
 def _summed(spans: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, float], ...]:
-    """The sum of all spans at every cycle; spans: from, until, amount."""
+    """The sum of all spans at every cycle; spans: (from, until, amount)."""
     changes: dict[int, int] = {0: 0}
     for start, end, size in spans:
         changes[start] = changes.get(start, 0) + size
@@ -139,7 +139,7 @@ def _summed(spans: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, float], .
 
 
 def _levels(spans: Sequence[tuple[int, int, float]]) -> tuple[tuple[int, float], ...]:
-    """A level for each span, 0 between them; they do not overlap."""
+    """A level for each span, 0 between them; spans do not overlap."""
     found = {0: 0.0}
     for start, end, level in sorted(spans):
         found[start] = level

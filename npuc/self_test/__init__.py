@@ -1,1 +1,1 @@
-"""Self tests of exports: stored samples, and what compares a device's results with those that npuc simulated."""
+"""Self-tests of exports: stored samples, and a comparison of a device's results with simulated ones."""

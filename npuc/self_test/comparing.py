@@ -1,4 +1,4 @@
-"""The program in C that compares raw files with what npuc simulated."""
+"""The C program that compares raw files with npuc's simulated results."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 NAME = "npuc_compare.c"
 FOLDER = "self_test"
-"""Where the stored samples of an export lie."""
+"""The folder of an export's stored samples."""
 
 
 def comparing() -> dict[str, bytes]:
-    """Its source, by file name."""
+    """The program's source, by file name."""
     return {NAME: (Path(__file__).parent / NAME).read_bytes()}

@@ -1,10 +1,10 @@
 /*
- * Compares what a device gave with what npuc simulated: npuc_compare FOUND EXPECTED TYPE [ROOM [MASK]]
+ * Compares a device's results with those that npuc simulated: npuc_compare FOUND EXPECTED TYPE [ROOM [MASK]]
  *
- * Raw little-endian elements. TYPE: int8, int16, float16 (their bits are compared) or float32. ROOM: how far an
- * integer may be off (0), or a float32, as a share of the largest magnitude (0). MASK: a file with a byte for each
- * element; where it is 0 the element is padding and may be anything. Exit status: 0 the same, 1 not, 2 the files
- * cannot be compared. Plain C99. Written by npuc.
+ * Files hold raw little-endian elements. TYPE: int8, int16, float16 (compared bit by bit) or float32. ROOM: the
+ * permitted error, of an integer absolute, of a float32 relative to the largest magnitude; 0 by default. MASK: a
+ * file with a byte per element; where it is 0 the element is padding and is ignored. Exit status: 0 equal,
+ * 1 different, 2 the files cannot be compared. Plain C99. Written by npuc.
  */
 #include <math.h>
 #include <stdint.h>

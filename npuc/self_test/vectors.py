@@ -1,4 +1,4 @@
-"""Stored samples of an export's self test as tables of C."""
+"""Stored samples of an export's self-test as C tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tables(prefix: str, tensors: Sequence[Array]) -> tuple[str, str]:
 
 
 def vectors(model: str, pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]], count: tuple[str, int]) -> bytes:
-    """npuc_vectors.c: for each pair what is given and what is expected. count: a constant."""
+    """npuc_vectors.c: the inputs and expected outputs of each pair. count: a constant."""
     head = c_comment(f"Samples of {model} and what npuc simulated. Written by npuc.")
     parts, rows = [head, '\n#include "npuc_self_test.h"\n\n#include <math.h>\n\n'], list[str]()
     for at, (given, expected) in enumerate(pairs):
@@ -48,5 +48,5 @@ def _rows(values: Array) -> Iterator[str]:
 
 
 def _integer(value: int) -> str:
-    """int64's least has no literal of its own."""
+    """The least int64 has no literal of its own."""
     return "INT64_MIN" if value == -(2**63) else str(value)

@@ -1,1 +1,1 @@
-"""What npuc reads from disk and writes to it: samples, machine files, typed records, waveforms."""
+"""What npuc reads from and writes to disk: samples, machine files, typed records, waveforms."""

@@ -1,8 +1,9 @@
-"""Samples from .npz files, and synthetic ones where there are none.
+"""Samples from .npz files, and synthetic samples where no data is given.
 
-Keys are input names; a single input may be called `x`. Axis 0 is samples; labels are `y` unless an input has that
-name; other keys are ignored; float16, float64 and integers are cast to the input's type. Strings are Unicode
-arrays; what no array holds (sequences, tensors of many shapes) takes several keys: npuc.storage.structured.
+Array keys are input names; a single input may also be called `x`. Axis 0 is the sample axis. Labels are `y` unless
+an input has that name; other keys are ignored. float16, float64 and integer arrays are cast to the input's type.
+Strings are Unicode arrays. Values that do not fit one array (sequences, tensors whose shape varies) take several
+keys: see npuc.storage.structured.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ from npuc.storage.streams import DAMAGED, InMemory, Joined, Member, Part, Rows, 
 
 SYNTHETIC_SAMPLES = 8
 COPIES = 8
-"""Of a synthetic sample that there is room for."""
+"""Copies of a synthetic sample for which memory must suffice."""
 FEEDS = 4
-"""Samples that are read from a file at once, to be fed one by one."""
+"""Samples read from a file at once, to be fed one by one."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs by name, each (samples, *shape of one sample as the model takes it), and labels if there are any.
+    """Inputs by name, each (samples, *shape of one sample as the model takes it), and the labels, if any.
 
-    Inputs of large files are `Streamed`: whoever goes through feeds or batches never holds them all.
+    Inputs from large files are `Streamed`: iterating over feeds or batches never loads all of them.
     """
 
     inputs: Mapping[str, Array]
     labels: Array | None = None
     synthetic: bool = False
     left_out: str = ""
-    """Why labels that the files have are none; empty where they have none, or they are taken."""
+    """Why labels found in the files are not used; empty if there are none or they are used."""
     truth: Array | None = None
-    """`y` as the files have it, (samples, ...) of any type: what outputs other than classes are judged by."""
+    """`y` as stored in the files, (samples, ...) of any type: the reference for outputs other than classes."""
 
     def __len__(self) -> int:
-        """How many samples; one of a network without inputs."""
+        """The number of samples; 1 for a network without inputs."""
         return len(next(iter(rows_of(self.inputs).values()))) if self.inputs else 1
 
     def feeds(self) -> Iterator[dict[str, Array]]:
@@ -64,7 +65,7 @@ class Samples:
             yield dict(zip(rows, values, strict=True))
 
     def batches(self, size: int) -> Iterator[Samples]:
-        """The samples in order, this many at a time."""
+        """The samples in order, in batches of this size."""
         for position, inputs in enumerate(self._blocks(size)):
             yield self._with(inputs, slice(position * size, (position + 1) * size))
 
@@ -73,25 +74,24 @@ class Samples:
         return self if count is None else self.part(0, count)
 
     def part(self, first: int, stop: int) -> Samples:
-        """The samples from `first` on, and before `stop`."""
+        """The samples from `first` up to, but not including, `stop`."""
         if isinstance(self.inputs, Streamed):
             rows = {name: Part(each, first, stop) for name, each in self.inputs.rows.items()}
             return self._with(Streamed(rows), slice(first, stop))
         return self._with({name: each[first:stop] for name, each in self.inputs.items()}, slice(first, stop))
 
     def _with(self, inputs: Mapping[str, Array], part: slice) -> Samples:
-        """These inputs, and what belongs to them."""
+        """These inputs with the matching part of the labels."""
         labels, truth = (None if each is None else each[part] for each in (self.labels, self.truth))
         return replace(self, inputs=inputs, labels=labels, truth=truth)
 
 
 def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
-    """The samples of .npz files, folders of them and patterns (`files_of`), one after the other.
+    """The samples of .npz files, folders of them and patterns (`files_of`), concatenated.
 
-    inputs: name and type of every input of the model. Many files are held no more than one: each may keep its
-    share of LARGE in memory, and what is larger is read block by block, one file at a time.
-    Raises DataError: E401 for a file that cannot be read or lacks an input, a folder without .npz files and a
-    pattern without a match; E402 for a wrong shape, type or number of samples.
+    inputs: name and type of every input of the model. Many files take no more memory than one: each file may keep
+    an equal share of LARGE in memory; larger arrays are read block by block, one file at a time. pattern without a
+    match; E402 for a wrong shape, type or number of samples.
     """
     files = files_of(paths)
     with budget():
@@ -106,14 +106,14 @@ def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
 
 
 def _joined(parts: Sequence[Array | None]) -> Array | None:
-    """The labels of all files; None where they do not go together."""
+    """The labels of all files, concatenated; None if some are missing or their shapes or types differ."""
     found = [part for part in parts if part is not None]
     alike = len({(part.shape[1:], part.dtype.kind) for part in found}) == 1
     return np.concatenate(found) if alike and len(found) == len(parts) else None
 
 
 def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mapping[str, Array]:
-    """One after the other; streamed if a part is."""
+    """The inputs of all files, concatenated; streamed if any part is."""
     if any(isinstance(part, Streamed) for part in parts):
         columns = {name: [rows_of(part)[name] for part in parts] for name in names}
         return Streamed({name: Joined(each) if len(each) > 1 else each[0] for name, each in columns.items()})
@@ -123,7 +123,8 @@ def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mappi
 def synthetic(inputs: Mapping[str, TensorType], count: int | None = None, seed: int = 0) -> Samples:
     """Standard normal values from a fixed seed: they show that a program runs, not how accurate it is.
 
-    8-bit integers are all alike; wider ones, which may be indices, are 0 and 1. count: 8, fewer of large inputs.
+    8-bit integers are uniform over their range; wider ones, which may be indices, are 0 or 1. count: 8 by default,
+    fewer for large inputs.
     """
     count = count or _affordable(inputs)
     _expect_room(inputs, count)
@@ -148,7 +149,7 @@ WORDS = ("", "a", "word", "several words", "\u00e9\u4e2d")
 
 
 def _words(each: TensorType, shape: Sequence[int], random: np.random.Generator) -> Array:
-    """Synthetic strings; extents that are not known are 1. Raises DataError (E401) for what is no tensor."""
+    """Synthetic strings; unknown extents become 1. Raises DataError (E401) if the input is not a tensor."""
     if each.dtype == OBJECT:
         reason, remedy = (
             "there are no synthetic values of an input that is no tensor",
@@ -159,33 +160,33 @@ def _words(each: TensorType, shape: Sequence[int], random: np.random.Generator) 
 
 
 def _affordable(inputs: Mapping[str, TensorType]) -> int:
-    """How many synthetic samples there are: as many as usual, fewer of large inputs."""
+    """The number of synthetic samples: SYNTHETIC_SAMPLES, or fewer for large inputs."""
     return min(SYNTHETIC_SAMPLES, max(1, limits().memory // max(_room(inputs), 1)))
 
 
 def _expect_room(inputs: Mapping[str, TensorType], count: int) -> None:
-    """Raises ModelError (E110) for synthetic samples that are too large together, or each."""
+    """Raises ModelError (E110) if the synthetic samples are too large, together or individually."""
     size = sum(abs(each.size) for each in inputs.values()) * count * np.dtype(np.float64).itemsize
     expect_room(max(size, _room(inputs)), f"{count} synthetic samples")
 
 
 def _room(inputs: Mapping[str, TensorType]) -> int:
-    """Bytes of the limit that a sample stands for: copies of it, and the maps that it gives rise to."""
+    """Bytes of the memory limit that a sample accounts for: its copies and the feature maps computed from it."""
     return sum(abs(each.size) for each in inputs.values()) * COPIES * np.dtype(np.float64).itemsize
 
 
 KINDS = ("ramp", "noise", "positive", "extreme")
-"""What synthetic samples look like, one after the other."""
+"""The kinds of synthetic samples, in rotation."""
 EXTREME = 3.0
-"""Of float inputs: as far as normal values usually reach."""
+"""The largest magnitude in float inputs: about as far as normal values usually reach."""
 
 
 def varied(inputs: Mapping[str, TensorType], count: int | None = None, seed: int = 1) -> Samples:
-    """Synthetic samples of every kind in rotation, from a fixed seed: what noise around zero alone would not show.
+    """Synthetic samples of all kinds in rotation, from a fixed seed: they exercise more than noise around zero.
 
     A ramp from one corner to the other, like an image, with some noise; standard normal values; their magnitudes;
-    one extreme everywhere, the highest and the lowest in turn. Integers of 8 bits have all their range.
-    count: 8, fewer of large inputs.
+    a constant at the highest or lowest extreme, alternately. 8-bit integers use their whole range.
+    count: 8 by default, fewer for large inputs.
     """
     count = count or _affordable(inputs)
     _expect_room(inputs, count)
@@ -195,7 +196,7 @@ def varied(inputs: Mapping[str, TensorType], count: int | None = None, seed: int
 
 
 def _made(each: TensorType, number: int, random: np.random.Generator) -> Array:
-    """A sample of the kind that is due."""
+    """Sample `number`, of the kind that the rotation assigns to it."""
     if each.dtype in (STRING, OBJECT):
         return _words(each, each.shape, random)
     noise = np.asarray(random.standard_normal(each.shape))
@@ -217,7 +218,7 @@ def _made(each: TensorType, number: int, random: np.random.Generator) -> Array:
 
 
 def _ramp(shape: Sequence[int]) -> Array:
-    """From 0 in the first corner to 1 in the last."""
+    """A ramp from 0 in the first corner to 1 in the last."""
     if 0 in shape:
         return np.zeros(shape)
     long = [extent for extent in shape if extent > 1]
@@ -235,7 +236,7 @@ def save(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _load_one(path: Path, inputs: Mapping[str, TensorType], most: int) -> Samples:
-    """The samples of a file, whose arrays of more bytes than `most` are not held."""
+    """The samples of one file; arrays of more than `most` bytes are not loaded."""
     large = {name: each for name in (*inputs, "x") if (each := member(path, name, most)) is not None}
     several = tuple(f"{name}/" for name, each in inputs.items() if _is_structured(each))
     held = _arrays(path, {*inputs, "x", "y"} - large.keys(), most, several)
@@ -264,7 +265,7 @@ def _is_structured(each: TensorType) -> bool:
 def _structured(
     path: Path, held: Mapping[str, Array | None], inputs: Mapping[str, TensorType]
 ) -> dict[str, Array]:
-    """What takes several keys. Raises DataError (E401) where one is missing."""
+    """The values stored under several keys. Raises DataError (E401) if one is missing."""
     arrays = {name: each for name, each in held.items() if each is not None}
     found: dict[str, Array] = {}
     for name in (name for name, each in inputs.items() if _is_structured(each)):
@@ -277,7 +278,7 @@ def _structured(
 
 
 def _labels(values: Array | None, count: int) -> tuple[Array | None, str]:
-    """The classes of `count` samples as int64, or why the array does not hold them."""
+    """The classes of `count` samples as int64, or the reason why the array does not hold them."""
     if values is None:
         return None, "the labels 'y' are damaged or hold Python objects"
     if values.shape not in ((count,), (count, 1)):
@@ -292,7 +293,8 @@ def _arrays(
 ) -> dict[str, Array | None]:
     """The arrays of an .npz file by name: None for those not wanted, damaged, or of Python objects.
 
-    most: bytes of those that `member` has counted. several: beginnings of other names that are wanted.
+    most: bytes up to which `member` has already counted an array. several: prefixes of further names that are
+    wanted.
     Raises DataError (E401) if the file cannot be read at all.
     """
     try:
@@ -317,10 +319,10 @@ def _members(archive: np.lib.npyio.NpzFile) -> list[zipfile.ZipInfo]:
 
 def _array(path: Path, archive: np.lib.npyio.NpzFile, name: str, most: int) -> Array | None:
     member = next((each for each in _members(archive) if each.filename in (name, f"{name}.npy")), None)
-    if member is not None and (name == "y" or member.file_size > most):  # else `member` has counted it
+    if member is not None and (name == "y" or member.file_size > most):  # otherwise `member` has counted it
         take_data(member.file_size, path.name, name)
     try:
-        found: Any = archive[name]  # bytes, where the member is no array
+        found: Any = archive[name]  # bytes if the member is not an array
     except DAMAGED:
         return None
     return found if isinstance(found, np.ndarray) else None
@@ -346,7 +348,7 @@ def _pick(
 
 
 def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType) -> Rows:
-    """(samples, *shape): the model's leading 1 may be left out of the data."""
+    """The array as (samples, *shape): the data may omit the model's leading 1."""
     if isinstance(values, np.ndarray) and _is_structured(wanted):
         return InMemory(_objects(path, values, name, wanted))
     shape = wanted.shape
@@ -370,7 +372,7 @@ def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType) 
 
 
 def _objects(path: Path, values: Array, name: str, wanted: TensorType) -> Array:
-    """One object a sample: a tensor that fits the type, or what is no tensor as it is. Raises DataError (E402)."""
+    """One object per sample: a tensor that fits the type, or any other value as it is. Raises DataError (E402)."""
     given = values.astype(object) if values.dtype.kind in "US" else values
     found = structured.objects([given[at, ...] for at in range(len(given))] if given.ndim > 1 else list(given))
     if wanted.dtype == OBJECT:

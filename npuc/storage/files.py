@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, and the folder of those that can be made again.
+"""Files and folders that are written as a whole or not at all, and the cache folder.
 
-What is written is staged beside its place, under a name with a random part, `.NAME.RANDOM.partial`, which its
-writer keeps locked. A folder that stands already is exchanged with the staged one in one step where the system
-can (Linux); elsewhere it steps aside as `.NAME.RANDOM.old`, and whoever comes after a killed run puts it back.
+New content is staged beside its destination under a name with a random part, `.NAME.RANDOM.partial`, which the
+writer keeps locked. An existing folder is swapped with the staged one atomically where the system supports it
+(Linux); elsewhere it is moved aside as `.NAME.RANDOM.old`, and if the run is killed, the next run moves it back.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from npuc.interrupts import deferred
 
 try:
     import fcntl
-except ImportError:  # a system without locks: what killed runs leave stays there
+except ImportError:  # without locks, leftovers of killed runs are not removed
     fcntl = None
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-"""Of renameat2(2)."""
+"""Arguments of renameat2(2)."""
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
-"""What a kernel or a file system without exchange says."""
+"""Errors of kernels and file systems that cannot exchange two names."""
 
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A new empty file beside the file, to be written; it takes the file's place when the block has succeeded.
+    """A new empty file beside `path`, to be written in the block; it replaces `path` if the block succeeds.
 
-    Raises ArtefactError (E506) where the system refuses.
+    Raises ArtefactError (E506) if the system refuses.
     """
     with _reported(path), _staged(path, _new_file) as staging:
         yield staging
@@ -45,9 +45,9 @@ def replacing(path: Path) -> Generator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Generator[Path]:
-    """A new empty folder beside the folder, to be filled; it takes its place when the block has succeeded.
+    """A new empty folder beside `path`, to be filled in the block; it replaces `path` if the block succeeds.
 
-    What stood there, a file too, is removed after the new one stands. Raises ArtefactError (E506) where the system
+    The old folder or file is removed once the new folder is in place. Raises ArtefactError (E506) if the system
     refuses.
     """
     with _reported(path):
@@ -60,7 +60,7 @@ def replacing_folder(path: Path) -> Generator[Path]:
 
 
 def recover(path: Path) -> None:
-    """Puts a folder back that a killed run had moved aside, where nothing has taken its place."""
+    """Restores a folder that a killed run had moved aside, unless something has taken its place."""
     if path.exists() or path.is_symlink():
         return
     for aside in _left(path, "old"):
@@ -72,7 +72,7 @@ def recover(path: Path) -> None:
 
 @contextmanager
 def _reported(path: Path) -> Generator[None]:
-    """OSErrors become ArtefactErrors (E506)."""
+    """Turns OSErrors into ArtefactErrors (E506)."""
     if not path.name:
         raise ArtefactError("E506", f"'{path}' cannot be written: it is a folder")
     try:
@@ -84,7 +84,7 @@ def _reported(path: Path) -> Generator[None]:
 
 @contextmanager
 def _staged(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
-    """A locked new place beside the path, which is gone in the end; so are those of killed runs."""
+    """A new locked staging path beside `path`, removed at the end; leftovers of killed runs are removed too."""
     for left in _left(path, "(partial|old)"):
         with _locked(left) as free:
             if free:
@@ -95,7 +95,7 @@ def _staged(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
             make(staging)
             ending.callback(_remove, staging)
             ending.enter_context(_locked(staging))
-            if not staging.exists():  # taken for a killed run's, before it was locked
+            if not staging.exists():  # another run took it for a leftover before it was locked
                 make(staging)
         yield staging
 
@@ -105,7 +105,7 @@ def _new_file(path: Path) -> None:
 
 
 def _left(path: Path, ending: str) -> Iterator[Path]:
-    """What runs, perhaps killed ones, have beside the path under names of this ending."""
+    """Staged files and folders beside `path` with this suffix, of running or killed runs."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.{ending}")
     with suppress(OSError):
         yield from [each for each in path.parent.iterdir() if pattern.fullmatch(each.name)]
@@ -113,7 +113,7 @@ def _left(path: Path, ending: str) -> Iterator[Path]:
 
 @contextmanager
 def _locked(path: Path) -> Generator[bool]:
-    """Holds the lock of a file or folder, if nobody else does; gives whether it does."""
+    """Locks a file or folder unless another process holds the lock; yields whether it is locked now."""
     if fcntl is None:
         yield False
         return
@@ -128,7 +128,7 @@ def _locked(path: Path) -> Generator[bool]:
 
 
 def _remove(path: Path) -> None:
-    """A file, link or folder; what cannot be removed stays."""
+    """Removes a file, link or folder; what cannot be removed stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -137,7 +137,7 @@ def _remove(path: Path) -> None:
 
 
 def _swap(staging: Path, path: Path) -> None:
-    """Puts a staged folder in place; what stood there is under the staged one's name then, or removed."""
+    """Moves a staged folder into place; the old content ends up under the staged name or is removed."""
     if not path.exists() and not path.is_symlink():
         staging.rename(path)
         return
@@ -155,7 +155,7 @@ def _swap(staging: Path, path: Path) -> None:
 
 
 def _exchanged(first: Path, second: Path) -> bool:
-    """Whether the system exchanged what two names stand for, in one step. Raises OSError where it refuses."""
+    """Whether the system swapped two paths atomically. Raises OSError if it refuses."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
@@ -170,7 +170,7 @@ def _exchanged(first: Path, second: Path) -> bool:
 
 @contextmanager
 def exclusively(path: Path) -> Generator[None]:
-    """Waits for the lock of a file, which is made and stays; where the system has no locks nobody waits."""
+    """Waits for the lock on a file, creating the file if necessary; without system support it does not wait."""
     with path.open("ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -178,7 +178,7 @@ def exclusively(path: Path) -> Generator[None]:
 
 
 def cache_folder() -> Path:
-    """The user's own cache folder, which nobody else can write; else a new temporary one."""
+    """The user's own cache folder, if no other user can write to it; otherwise a new temporary folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "npuc"
     try:
@@ -186,6 +186,6 @@ def cache_folder() -> Path:
         status = folder.stat()
         if status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
-    except (OSError, AttributeError):  # not writable; no users on this system
+    except (OSError, AttributeError):  # not writable, or the system has no user ids
         pass
     return Path(tempfile.mkdtemp(prefix="npuc-"))

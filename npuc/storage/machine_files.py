@@ -20,29 +20,29 @@ MOST = 1 << 24
 
 POWER_OF_TWO = "power-of-two"
 DEMANDS = ("free", POWER_OF_TWO)
-"""What a machine may ask of all scales of activations."""
+"""Rules that a machine may impose on all activation scales."""
 
 
 def as_toml(values: Mapping[str, Any]) -> str:
-    """The lines of a machine file with these values."""
+    """A machine file with these values, as lines."""
     return "".join(f"{toml_key(name)} = {_toml(value)}\n" for name, value in values.items())
 
 
 def _toml(value: object) -> str:
-    """A number, switch or name."""
+    """A value in TOML notation: a number, switch or name."""
     return toml_string(value) if isinstance(value, str) else json.dumps(value)
 
 
 def bad_machine(origin: str, reason: str, limit: str, page: str) -> DoesNotFit:
-    """What is wrong with a machine description; page: where its parameters are explained."""
+    """An error in a machine description; page: where its parameters are explained."""
     remedy = f"see {place_of(page)}, Machine files"
     return DoesNotFit("E305", f"machine {origin}: {reason}", limit=limit, remedy=remedy)
 
 
 def described(kind: type[M], values: Mapping[str, Any], origin: str, page: str) -> M:
-    """The machine with these values, each of the type that its field has, integers within 1..2^24, floats above 0.
+    """The machine with these values, checked: each has its field's type, integers are in 1..2^24, floats above 0.
 
-    Raises DoesNotFit (E305) for a parameter that the machine does not have, and for a wrong value.
+    Raises DoesNotFit (E305) for an unknown parameter or an invalid value.
     """
     known: dict[str, str] = {each.name: str(each.type) for each in fields(kind)}  # pyright: ignore
     for key, value in values.items():
@@ -59,13 +59,13 @@ def described(kind: type[M], values: Mapping[str, Any], origin: str, page: str) 
 
 
 LARGEST_FILE, LONGEST_LINE = 1 << 16, 1 << 10
-"""Bytes of a machine file, and of a line: a reader of TOML takes long for keys in keys in keys."""
+"""Limits on a machine file and on a line, in bytes: a TOML reader is slow on deeply nested keys."""
 
 
 def read_values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]:
-    """The name = value lines of a TOML file; shipped: the machines that need no file.
+    """The name = value lines of a TOML file. shipped: the machines that need no file, for the error message.
 
-    Raises DoesNotFit (E305) for a file that cannot be read.
+    Raises DoesNotFit (E305) if the file cannot be read.
     """
     try:
         import tomllib
@@ -82,7 +82,7 @@ def read_values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]
         reason = f"no such machine, and no file that can be read ({error.strerror})."
         limit = f"{', '.join(shipped)}, or a .toml file"
         raise bad_machine(str(path), f"{reason}{closest(str(path), shipped)}", limit, page) from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or numbers of thousands of digits
         raise bad_machine(
             path.name, f"cannot be read: {error}", "a TOML file of name = value lines", page
         ) from None

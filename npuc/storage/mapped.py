@@ -1,8 +1,8 @@
-"""Heavy values in files of a temporary folder, mapped into memory: the system holds what is being read of them.
+"""Heavy values in temporary files that are mapped into memory: only the pages in use occupy memory.
 
-A graph, the sessions of onnxruntime that run it, and a program then share one copy of a network's weights, and
-`release` gives the memory of what was read back. The folder is private and is gone when the process has ended;
-what is mapped cannot change or shrink under it, as a user's own file could.
+A graph, the onnxruntime sessions that run it and a program thus share one copy of a network's weights, and
+`release` frees the pages that were read. The folder is private and is removed when the process ends; unlike a
+user's own file, a mapped file cannot change or shrink while in use.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from npuc.ir import Array
 from npuc.storage.pieces import view_of
 
 HEAVY = 1 << 20
-"""Bytes of a constant that is better not copied."""
+"""Bytes from which a constant is mapped instead of copied."""
 BLOCK = 1 << 20
-"""Bytes that are copied at a time."""
+"""Bytes copied at a time."""
 
 
 class Mapped(mmap.mmap):
@@ -41,19 +41,19 @@ class Mapped(mmap.mmap):
 
 _maps: weakref.WeakSet[Mapped] = weakref.WeakSet()
 _copies: weakref.WeakValueDictionary[tuple[int, ...], Mapped] = weakref.WeakValueDictionary()
-"""What was copied of files: by what tells a file, and by its start and length."""
+"""Mapped copies by file identity (device, inode, size, times), start and length."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where values lie: a file, and the offset in it in bytes."""
+    """The location of values: a file and a byte offset."""
 
     file: Path
     offset: int
 
 
 def folder() -> Path:
-    """The folder of all files of this process. Raises OSError where the system refuses it."""
+    """The folder of this process's temporary files. Raises OSError if it cannot be created."""
     return _folder_of(os.getpid())
 
 
@@ -65,14 +65,14 @@ def _folder_of(process: int) -> Path:
 
 
 def _remove(process: int, path: Path) -> None:
-    """Removes a file or folder, unless another process made it."""
+    """Removes a file or folder, unless another process created it."""
     if os.getpid() == process:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _new() -> Generator[tuple[Path, IO[bytes]]]:
-    """A new file; it is gone where the block fails."""
+    """A new file; it is removed if the block fails."""
     handle, name = mkstemp(dir=folder())
     path = Path(name)
     try:
@@ -93,7 +93,7 @@ def _mapped(path: Path) -> Mapped:
 
 
 def release() -> None:
-    """Gives the memory back in which mapped values lie; whoever reads them again gets them from their files."""
+    """Frees the memory of all mapped values; the next access reads them from their files again."""
     advice = getattr(mmap, "MADV_DONTNEED", None)
     if advice is not None:
         for each in list(_maps):
@@ -101,7 +101,7 @@ def release() -> None:
 
 
 def trim() -> None:
-    """Gives back what the process has freed, as far as its C library would keep it; then `release`."""
+    """Returns freed heap memory that the C library would keep to the system, then calls `release`."""
     give_back = _malloc_trim()
     if give_back is not None:
         give_back(0)
@@ -110,7 +110,7 @@ def trim() -> None:
 
 @cache
 def _malloc_trim() -> Any:
-    """The function of glibc; None where there is another library."""
+    """glibc's malloc_trim; None with another C library."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
@@ -118,7 +118,7 @@ def _malloc_trim() -> Any:
 
 
 def kept(values: Array) -> Array:
-    """The same values, mapped; as they are where they are light, or where the system has no room for a file."""
+    """The same values, mapped; unchanged if they are small or no file can be created."""
     if values.nbytes < HEAVY or values.dtype.hasobject or place_of(values) is not None:
         return values
     try:
@@ -132,10 +132,10 @@ def kept(values: Array) -> Array:
 
 
 def copied(source: Path, start: int, length: int, dtype: DTypeLike) -> Array:
-    """Elements in a file, in a copy of its own that is mapped: (elements,). It is made once.
+    """Elements of a file, (elements,), mapped from a private copy that is made once.
 
-    Without room for a copy they are in memory. Raises OSError where the file cannot be read, ValueError where it
-    ends before.
+    If no copy can be made, they are read into memory. Raises OSError if the file cannot be read, ValueError if it
+    is too short.
     """
     told = source.stat()
     key = (told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns, start, length)
@@ -161,14 +161,14 @@ def _copy(source: Path, start: int, length: int) -> Mapped:
 
 
 def _write(file: IO[bytes], data: bytes | Array) -> None:
-    """All of it: an unbuffered file may take less at a time."""
+    """Writes all of it: an unbuffered file may accept less at a time."""
     left = view_of(data)
     while left:
         left = left[file.write(left) :]
 
 
 def place_of(values: Array) -> Place | None:
-    """Where mapped values lie; None for others, and for those that do not lie in C order."""
+    """The location of mapped values; None for others, and for those not in C order."""
     whole: Any = values
     while isinstance(whole.base, np.ndarray):
         whole = whole.base

@@ -1,4 +1,4 @@
-"""Contents of files in pieces, which are never in memory together: large parts are arrays that lie elsewhere."""
+"""File contents in pieces that are never in memory together: large parts are arrays kept elsewhere."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from npuc.ir import Array
 
 
 def size_of(piece: bytes | Array) -> int:
-    """Bytes of a piece."""
+    """The size of a piece in bytes."""
     return len(piece) if isinstance(piece, bytes) else piece.nbytes
 
 
 def view_of(piece: bytes | Array) -> memoryview:
-    """The bytes of a piece; arrays lie in C order and are not empty."""
+    """The bytes of a piece. Arrays must be in C order and not empty."""
     return memoryview(piece) if isinstance(piece, bytes) else piece.data.cast("B")
 
 
 class Pieces:
-    """Bytes in pieces one behind the other, some of them the elements of arrays in C order."""
+    """A sequence of pieces that reads as one run of bytes; some pieces are the elements of arrays in C order."""
 
     def __init__(self, pieces: Sequence[bytes | Array]) -> None:
         filled = (each for each in pieces if size_of(each))
@@ -41,7 +41,7 @@ class Pieces:
         return self[:]
 
     def array(self, span: tuple[int, int]) -> Array | None:
-        """The array that is this piece; None where none is."""
+        """The array that covers exactly this span; None if there is none."""
         number = int(np.searchsorted(self.starts, span[0]))
         piece = self.pieces[number] if number < len(self.pieces) else b""
         fits = int(self.starts[number]) == span[0] and size_of(piece) == span[1] - span[0]
@@ -57,7 +57,7 @@ class Pieces:
 
 
 def _joined(pieces: Iterable[bytes | Array], light: bool) -> Iterable[bytes | Array]:
-    """Bytes as one piece, arrays as they are."""
+    """Bytes joined into one piece; arrays unchanged."""
     return [b"".join(bytes(each) for each in pieces)] if light else pieces
 
 
@@ -66,7 +66,7 @@ Content = bytes | Pieces
 
 @dataclass(frozen=True, eq=False)
 class Files(Mapping[str, bytes]):
-    """Contents by name, which are whole only where one is asked for."""
+    """Contents by name; each is assembled only when it is accessed."""
 
     contents: Mapping[str, Content]
 
@@ -81,7 +81,7 @@ class Files(Mapping[str, bytes]):
 
 
 def contents_of(*files: Mapping[str, bytes]) -> dict[str, Content]:
-    """The contents of several mappings together, none of which is made whole."""
+    """The contents of several mappings together, none of them assembled."""
     found: dict[str, Content] = {}
     for each in files:
         found |= each.contents if isinstance(each, Files) else each
@@ -89,5 +89,5 @@ def contents_of(*files: Mapping[str, bytes]) -> dict[str, Content]:
 
 
 def pieces_of(content: Content) -> Sequence[bytes | Array]:
-    """A content piece by piece."""
+    """The pieces of a content."""
     return (content,) if isinstance(content, bytes) else content.pieces

@@ -1,4 +1,4 @@
-"""Memory images as Verilog's $readmemh takes them: a word a line in hexadecimal, the last byte first."""
+"""Memory images for Verilog's $readmemh: one word per line in hexadecimal, most significant byte first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def written(image: bytes, word_bytes: int) -> bytes:
 
 
 def placed(images: Sequence[tuple[int, bytes]], word_bytes: int) -> bytes:
-    """The text of a memory with images at byte addresses; a word that has bytes of none holds 0 there.
+    """The text of a memory with images at byte addresses; bytes that no image covers are 0 within a word.
 
     >>> placed([(2, bytes([1, 2])), (8, bytes([3]))], 4)
     b'@0\\n02010000\\n@2\\n00000003\\n'
@@ -32,7 +32,7 @@ def placed(images: Sequence[tuple[int, bytes]], word_bytes: int) -> bytes:
 
 
 def _runs(images: Sequence[tuple[int, bytes]], word_bytes: int) -> Iterator[tuple[int, bytearray]]:
-    """Images that share a word or follow one another as one, from a word's first byte to a word's last."""
+    """Images that share a word or are adjacent, merged and extended to whole words."""
     start, data = 0, bytearray()
     for address, image in sorted(images):
         if not image:
@@ -51,9 +51,9 @@ def _runs(images: Sequence[tuple[int, bytes]], word_bytes: int) -> Iterator[tupl
 
 
 def image_of(content: bytes, word_bytes: int) -> bytes:
-    """The bytes of a file: of its words where it is such a text, as they are where it is not.
+    """The bytes of a file: decoded if it is such a text, unchanged if it is not.
 
-    Raises ArtefactError (E501) for a text that leaves words out (@), or whose words have another width.
+    Raises ArtefactError (E501) for a text with addresses (@) or words of another width.
 
     >>> image_of(b"0201 // the first\\n0403\\n", 2), image_of(b"\\x01\\xff", 2)
     (b'\\x01\\x02\\x03\\x04', b'\\x01\\xff')

@@ -26,14 +26,14 @@ from npuc.errors import ArtefactError
 
 T = TypeVar("T")
 LARGEST = 1 << 53
-"""The largest number in a manifest: beyond it JSON readers disagree, and no machine has so much of anything."""
+"""The largest number in a manifest: JSON readers disagree beyond it, and no machine needs more."""
 
 
 def read(kind: type[T], value: Any, where: str, file: str = "manifest.json") -> T:
     """The value as this type: a dataclass, tuple[..], Mapping[str, ..], a union, int, float, bool, str or Any.
 
-    Keys that a dataclass lacks are left out; lists of Any become tuples. Raises ArtefactError (E502), which names
-    the file and the place in it.
+    Keys without a field are dropped; lists of Any become tuples. Raises ArtefactError (E502), which names the file
+    and the place in it.
     """
     try:
         return _value(kind, value, where)
@@ -45,7 +45,7 @@ def read(kind: type[T], value: Any, where: str, file: str = "manifest.json") -> 
 
 
 class _WrongValue(Exception):
-    """What is wrong with a value, and what it should be."""
+    """The error for a value: where it is and what it should be."""
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
@@ -102,7 +102,7 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 @cache
 def _hints(kind: Any) -> Mapping[str, Any]:
-    """The types of a dataclass's fields: manifests have the same few thousands of times."""
+    """The types of a dataclass's fields, cached: manifests repeat the same types thousands of times."""
     return get_type_hints(kind)
 
 

@@ -10,11 +10,11 @@ from npuc.errors import DataError
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
-    """Every file as it is, a folder by its .npz files, a pattern (`*`, `?`, `[..]`, `**`) by the files it matches.
+    """The files that paths stand for: a file itself, the .npz files of a folder, the matches of a pattern.
 
-    Files of a folder or a pattern come in the order of their paths, character by character; hidden ones are left
-    out. Raises DataError (E401) for a folder without .npz files and a pattern without a match. Whether a file
-    that is named exists is said by what opens it.
+    A pattern contains `*`, `?`, `[..]` or `**`. Files of a folder or pattern are sorted by path, character by
+    character; hidden files are left out. Raises DataError (E401) for a folder without .npz files and a pattern
+    without a match. A named file is not checked here; opening it reports that it is missing.
     """
     return [file for path in paths for file in _files(path)]
 
@@ -22,7 +22,7 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
 def _files(path: Path) -> list[Path]:
     try:
         return _matching(path)
-    except OSError:  # a name that is too long, or a folder that may not be entered
+    except OSError:  # a name that is too long, or a folder that cannot be entered
         return [path]
 
 

@@ -1,6 +1,6 @@
 """Arrays of .npz files that are read block by block, in order: files may be larger than memory.
 
-A compressed member is decompressed as it is read; nothing of it is kept.
+A compressed member is decompressed as it is read and is not kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from npuc.errors import DataError
 from npuc.ir import Array
 
 LARGE = 1 << 26
-"""Arrays of more bytes are not held in memory."""
+"""Arrays of more bytes are streamed instead of loaded."""
 
 
 DAMAGED = (
@@ -37,16 +37,16 @@ DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What numpy raises for a file that is damaged, encrypted or pickled, or claims more than the memory holds."""
+"""Exceptions of numpy for a file that is damaged, encrypted or pickled, or claims more than memory can hold."""
 
 
 class Rows(Protocol):
-    """An array by its first axis."""
+    """An array that is read by rows, along its first axis."""
 
     def __len__(self) -> int: ...
 
     def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
-        """The rows from `start` on in order, at most so many at a time."""
+        """The rows from `start` on in order, at most `size` at a time."""
         ...
 
 
@@ -73,17 +73,17 @@ class Member:
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     convert: Callable[[Array], Array] = np.asarray
-    """What becomes of a block."""
+    """Applied to each block that is read."""
     fortran: bool = False
-    """Whether the last axis is the slowest to change: its rows do not lie one after the other."""
+    """Whether the array is in Fortran order: its rows are not contiguous."""
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
-        """Read anew each time, in C order a block at a time.
+        """The blocks, read from the file anew on each call; in C order one block at a time.
 
-        Raises DataError (E401) where the file turns out to be damaged.
+        Raises DataError (E401) if the file turns out to be damaged.
         """
         with zipfile.ZipFile(self.path) as archive, archive.open(self.name) as file:
             npy_header(file)
@@ -115,7 +115,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Joined:
-    """Several, one after the other."""
+    """Several arrays, concatenated."""
 
     parts: Sequence[Rows]
 
@@ -123,7 +123,7 @@ class Joined:
         return sum(map(len, self.parts))
 
     def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
-        """Blocks of exactly this size, but for the last, so that inputs of other files stay beside each other."""
+        """Blocks of exactly this size, except for the last, so that they line up with those of other inputs."""
         left: list[Array] = []
         for block in chain.from_iterable(part.blocks(size, first) for part, first in self._from(start)):
             left.append(block)
@@ -136,7 +136,7 @@ class Joined:
             yield np.concatenate(left)
 
     def _from(self, start: int) -> Iterator[tuple[Rows, int]]:
-        """The parts that have rows from `start` on, each with the first of its own."""
+        """The parts that have rows from `start` on, each with its own first row."""
         for part in self.parts:
             if start < len(part):
                 yield part, start
@@ -145,7 +145,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Part:
-    """The rows from `first` on, and before `stop`."""
+    """The rows from `first` up to, but not including, `stop`."""
 
     rows: Rows
     first: int
@@ -155,7 +155,7 @@ class Part:
         return max(min(self.stop, len(self.rows)) - self.first, 0)
 
     def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
-        """No more is read than that."""
+        """The blocks of these rows; no further rows are read."""
         count = len(self)
         found = self.rows.blocks(size, self.first + start)
         for at in range(start, count, size):
@@ -164,7 +164,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Streamed(Mapping[str, Array]):
-    """Arrays by name that are whole only where one is asked for."""
+    """Arrays by name; each is read as a whole only when it is accessed."""
 
     rows: Mapping[str, Rows]
 
@@ -179,12 +179,12 @@ class Streamed(Mapping[str, Array]):
 
 
 def rows_of(arrays: Mapping[str, Array]) -> Mapping[str, Rows]:
-    """The arrays by their rows, whether they are in memory or not."""
+    """The arrays as rows, whether they are in memory or not."""
     return arrays.rows if isinstance(arrays, Streamed) else {name: InMemory(each) for name, each in arrays.items()}
 
 
 def member(path: Path, name: str, most: int) -> Member | None:
-    """An array of an .npz file if it has more bytes than may be held; None also for what cannot be streamed."""
+    """An array of an .npz file that is too large to load; None if it is smaller or cannot be streamed."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = next((each for each in archive.infolist() if each.filename in (name, f"{name}.npy")), None)
@@ -201,9 +201,9 @@ def member(path: Path, name: str, most: int) -> Member | None:
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Shape, whether the order is Fortran's, and type; the file stands where the elements begin.
+    """Shape, whether the order is Fortran's, and type; leaves the file positioned at the elements.
 
-    Raises ValueError, SyntaxError or TokenError for what is no header.
+    Raises ValueError, SyntaxError or TokenError if there is no valid header.
     """
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)

@@ -1,8 +1,8 @@
-"""Samples that no array of numbers holds: strings, sequences, maps, optional values, and tensors of many shapes.
+"""Samples that do not fit one numeric array: strings, sequences, maps, optional values, tensors of varying shape.
 
-In an .npz file a tensor that has another shape in every sample is one array a sample, `NAME/0`, `NAME/1` and so
-on. Of a sequence in sample S, `NAME/S/I` is element I (of a map `NAME/S/I/keys` and `NAME/S/I/values`), and
-`NAME/lengths` has the number of elements for every sample, -1 where there is no value. Strings are Unicode arrays.
+In an .npz file a tensor whose shape varies is stored as one array per sample: `NAME/0`, `NAME/1` and so on. In a
+sequence, `NAME/S/I` is element I of sample S (for a map `NAME/S/I/keys` and `NAME/S/I/values`), and `NAME/lengths`
+holds the number of elements per sample, -1 for an absent value. Strings are Unicode arrays.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from npuc.ir import Array
 
 NONE = -1
-"""The length of a value that is not there."""
+"""The length that marks an absent value."""
 LENGTHS = "lengths"
 
 
 def members(name: str, values: Array) -> Iterator[tuple[str, Array]]:
-    """The arrays of an .npz file that hold these values, (samples, *shape); objects are one value a sample."""
+    """The arrays of an .npz file for these values, (samples, *shape); an object array has one value per sample."""
     if values.dtype != object:
         yield name, values
     elif values.ndim != 1:
@@ -35,7 +35,7 @@ def members(name: str, values: Array) -> Iterator[tuple[str, Array]]:
 
 
 def _elements(value: Any) -> Sequence[Any]:
-    """The elements of a sequence; anything else is one element."""
+    """The elements of a sequence; any other value is its own only element."""
     return value if isinstance(value, list | tuple) else [value]
 
 
@@ -53,7 +53,7 @@ def _plain(value: Any) -> Array:
 
 
 def gathered(name: str, arrays: Mapping[str, Array]) -> Array | None:
-    """The values of a name, an object a sample; None where the arrays have none of it. Inverse of `members`."""
+    """The values of a name, one object per sample; None if the arrays have none of it. Inverse of `members`."""
     if f"{name}/{LENGTHS}" in arrays:
         lengths = arrays[f"{name}/{LENGTHS}"]
         return objects([_sequence(f"{name}/{at}", int(length), arrays) for at, length in enumerate(lengths)])
@@ -64,7 +64,7 @@ def gathered(name: str, arrays: Mapping[str, Array]) -> Array | None:
 
 
 def _sequence(key: str, length: int, arrays: Mapping[str, Array]) -> list[Any] | None:
-    """The elements of a sequence. Raises KeyError for one that is missing."""
+    """The elements of a sequence. Raises KeyError if one is missing."""
     return None if length == NONE else [_read(arrays[f"{key}/{number}"]) for number in range(length)]
 
 
@@ -73,7 +73,7 @@ def _read(values: Array) -> Array:
 
 
 def objects(values: Sequence[Any]) -> Array:
-    """One object a sample."""
+    """An object array with one object per sample."""
     found = np.empty(len(values), object)
     for at, each in enumerate(values):
         found[at] = each
@@ -81,14 +81,14 @@ def objects(values: Sequence[Any]) -> Array:
 
 
 def row(values: Array, at: int) -> Any:
-    """The value of a sample: an array, or what else it is."""
+    """The value of one sample: an array or another object."""
     if values.dtype != object:
         return values[at, ...]
     return np.array(values[at], object) if isinstance(values[at], str) else values[at]
 
 
 def leaves(value: Any) -> list[Array]:
-    """The tensors that a value is made of, in order; none of a value that is not there."""
+    """The tensors that make up a value, in order; none for an absent value."""
     if value is None:
         return []
     if isinstance(value, Mapping):
@@ -99,7 +99,7 @@ def leaves(value: Any) -> list[Array]:
 
 
 def comparable(wanted: Any, found: Any) -> bool:
-    """Whether two values have the same structure: as many tensors, of the same shapes and kinds."""
+    """Whether two values have the same structure: as many tensors, with the same shapes and kinds."""
     pairs = leaves(wanted), leaves(found)
     return len(pairs[0]) == len(pairs[1]) and all(
         a.shape == b.shape and (a.dtype.kind in "fiub") == (b.dtype.kind in "fiub")

@@ -1,6 +1,6 @@
 """Value change dumps (IEEE 1364, section 18): signals over time, for waveform viewers.
 
-One time unit is one cycle. No date is written: equal runs give equal files. Source of the format: pyvcd.
+One time unit is one cycle. No date is written: equal runs give equal files. The format follows pyvcd.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from npuc.ir import Array
 
 @dataclass(frozen=True)
 class Signal:
-    """A name and a width in bits; values are unsigned, or two's complement."""
+    """A signal: a name and a width in bits. Values are unsigned or two's complement."""
 
     name: str
     width: int
 
 
 class VcdWriter:
-    """Writes chunk after chunk of consecutive cycles; only changes are written."""
+    """Writes consecutive cycles chunk by chunk; only changes are written."""
 
     def __init__(self, stream: TextIO, module: str, signals: Sequence[Signal]) -> None:
         from vcd import VCDWriter
 
         self.signals = signals
         self.time = 0
-        """The next cycle."""
+        """Writes the next cycle."""
         self._writer = VCDWriter(stream, timescale="1 ns", date="", version="npuc")
         self._variables = [
             self._writer.register_var(module, each.name, "wire", size=each.width, init=0) for each in signals
@@ -38,7 +38,7 @@ class VcdWriter:
         self._last = np.zeros((len(signals), 1), np.int64)
 
     def write(self, columns: Mapping[str, Array], cycles: int) -> None:
-        """The next cycles; columns: a value per cycle for some signals, 0 for the others."""
+        """Writes the next cycles. columns: for some signals one value per cycle; the others are 0."""
         if not cycles:
             return
         values = np.zeros((len(self.signals), cycles), np.int64)

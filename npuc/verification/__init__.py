@@ -1,1 +1,1 @@
-"""A program against onnxruntime: outputs, layers, the first difference, accuracy."""
+"""Comparison of a program with onnxruntime: outputs, layers, the first difference, accuracy."""

@@ -1,8 +1,8 @@
-"""How good a network is at its task: in fp32, as QDQ, as integers, on the machine.
+"""How well a network performs its task: in fp32, as QDQ, as integers, on the machine.
 
-All four see the same samples, so the difference from fp32 is that of pairs: what counts is the samples on which
-they differ. A sample leaves a digest of each computation, and the metric makes the report of them: outputs are not
-kept, and blocks of samples may be computed anywhere.
+All four computations see the same samples, so the difference from fp32 is a paired one: only samples on which they
+disagree contribute. Each computation leaves a digest per sample, from which the metric makes the report: outputs
+are not kept, and blocks of samples may be computed anywhere.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from npuc.verification.judging.metric import FP32, Metric, Outputs
 
 COMPUTATIONS = (FP32, "qdq", "integer", "simulator")
 BLOCKS = 4
-"""For each worker of a cluster, so that none waits long for the last."""
+"""Blocks per worker of a cluster: several, so that no worker waits long for the last one."""
 Digests = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run, by its files: a process of another folder finds it where the paths are absolute."""
+    """The files of the computations to run; absolute paths let a process in another folder find them."""
 
     model: Path
     directory: Path
@@ -48,13 +48,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Task:
-    """A block of samples, with all that a process needs to run it."""
+    """A block of samples with everything that a process needs to run it."""
 
     subject: Subject
     data: tuple[Path, ...]
     metric: Metric
     truths: Array | None
-    """Of the samples of the block."""
+    """The labels of the samples of the block."""
     first: int
     stop: int
     limits: budget.Limits
@@ -72,11 +72,11 @@ def accuracy(
 ) -> dict[str, Any]:
     """The report of `npuc accuracy`.
 
-    A computation that there is not is None: `qdq` where no such model is given, `integer` for floats, and for
-    programs with host regions, which have no integer network of the whole.
+    Missing computations are None: `qdq` where no such model is given; `integer` for floating-point programs and
+    for programs with host regions, which have no integer network of the whole.
     scheduler: of a Dask cluster, whose workers see the same files; the report is the same.
-    Raises DataError (E401, E402) for data and outputs that cannot be judged, ArtefactError (E507) where the
-    cluster fails, and NotTaken for what is asked of a metric that does not take it.
+    Raises DataError (E401, E402) for data and outputs that cannot be judged, ArtefactError (E507) if the cluster
+    fails, and NotTaken for options that the metric does not accept.
     """
     check_model(subject.model, program, subject.allow_modified)
     samples = data.load(files, program_inputs(program))
@@ -109,7 +109,7 @@ def _tasks(
     count: int,
     side_by_side: int,
 ) -> list[Task]:
-    """Blocks of whole batches: every sample is simulated beside the same others as here."""
+    """Blocks of whole batches, so that samples are grouped for simulation as they are without a cluster."""
     batch = batch_of(program)
     size = batch * -(-count // (batch * BLOCKS * max(side_by_side, 1)))
     absolute = tuple(each.absolute() for each in files)
@@ -129,7 +129,7 @@ def _tasks(
 
 
 def computed(task: Task) -> Digests:
-    """The digests of a block."""
+    """The digests of one block."""
     subject = task.subject
     allowed = budget.limited(task.limits.memory, task.limits.seconds)
     with allowed, custom_ops(task.libraries):
@@ -139,7 +139,7 @@ def computed(task: Task) -> Digests:
 
 
 def _merged(parts: Iterator[Digests]) -> Digests:
-    """The blocks one after the other."""
+    """The digests of consecutive blocks, concatenated."""
     found: Digests = {}
     for part in parts:
         for name, digests in part.items():
@@ -156,9 +156,9 @@ def _digests(
     advance: Callable[[int], None] = lambda _: None,
     first: int = 0,
 ) -> Digests:
-    """What every computation leaves of every sample; truths: of these samples.
+    """The digest of each sample for every computation. truths: the labels of these samples.
 
-    first: the number of the first sample. Raises DataError, naming the computation and the sample.
+    first: the number of the first sample. Raises DataError, which names the computation and the sample.
     """
     runs = _computations(subject, program, metric.judged)
     found: Digests = {name: [] for name in runs}
@@ -180,7 +180,7 @@ Run = Callable[[Samples], Sequence[Outputs]]
 
 
 def _computations(subject: Subject, program: Program, judged: Sequence[str]) -> dict[str, Run]:
-    """What there is, by name: these outputs of each sample of a batch."""
+    """The available computations by name, each giving these outputs for a batch."""
     evidence = load_evidence(subject.directory, program, allow_modified=subject.allow_modified)
     models: dict[str, Any] = {FP32: read_model(subject.model)}
     if subject.qdq is not None:

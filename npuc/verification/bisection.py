@@ -1,8 +1,9 @@
 """Where a program first goes wrong: layer, element, tile and instruction, with a small model that shows it.
 
-"Wrong" is a difference between the simulator and the integer network; in floating point, one between the simulator
-on this program and on the model compiled afresh, or one from onnxruntime that rounding does not explain. Where
-there is none, it is the layer at which the error against fp32 jumps.
+For integer programs "wrong" is a difference between the simulator and the integer network. For floating-point
+programs it is a difference between this program and the freshly compiled model on the simulator, or one from
+onnxruntime that rounding does not explain. If there is none, the layer with the largest drop in SQNR against fp32
+is reported.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first element, in the order of layers and samples, that the machine computes otherwise."""
+    """The first element, in the order of layers and samples, that the machine computes wrongly."""
 
     layer: str
     op: str
@@ -44,11 +45,11 @@ class Difference:
     differing: int
     """Elements of this tensor that differ in this sample."""
     origin: Origin | None
-    """The instruction that computed the element, where one did."""
+    """The instruction that computed the element, if one did."""
 
 
 class _Judged(NamedTuple):
-    """A layer of a sample: its right values, and which of those found are wrong."""
+    """A layer of one sample: its correct values, and which of the values found are wrong."""
 
     tensor: str
     sample: int
@@ -57,12 +58,12 @@ class _Judged(NamedTuple):
 
 
 Shown = Mapping[str, Array]
-"""What the simulator shows: (samples, *shape) by tensor."""
+"""The tensors that the simulator shows, (samples, *shape) each."""
 _Judge = Callable[[data.Samples, Shown], Iterator[_Judged]]
 
 
 def _by_reference(reference: bytes) -> _Judge:
-    """The integer network: every bit counts."""
+    """Judges against the integer network, bit for bit."""
     run = session(reference, confined=True)
 
     def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
@@ -75,7 +76,7 @@ def _by_reference(reference: bytes) -> _Judge:
 
 
 def _by_compiling(fresh: Program, target: Target) -> _Judge:
-    """The program as it should be, on the same simulator: every bit counts."""
+    """Judges against a freshly compiled program on the same simulator, bit for bit."""
     run = target.runner(fresh)
 
     def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
@@ -87,7 +88,7 @@ def _by_compiling(fresh: Program, target: Target) -> _Judge:
 
 
 def _by_layer(reference: bytes, graph: Report, precision: str) -> _Judge:
-    """The float network, every layer alone: what rounding does not explain counts."""
+    """Judges each layer alone against the float network: errors beyond rounding are wrong."""
     shapes = {name: each["shape"] for name, each in graph["tensors"].items()}
     prepared: list[Isolated] = []
 
@@ -103,7 +104,7 @@ def _by_layer(reference: bytes, graph: Report, precision: str) -> _Judge:
 
 
 def _simulated(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, Array]:
-    """What the simulator shows of a batch; of floating-point programs the outputs are layers too."""
+    """The tensors that the simulator shows for a batch; floating-point programs count outputs as layers too."""
     shown: dict[str, Array] = {}
     given = run(batch.inputs, shown.__setitem__)
     return shown | given if outputs else shown
@@ -112,11 +113,11 @@ def _simulated(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, 
 def first_difference(
     model: Path, program: Program, target: Target, evidence: Mapping[str, bytes], samples: data.Samples
 ) -> Difference | None:
-    """The first difference between the simulator and what its layers should be, or None.
+    """The first difference between the simulator and the expected values of its layers, or None.
 
-    evidence: reference.onnx and graph.json. Layers come first, then samples: what a wrong layer spoils behind
-    itself does not hide it. A floating-point program has no bits to agree with but those of the model compiled
-    afresh; what both have wrong is more than rounding away from onnxruntime.
+    evidence: reference.onnx and graph.json. The search goes by layers first, then by samples, so that errors
+    propagated to later layers do not hide their origin. A floating-point program can match bit for bit only with
+    the freshly compiled model; an error that both share shows as a difference from onnxruntime beyond rounding.
     """
     graph, reference = described(evidence["graph.json"], program.precision), evidence["reference.onnx"]
     if program.precision not in FLOATING:
@@ -164,7 +165,7 @@ def _difference(
 
 
 def _nodes(graph: Report, layer: Report, shown: Shown) -> tuple[str, ...]:
-    """The ONNX nodes of a layer, and of those before it that were not shown: the fault may be theirs."""
+    """The ONNX nodes of a layer and of preceding layers that are not shown: the fault may lie in any of them."""
     producers = {each["tensor"]: each for each in graph["layers"]}
     found, waiting = list[str](layer["nodes"]), list[str](layer["inputs"])
     while waiting:
@@ -176,7 +177,7 @@ def _nodes(graph: Report, layer: Report, shown: Shown) -> tuple[str, ...]:
 
 
 def largest_jump(report: Report, graph: Report) -> dict[str, Any] | None:
-    """The layer that loses the most decibels against its worst input; None if no layer is compared.
+    """The layer with the largest loss in dB against its worst input; None if no layer is compared.
 
     report: that of `npuc verify`.
     """
@@ -201,10 +202,10 @@ def largest_jump(report: Report, graph: Report) -> dict[str, Any] | None:
 
 
 def reproduction(model: Path, graph: Report, tensor: str, feed: Mapping[str, Array]) -> dict[str, bytes]:
-    """A minimal ONNX model of the layer that computes an int8 tensor, its input, and what to do with them.
+    """A minimal ONNX model of the layer that computes an integer tensor, its input, and the sample.
 
-    feed: the sample, in the model's own shapes. The model is that part of the ONNX model between the float tensors
-    that the layer reads and the one that it computes; the whole model where the passes have left no such part.
+    feed: the sample, in the model's own shapes. The model is the part of the ONNX model between the float tensors
+    that the layer reads and the one that it computes; the whole model if the passes have left no such part.
     """
     fp32 = read_model(model)
     part = _part(fp32, graph, tensor)
@@ -217,7 +218,7 @@ def reproduction(model: Path, graph: Report, tensor: str, feed: Mapping[str, Arr
 
 
 def commands(target: Target, model: Path, directory: Path) -> str:
-    """The commands that reproduce it: in the program, and in a program of the layer alone."""
+    """The commands that reproduce the difference: in the whole program, and in a program of the layer alone."""
     return (
         "#!/bin/sh\n"
         f"npuc verify {shell_word(str(model.resolve()))} {shell_word(str(directory.resolve()))} "
@@ -228,7 +229,7 @@ def commands(target: Target, model: Path, directory: Path) -> str:
 
 
 def save(files: Mapping[str, bytes], text: str, folder: Path) -> list[str]:
-    """Writes the reproduction; gives the names. Raises ArtefactError (E505) for a folder that has content."""
+    """Writes the reproduction; returns the file names. Raises ArtefactError (E505) if the folder is not empty."""
     contents = {**files, "reproduce.sh": text.encode()}
     save_files(contents, folder)
     return sorted(contents)
@@ -249,7 +250,7 @@ def _part(model: Any, graph: Report, tensor: str) -> Any:
 
         part = Extractor(infer_shapes(model)).extract_model(read, [floats[tensor]])
         checker.check_model(part)
-    except Exception:  # what onnx cannot cut is given whole
+    except Exception:  # if onnx cannot extract the part, use the whole model
         return model
     return part
 

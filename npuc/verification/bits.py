@@ -1,4 +1,4 @@
-"""The simulator beside the integer network (reference.onnx) under onnxruntime: whether they agree in every bit."""
+"""Bit-for-bit comparison of the simulator with the integer network (reference.onnx) under onnxruntime."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from npuc.verification.described import evidence as foreign
 
 
 class Bits:
-    """What the simulator and the integer network have made of some samples, and what of it differs.
+    """Differences between the simulator and the integer network, accumulated over samples.
 
-    few_runs: there will be only a sample or two. confined: the evidence may be anyone's. Raises ArtefactError
+    few_runs: only a sample or two will be added. confined: the evidence may come from anyone. Raises ArtefactError
     (E502) for evidence that npuc did not write.
     """
 
@@ -50,14 +50,14 @@ class Bits:
         if missing:
             raise damaged("reference.onnx", f"it lacks the tensor '{min(missing)}'")
         self.differing: dict[str, int] = {}
-        """Elements of every tensor that the simulator showed."""
+        """Number of differing elements in each tensor that the simulator showed."""
         self.strayed: dict[str, int] = {}
-        """Elements that the host cannot have got from the integer network's values: of outputs, of integers."""
+        """Number of elements, in outputs and integer tensors, that do not follow from the reference's values."""
 
     def add(
         self, feed: Mapping[str, Array], seen: Mapping[str, Array], outputs: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Compares a sample; gives the integer network's values of all tensors and outputs.
+        """Compares a sample; returns the integer network's values of all tensors and outputs.
 
         seen: the tensors that the simulator shows.
         """
@@ -78,9 +78,9 @@ class Bits:
         return integer
 
     def _expect_shapes(self, values: Mapping[str, Array]) -> None:
-        """Raises ArtefactError (E502) where a tensor is not as graph.json says.
+        """Raises ArtefactError (E502) if a tensor's shape is not the one in graph.json.
 
-        What onnxruntime infers does not tell: behind pooling with ceil_mode that may be another shape.
+        The shape that onnxruntime infers is no evidence: after pooling with ceil_mode it may be wrong.
         """
         for name, entry in self.tensors.items():
             found = list(values[name].shape)
@@ -93,14 +93,14 @@ class Bits:
         return not self.strayed and not any(True for _ in self.faults())
 
     def faults(self) -> Iterator[Mapping[str, Any]]:
-        """The layers, in order, that do not agree, or that nothing shows to agree."""
+        """The layers, in order, that differ, or whose agreement nothing shows."""
         return (layer for layer in self.described["layers"] if not self._agrees(layer))
 
     def _agrees(self, layer: Mapping[str, Any]) -> bool:
         """Whether every element agrees.
 
-        A movement that no word computes shows in the layers that read it; so does what an instruction computes on
-        the way to another layer's result.
+        A data movement without an instruction of its own is checked through the layers that read it; so is an
+        intermediate result within the instruction of another layer.
         """
         differing = self.differing.get(layer["tensor"])
         if differing is not None or layer["op"] in MOVEMENT:
@@ -111,7 +111,7 @@ class Bits:
 
     @cached_property
     def _computed(self) -> Mapping[str, frozenset[str]]:
-        """The ONNX nodes of the instruction that ends each tensor."""
+        """For each tensor, the ONNX nodes of the instruction that completes it."""
         if isinstance(self.target, Indexing):
             return self.target.results(self.program)
         listing = self.target.listing(self.program)
@@ -133,7 +133,7 @@ class Bits:
         )
 
     def cut(self, edges: Collection[str]) -> Any:
-        """The integer network without `weights`, some of whose edges are cut: layers read `tensor/exact` there."""
+        """The integer network without `weights`, with these edges cut: layers read `tensor/exact` there."""
         from onnx import helper
 
         model, _ = network(self.evidence)
@@ -150,16 +150,16 @@ class Bits:
 
     @cached_property
     def _resumed(self) -> Any:
-        """The integer network, going on from what the host brought: `tensor/exact`."""
+        """The integer network, resumed from the tensors that the host computed: `tensor/exact`."""
         return session(self.cut(self._brought), self.weights, confined=self.confined)
 
     def _as_rounded(
         self, feed: Mapping[str, Array], integer: dict[str, Array], found: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """The integer network's values, given what the host made of its functions in the simulation.
+        """The integer network's values, given the results of the host's functions in the simulation.
 
-        They are real numbers there, which two libraries give with other last bits: where such a number meets a
-        tie of the rounding behind it, a few integers differ by one.
+        These results are real numbers, which two libraries may compute with different last bits: near a rounding
+        tie, a few integers differ by one.
         """
         if all(np.array_equal(found.get(name, integer[name]), integer[name]) for name in self._brought):
             return integer
@@ -175,7 +175,7 @@ class Bits:
         return values
 
     def _tied_but_for_nan(self, name: str, feed: Mapping[str, Array], found: Array, wanted: Array) -> bool:
-        """`_tied`, where NaN is 0 on the host and may be any integer under onnxruntime."""
+        """`_tied`, allowing for NaN, which the host quantises to 0 and onnxruntime to any integer."""
         model, weights = network(self.evidence)
         origins = {out: node.input[0] for node in model.graph.node for out in node.output if node.input}
         origin = session(with_outputs(model, [origins[name]]), weights, confined=self.confined)
@@ -185,9 +185,9 @@ class Bits:
         return _tied(found, np.where(np.isnan(real), np.int64(self.tensors[name].get("zero_point", 0)), wanted))
 
     def _near(self, output: str, found: Array, wanted: Array) -> Array:
-        """Which elements of an output are as two libraries may give them: relative, to the largest, or absolute.
+        """Which output elements agree to library accuracy: relative to the element, to the largest, or absolute.
 
-        The functions whose results lie between -1 and 1 are accurate to so much of 1, however small the result.
+        Functions with results between -1 and 1 are accurate to a fraction of 1, however small the result.
         """
         room = 1e-5 * np.abs(wanted).max(initial=0)
         near = np.isclose(found, wanted, rtol=1e-4, atol=room, equal_nan=True)
@@ -197,7 +197,7 @@ class Bits:
 
     @cached_property
     def _functions(self) -> frozenset[str]:
-        """The tensors of the integer network that come of a function between -1 and 1 that the host computes."""
+        """The tensors of the integer network that derive from a host function with results between -1 and 1."""
         found: set[str] = set()
         for node in network(self.evidence)[0].graph.node:
             if node.op_type in BOUNDED or (found.intersection(node.input) and node.op_type != "QuantizeLinear"):
@@ -213,25 +213,25 @@ EXACT = "/exact"
 BOUNDED = ("Sigmoid", "Tanh", "Erf", "Softmax", "LogSoftmax")
 """Functions that libraries compute to an absolute accuracy: onnxruntime's Sigmoid of -8 has 4 correct digits."""
 OF_ONE = 2.0**-20
-"""That accuracy, with a few units in the last place of 1 to spare."""
+"""That accuracy, with a margin of a few units in the last place of 1."""
 TIES = 100
-"""At most one of so many elements meets a tie: in int16 a step is some hundred units in the last place."""
+"""At most one element in this many is near a tie: an int16 step is some hundred units in the last place."""
 LEVELS = 2
-"""Of int8 at most so many results: all elements of one come of the same real number."""
+"""In int8, ties affect at most this many integer values: equal elements come from the same real number."""
 
 
 def _numbers(value: Array) -> Array:
-    """NaN as the host quantises it, as 0: onnxruntime makes now this integer of it, now that."""
+    """The values with NaN as 0, as the host quantises it: onnxruntime converts NaN to varying integers."""
     return np.where(np.isnan(value), value.dtype.type(0), value) if value.dtype.kind == "f" else value
 
 
 def _tied(found: Array, wanted: Array) -> bool:
-    """Whether integers differ by rounding alone: a few of them, by one."""
+    """Whether integers differ only by rounding: a few of them, by one."""
     away = np.abs(found.astype(np.int64) - wanted)
     few = np.count_nonzero(away) <= away.size // TIES or np.unique(wanted[away > 0]).size <= LEVELS
     return bool(few and away.max(initial=0) <= 1)
 
 
 def values_of(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """These tensors of a session; onnxruntime takes no names for all."""
+    """The values of these tensors; the empty case is separate, as onnxruntime reads no names as all."""
     return dict(zip(names, session.run(names, feeds), strict=True)) if names else {}

@@ -1,9 +1,9 @@
 """Verification: the simulated program against onnxruntime, output by output and layer by layer.
 
-Three computations meet: the fp32 model under onnxruntime, the integer network (reference.onnx) under onnxruntime,
-and the simulator, which sees words and images only. `bit_exact` compares the last two in every element of every
-layer. Errors against fp32 are accumulated ("entire": the network runs quantised up to here) and isolated
-("single": this layer alone, on the exact inputs), in the ONNX model's own tensors.
+Three computations are compared: the fp32 model under onnxruntime, the integer network (reference.onnx) under
+onnxruntime, and the simulator, which sees only instruction words and images. `bit_exact` compares the last two in
+every element of every layer. Errors against fp32 are accumulated ("entire": the network runs quantised up to here)
+and isolated ("single": this layer alone, on the exact inputs), in terms of the ONNX model's tensors.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from npuc.verification.metrics import Tolerance
 
 
 class Check(Protocol):
-    """A program beside its references, ready to be fed batch after batch."""
+    """A program with its references, ready to be fed batch after batch."""
 
     def batch(self, samples: Samples) -> None:
-        """Runs the batch every way and adds what differs."""
+        """Runs all computations on the batch and accumulates their differences."""
         ...
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
-        """What was found, in the command line's terms: all but the number of samples."""
+        """The results in the command line's format, without the number of samples."""
         ...
 
 
@@ -50,7 +50,7 @@ def verify(
     bar: Progress = SILENT,
     chip_model: str = "own",
 ) -> dict[str, Any]:
-    """The verification report of the command line's contract.
+    """The report of `npuc verify`.
 
     Raises ArtefactError (E501) if the program was compiled from another model, (E502) if its evidence is damaged.
     """
@@ -69,7 +69,7 @@ def verify(
 def check_of(
     model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
 ) -> Check:
-    """The kind of check that a program needs."""
+    """The check for this kind of program."""
     if is_composite(program):
         return CompositeCheck(model, evidence, program, target, chip_model)
     if program.precision in FLOATING:
@@ -82,7 +82,7 @@ def check_model(model: Path, program: Program, allow_modified: bool) -> None:
     try:
         found = file_sha256(model)
     except OSError:
-        return  # reading the model reports it properly
+        return  # loading the model will report the error
     origin = read(Mapping[str, Any], program.manifest.get("model"), "model")
     if found != origin.get("sha256") and not allow_modified:
         raise ArtefactError(

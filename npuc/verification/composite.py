@@ -1,7 +1,7 @@
 """Verification of programs of several parts: the whole against onnxruntime, every part against its own references.
 
-A part is compared on what reaches it in the simulation: there its integer network must agree in every bit. Its
-errors are against the tensors of the model, whose inputs are the samples.
+Each part is compared on the inputs that it receives in the simulation; there its integer network must agree bit
+for bit. Its errors are relative to the model's tensors, computed from the samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from npuc.verification.outputs import Outputs
 
 
 class CompositeCheck:
-    """The parts of a program beside their references, and the whole beside onnxruntime."""
+    """The parts of a program with their references, and the whole with onnxruntime."""
 
     def __init__(
         self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
@@ -50,7 +50,7 @@ class CompositeCheck:
         self.exact, self.chip_model = program.precision not in FLOATING, chip_model
 
     def batch(self, samples: Samples) -> None:
-        """Runs the batch every way and adds what differs."""
+        """Runs all computations on the batch and accumulates their differences."""
 
         def compare(
             number: int, fed: Mapping[str, Array], shown: Mapping[str, Array], given: Mapping[str, Array]
@@ -64,7 +64,7 @@ class CompositeCheck:
             self.said.add(exact, {name: row(values, index) for name, values in found.items()}, None)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
-        """The contract's JSON; status is `mismatch` outside the tolerance or where a bit differs."""
+        """The report as JSON; status is `mismatch` if the tolerance is exceeded or a bit differs."""
         found = [part.report(tolerance) for part in self.parts]
         bit_exact = all(each["bit_exact"] for each in found) if self.exact else None
         said = self.said.report(tolerance, sound=bit_exact is not False)

@@ -1,8 +1,8 @@
-"""What a program's outputs must reach: relative to what its number format can give for this network at all.
+"""The accuracy that a program's outputs must reach, relative to the best its number format allows for the network.
 
-The float network runs once more with every result rounded as the format would at best: fp16 to the nearest number;
-integers to 8 or 16 bits over exactly the range that the samples have, weights with a scale per channel. An output
-may lose MARGIN against that, and need not be better than ENOUGH.
+The float network runs once more with every result rounded as well as the format allows: fp16 to the nearest
+number; integers to 8 or 16 bits over exactly the range of the samples, with per-channel weight scales. An output
+may be worse than that by MARGIN, and need not be better than ENOUGH.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from npuc.storage.data import Samples
 from npuc.verification.metrics import Difference, Tolerance
 
 MARGIN = {"int8": 12.0, "int16": 20.0, "fp16": 6.0}
-"""Decibels. Integers have scales chosen on other samples, shifts for factors, and no zero points everywhere."""
+"""In dB. For integers it covers scales chosen on other samples, power-of-two factors, and missing zero points."""
 ENOUGH = {"int8": 15.0, "int16": 30.0, "fp16": 60.0}
 LEVELS = {"int8": 255, "int16": 65535}
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -33,7 +33,7 @@ Range = tuple[float, float]
 
 
 def criterion(model: Path, program: Program, samples: Samples) -> Tolerance:
-    """The tolerance of a program on samples; the usual one where the format says nothing about the network."""
+    """The tolerance of a program on samples; the default one where the format implies none for the network."""
     usual = Tolerance.of(program.precision, synthetic=samples.synthetic)
     composite = is_composite(program)
     on_host = dict.fromkeys(of_host(program), Tolerance.of("fp32").sqnr_db) if composite else {}
@@ -45,14 +45,14 @@ def criterion(model: Path, program: Program, samples: Samples) -> Tolerance:
     except NpucError:
         if not composite:
             raise
-        return replace(usual, limits=on_host)  # the host runs what npuc itself does not know
+        return replace(usual, limits=on_host)  # npuc cannot import the operators that the host runs
     best = ideal(run_passes(read, FLOAT_PASSES), program.precision, samples)
     margin, enough = MARGIN[program.precision], ENOUGH[program.precision]
     return replace(usual, limits={name: min(sqnr - margin, enough) for name, sqnr in best.items()} | on_host)
 
 
 def of_host(program: Program) -> list[str]:
-    """The outputs of a program of several parts that depend on no part of the NPU: those must be as in fp32."""
+    """The outputs of a program of several parts that depend on no NPU part: they must be as in fp32."""
     contents, from_npu = Contents.of(program.manifest), set[str]()
     for step in contents.steps:
         if step.kind == NPU or from_npu.intersection(step.inputs):
@@ -63,7 +63,7 @@ def of_host(program: Program) -> list[str]:
 def tolerance(
     model: Path, program: Program, samples: Samples, sqnr_db: float | None, cosine: float | None
 ) -> Tolerance:
-    """What is asked for; where nothing is, the criterion of the program."""
+    """The tolerance requested by the user; the program's criterion if none is requested."""
     if sqnr_db is None and cosine is None:
         return criterion(model, program, samples)
     usual = Tolerance.of(program.precision, synthetic=samples.synthetic)
@@ -100,7 +100,7 @@ def _widened(span: Range, values: Array) -> Range:
 
 
 def _rounded(graph: Graph, precision: str, ranges: Mapping[str, Range]) -> Graph:
-    """The graph with inputs, weights and float results rounded, but for those that a limit follows."""
+    """The graph with inputs, weights and float results rounded, except results that only a Relu or Clip reads."""
     tensors, constants, nodes = dict(graph.tensors), dict(graph.constants), list[Node]()
 
     def round_off(source: str, name: str, span: Range) -> None:
@@ -144,7 +144,7 @@ def _steps(span: Range, precision: str) -> dict[str, float | int | str]:
 
 
 def _rounded_weight(w: Array, node: Node, precision: str) -> Array:
-    """Weights with a scale for every output channel; the channel's largest weight is exact."""
+    """Weights rounded with a scale per output channel, per tensor for ConvTranspose; the largest stays exact."""
     if precision == "fp16":
         return w.astype(np.float16).astype(np.float32)
     channel = 0 if node.op in ("Conv", "Gemm") else w.ndim - 1

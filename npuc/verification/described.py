@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
 
 LIMITS = ("E110", "E111")
-"""Of memory and time."""
+"""Errors of the memory and time limits."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Scaled(_Tensor):
-    """A tensor of integers."""
+    """An integer tensor."""
 
     scale: float = field(kw_only=True)
 
@@ -51,7 +51,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Rewrite:
-    """What a pass has made of nodes."""
+    """A rewrite of nodes by a pass."""
 
     nodes: tuple[str, ...]
 
@@ -67,7 +67,7 @@ class _Floats:
 
 @dataclass(frozen=True)
 class _Integers:
-    """The same of an integer one."""
+    """graph.json of an integer program."""
 
     tensors: Mapping[str, _Scaled]
     layers: tuple[_Layer, ...]
@@ -75,12 +75,12 @@ class _Integers:
 
 
 def damaged(name: str, reason: str) -> ArtefactError:
-    """The problem of evidence that npuc did not write."""
+    """The error for evidence that npuc did not write."""
     return ArtefactError("E502", f"{name} is damaged: {reason}", remedy="compile the model again")
 
 
 def described(content: bytes, precision: str) -> Mapping[str, Any]:
-    """graph.json. Raises ArtefactError (E502) where it is not one that npuc wrote."""
+    """graph.json, checked. Raises ArtefactError (E502) if npuc did not write it."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
@@ -97,9 +97,9 @@ def described(content: bytes, precision: str) -> Mapping[str, Any]:
 
 
 def network(content: Content) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
-    """reference.onnx and, of a program that was just compiled, the heavy constants that it names as `outside`.
+    """reference.onnx and, for a program just compiled, the heavy constants that it refers to as external.
 
-    Raises ArtefactError (E502) where it is not one that npuc wrote.
+    Raises ArtefactError (E502) if npuc did not write it.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -117,7 +117,7 @@ def network(content: Content) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
 
 @contextmanager
 def evidence() -> Generator[None]:
-    """A block that opens or runs reference.onnx: what onnxruntime says of it is E502, beyond the limits E509."""
+    """A context that opens or runs reference.onnx: errors of onnxruntime become E502, exceeded limits E509."""
     try:
         yield
     except ModelError as error:

@@ -1,9 +1,9 @@
-"""Dumps taken from hardware beside the integer network: the first layer that differs, its element and instruction.
+"""Comparison of dumps from hardware with the integer network: the first differing layer, element and instruction.
 
-A dump is a file a tensor: its name with `_` for every character but letters, digits, `.`, `_` and `-`, and `.npy`,
-`.bin` or `.mem`. All hold the samples one behind the other. Those of .npy and .bin have the shape of the tensor,
-row-major, as ONNX has it; a .bin is the little-endian elements alone. A .mem is bytes as they lie in the machine's
-memory, from the first of the tensor to the last (npuc.target.Storing).
+There is one dump file per tensor: its name, with `_` for every character but letters, digits, `.`, `_` and `-`,
+plus `.npy`, `.bin` or `.mem`. Each holds all samples in sequence. A .npy or .bin file has the tensor's ONNX shape,
+row-major; a .bin file is the little-endian elements alone. A .mem file is the bytes of the machine's memory, from
+the first of the tensor to the last (npuc.target.Storing).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from npuc.verification.described import evidence as foreign
 Report = Mapping[str, Any]
 SUFFIXES = (".npy", ".bin", ".mem")
 CLOSE = 1e-4
-"""Of an output's largest value: what two libraries may give otherwise behind the last integer."""
+"""Share of an output's largest value by which two libraries may differ after the last integer tensor."""
 FEW = 3
 
 
@@ -52,10 +52,10 @@ def compared(
 ) -> tuple[list[dict[str, Any]], Difference | None]:
     """A row for each dump (tensor, file, elements that differ), and the first difference.
 
-    Layers come in the network's order, then samples, then elements. Outputs, which the host computes in floating
-    point, are compared to 1e-4. Raises ArtefactError (E501, E502, E508) for a folder without dumps of this
-    program's tensors and for evidence that npuc did not write, NpucError (E401, E402) for a dump that cannot be
-    read, or of another size.
+    Differences are ordered by layer in the network's order, then by sample, then by element. Outputs, which the
+    host computes in floating point, are compared to 1e-4. Raises ArtefactError (E501, E502, E508) for a folder
+    without dumps of this program's tensors and for evidence that npuc did not write, NpucError (E401, E402) for a
+    dump that cannot be read or has the wrong size.
     """
     graph = described(evidence["graph.json"], program.precision)
     with foreign():
@@ -96,7 +96,7 @@ def _near(found: Array, right: Array) -> Array:
 def _difference(
     program: Program, target: Target, graph: Report, name: str, found: tuple[int, Array, Array, Array]
 ) -> Difference:
-    """The first element of a tensor that differs; a tensor that no layer gives is the host's."""
+    """The first differing element of a tensor; a tensor that no layer computes is the host's."""
     sample, right, given, wrong = found
     element = tuple(int(index) for index in wrong[0])
     host: Report = {"name": name, "op": "host", "nodes": []}
@@ -142,7 +142,7 @@ def _files(folder: Path, kinds: Mapping[str, str]) -> Iterator[tuple[str, Path]]
 
 
 def _stored(program: Program, target: Target, tensor: str, path: Path) -> Stored:
-    """How a tensor lies in the machine's memory. Raises ArtefactError (E508) where no piece of it holds all."""
+    """A tensor's layout in the machine's memory. Raises ArtefactError (E508) if it is never whole in memory."""
     found = target.stored(program, tensor) if isinstance(target, Storing) else None
     if found is None:
         reason = f"'{path.name}' is to be read as the machine has it, but its memory never holds the whole tensor"

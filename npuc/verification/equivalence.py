@@ -1,10 +1,10 @@
-"""Whether the graph after the passes means what the model means: both under onnxruntime, on samples.
+"""Whether the graph after the passes is equivalent to the model: both run under onnxruntime, on samples.
 
-Rewritten float arithmetic rounds otherwise, and a network can make that larger: a deep one by its depth, one that
-subtracts like from like at once, one that quantises wherever a value meets a tie. So what does not agree outright
-is judged by sensitivity, as Monte Carlo arithmetic finds it: the inputs and every result are moved by MOVED
-of themselves, some hundred times what float32 rounds, in the graph as it was read; and the one that the passes
-left may be off by FACTOR times what the outputs move. Source: Parker, Monte Carlo Arithmetic, UCLA CSD-970002.
+Rewritten float arithmetic rounds differently, and a network may amplify that: through depth, through cancellation,
+or by quantising a value near a tie. Outputs that do not agree outright are therefore judged by sensitivity, as in
+Monte Carlo arithmetic: in the graph before the passes, the inputs and every result are perturbed by MOVED of their
+value, some hundred times the rounding of float32; the graph after the passes may be off by FACTOR times the change
+of the outputs. Source: Parker, Monte Carlo Arithmetic, UCLA CSD-970002.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from npuc.reference import graph_session, present, session, with_outputs
 from npuc.verification.padding import has_automatic_padding, model_of
 
 RELATIVE, OF_LARGEST = 1e-4, 1e-5
-"""What agrees outright: of each element, and of the largest of its tensor."""
+"""Tolerances for agreement outright: relative to each element, and to the largest of its tensor."""
 MOVED = 2.0**-15
 WHOLE = 1 << 25
-"""Bytes of a file that onnxruntime reads itself: it makes two copies of it."""
+"""Bytes up to which onnxruntime reads the file itself: it makes two copies of it."""
 DRAWS = 3
-"""How often everything is moved at random."""
+"""The number of random perturbations."""
 FACTOR = 2.0
-"""How many times as far the graph may be off."""
+"""Permitted error of the graph, as a multiple of its sensitivity."""
 QUANTISED = {*CONVERSIONS, "QuantizeLinear", "DequantizeLinear"}
 Values = dict[str, Array]
 
@@ -41,13 +41,13 @@ Values = dict[str, Array]
 class Equivalence:
     """A model and the graph that the passes made of it, ready to be run on samples.
 
-    Raises ModelError (E105) where onnxruntime refuses the model.
+    Raises ModelError (E105) if onnxruntime refuses the model.
     """
 
     def __init__(self, model: Path, graph: Graph) -> None:
         self.path, self.graph, self.outputs = model, graph, list(graph.outputs)
         self.large = model.stat().st_size > WHOLE
-        """Its weights are better not in memory twice: then a session is gone when it has run."""
+        """Whether to avoid two copies of the weights in memory: each session is then closed after its run."""
         self.model: Any = self._open_model()
         self.rewritten: Any = None if self.large else self._open_rewritten()
 
@@ -62,17 +62,17 @@ class Equivalence:
         return graph_session(self.graph, self.outputs, few_runs=True)
 
     def release(self) -> None:
-        """Frees what onnxruntime holds of the model and of the graph: its weights, once more."""
+        """Closes the sessions of the model and the graph, which hold copies of the weights."""
         self.model = self.rewritten = None
 
     def expected(self, feed: Mapping[str, Array]) -> Values:
-        """The model's outputs on a sample. Raises ModelError (E105) where onnxruntime cannot run it."""
+        """The model's outputs on a sample. Raises ModelError (E105) if onnxruntime cannot run it."""
         model = self.model or self._open_model()
         self.model = None if self.large else model
         return _run(model, feed)
 
     def differing(self, feed: Mapping[str, Array], wanted: Mapping[str, Array]) -> str | None:
-        """The first tensor of both whose values on a sample differ; None where the outputs agree.
+        """The first tensor of model and graph whose values differ on a sample; None if the outputs agree.
 
         wanted: the model's outputs.
         """
@@ -91,19 +91,19 @@ class Equivalence:
         return load(self.path, _shapes(self.graph))
 
     def _beyond(self, feed: Mapping[str, Array], wanted: Mapping[str, Array], names: Sequence[str]) -> str | None:
-        """The first of these tensors that is further off than its sensitivity explains."""
+        """The first of these tensors whose error its sensitivity does not explain."""
         found = _values(self.graph, names, feed)
         room = _moves(self._read, names, feed)
         return next((each for each in names if not _within(wanted[each], found[each], room[each])), None)
 
     def _first(self, feed: Mapping[str, Array]) -> str | None:
-        """The first tensor, in the graph's order, that the model has too and with other values."""
+        """The first tensor, in the graph's order, that the model also has but with other values."""
         model = model_of(self.path, _shapes(self.graph))
         written = [name for node in self.graph.nodes for name in node.outputs if name in self._read.producers]
         names = list(dict.fromkeys([*present(model, written), *self.outputs]))
         try:
             wanted = _run(session(with_outputs(model, names)), feed)
-        except ModelError:  # a tensor inside is of a type that onnxruntime does not give
+        except ModelError:  # an inner tensor has a type that onnxruntime cannot output
             return None
         alike = [name for name in names if wanted[name].shape == self.graph.shape(name) == self._read.shape(name)]
         return self._beyond(feed, wanted, alike) if alike else None
@@ -129,7 +129,7 @@ def _values(graph: Graph, names: Sequence[str], feed: Mapping[str, Array]) -> Va
 
 
 def _moves(graph: Graph, names: Sequence[str], feed: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
-    """How far tensors move with all before them, at most: root of the sum of squares, and largest element."""
+    """The largest change of tensors under perturbation: root of the sum of squares, and largest element."""
     still = _values(graph, names, feed)
     moves = dict.fromkeys(names, (0.0, 0.0))
     for seed in range(DRAWS):
@@ -144,7 +144,7 @@ def _moves(graph: Graph, names: Sequence[str], feed: Mapping[str, Array]) -> dic
 
 
 def _moved(graph: Graph, random: np.random.Generator) -> Graph:
-    """The graph with a product behind every float result that moves its elements."""
+    """The graph with a multiplication after every float result that perturbs its elements."""
     nodes: list[Node] = []
     constants, tensors = dict(graph.constants), dict(graph.tensors)
     for node in graph.nodes:
@@ -163,14 +163,14 @@ STILL, MOVES = "/still", "/moves"
 
 
 def _shifted(values: Array, random: np.random.Generator) -> Array:
-    """Each element moved by MOVED of itself, up or down; what is no float32 stays."""
+    """Each element changed by MOVED of its value, up or down; arrays other than float32 stay."""
     if values.dtype != np.float32:
         return values
     return np.asarray(values * (1 + MOVED * random.choice((-1, 1), values.shape))).astype(np.float32)
 
 
 def _agree(wanted: Array, found: Array) -> bool:
-    """Whether two tensors are the same but for rounding."""
+    """Whether two tensors are equal up to rounding."""
     if wanted.shape != found.shape:
         return False
     if wanted.dtype.kind not in "fc":
@@ -180,7 +180,7 @@ def _agree(wanted: Array, found: Array) -> bool:
 
 
 def _within(wanted: Array, found: Array, room: Sequence[float]) -> bool:
-    """Whether two tensors agree, or are no further apart than they move."""
+    """Whether two tensors agree, or differ by no more than FACTOR times their sensitivity (`room`)."""
     if _agree(wanted, found):
         return True
     if wanted.shape != found.shape:
@@ -191,7 +191,7 @@ def _within(wanted: Array, found: Array, room: Sequence[float]) -> bool:
 def _distance(one: Array, other: Array) -> tuple[float, float]:
     """The root of the sum of squares of a difference, and its largest element.
 
-    What is infinite or undefined in both is equal.
+    Infinite or undefined values in both count as equal.
     """
     a, b = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(all="ignore"):

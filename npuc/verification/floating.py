@@ -1,8 +1,8 @@
-"""Verification of floating-point programs, batch after batch: onnxruntime, and the simulator.
+"""Verification of floating-point programs, batch after batch: the simulator against onnxruntime.
 
 There is no integer reference, so `bit_exact` is null. Layers are compared where the target's simulator shows their
 results and the ONNX model has a tensor of that name ("entire"). "single" is a layer alone on the inputs that the
-machine computed; one whose inputs are not shown is taken together with those before it.
+machine computed; a layer whose inputs are not shown is taken together with those before it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ReportedLayer:
 
 
 class Layers:
-    """The layers of a program, each alone on the inputs that the machine has.
+    """The layers of a program, each alone on the inputs that the machine computed.
 
-    confined: whether the evidence may be someone else's. few_runs: few samples will be seen.
-    Raises ArtefactError (E502) where npuc did not write it.
+    confined: whether the evidence may come from someone else. few_runs: few samples will be added.
+    Raises ArtefactError (E502) if npuc did not write the evidence.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Layers:
         self.options = {"confined": confined, "few_runs": few_runs}
 
     def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Iterator[tuple[str, Alone]]:
-        """What each layer should give for a sample. found: what the simulator shows, of the same tensors."""
+        """The expected result of each layer for a sample. found: the tensors that the simulator shows."""
         with foreign():
             if self.isolated is None:
                 shown = self.shapes.keys() & found.keys()
@@ -64,13 +64,13 @@ class Layers:
             yield from self.isolated({**feed, **found})
 
     def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> ReportedLayer | None:
-        """The first layer of a sample that rounding does not explain."""
+        """The first layer of a sample whose error rounding does not explain."""
         wrong = {name for name, each in self(feed, found) if each.wrong(found[name]).any()}
         return next((layer for layer in self.layers if layer.tensor in wrong), None)
 
 
 class FloatCheck:
-    """The two computations, ready to run batch after batch."""
+    """onnxruntime and the simulator, ready to run batch after batch."""
 
     def __init__(
         self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
@@ -88,7 +88,7 @@ class FloatCheck:
         self.single: dict[str, Difference] = {}
 
     def batch(self, samples: Samples) -> None:
-        """Runs the batch both ways and adds what differs."""
+        """Runs both on the batch and accumulates their differences."""
         shown: dict[str, Array] = {}
         outputs = self.run(samples.inputs, shown.__setitem__)
         self.compare(samples, samples.inputs, shown, outputs)
@@ -100,7 +100,7 @@ class FloatCheck:
         simulated: Mapping[str, Array],
         outputs: Mapping[str, Array],
     ) -> None:
-        """Adds what differs in a simulation. samples: of the model; fed: what the program made its outputs of."""
+        """Accumulates the differences of a simulation. samples: the model's inputs; fed: the program's inputs."""
         self.said.label(samples)
         shown = {**simulated, **outputs}
         for index, feed in enumerate(samples.feeds()):
@@ -110,7 +110,7 @@ class FloatCheck:
             self._compare(exact, own, found)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
-        """The contract's JSON; status is `mismatch` outside the tolerance."""
+        """The report as JSON; status is `mismatch` if the tolerance is exceeded."""
         return {
             **self.said.report(tolerance, sound=True),
             "bit_exact": None,
@@ -120,7 +120,7 @@ class FloatCheck:
         }
 
     def _compare(self, exact: Mapping[str, Array], feed: Mapping[str, Array], found: Mapping[str, Array]) -> None:
-        """A sample's layers, against fp32 and alone."""
+        """Compares a sample's layers with fp32, and each layer alone."""
         for layer in self.layers:
             name = layer.tensor
             if name in found and name in exact:

@@ -27,14 +27,14 @@ from npuc.verification.padding import model_of
 
 @dataclass
 class _Errors:
-    """How far the layers are from fp32."""
+    """The differences of layers from fp32."""
 
     entire: dict[str, Difference] = field(default_factory=dict[str, Difference])
     single: dict[str, Difference] = field(default_factory=dict[str, Difference])
 
 
 class IntegerCheck:
-    """The three computations, ready to run batch after batch."""
+    """fp32, integer network and simulator, ready to run batch after batch."""
 
     def __init__(
         self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str = "own"
@@ -56,7 +56,7 @@ class IntegerCheck:
         self.single_inputs = {each.name for each in self.single.get_inputs()}
 
     def batch(self, samples: Samples) -> None:
-        """Runs the batch three ways and adds what differs."""
+        """Runs all three on the batch and accumulates their differences."""
         simulated: dict[str, Array] = {}
         outputs = self.run(samples.inputs, simulated.__setitem__)
         self.compare(samples, samples.inputs, simulated, outputs)
@@ -68,7 +68,7 @@ class IntegerCheck:
         simulated: Mapping[str, Array],
         outputs: Mapping[str, Array],
     ) -> None:
-        """Adds what differs in a simulation. samples: of the model; fed: what the program made its outputs of."""
+        """Accumulates the differences of a simulation. samples: the model's inputs; fed: the program's inputs."""
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
             exact = values_of(self.fp32, self.floats, feed)
@@ -80,7 +80,7 @@ class IntegerCheck:
             self._compare_layers({**exact, **feed}, integer)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
-        """The contract's JSON; status is `mismatch` outside the tolerance or where a bit differs."""
+        """The report as JSON; status is `mismatch` if the tolerance is exceeded or a bit differs."""
         bit_exact = self.bits.exact
         said = self.said.report(tolerance, sound=bit_exact)
         rows = [self._layer(layer) for layer in self.bits.described["layers"]]
@@ -90,7 +90,7 @@ class IntegerCheck:
         return {**said, "bit_exact": bit_exact, "layers": rows, **counted}
 
     def _compare_layers(self, known: Mapping[str, Array], integer: Mapping[str, Array]) -> None:
-        """The integer network's layers against fp32: known has the values of those that the model has."""
+        """Compares the integer network's layers with fp32. known: the values of the model's tensors."""
         alone = self._alone(known)
         for name, entry in self.bits.tensors.items():
             scale, zero = _scale(entry), entry.get("zero_point", 0)
@@ -104,7 +104,7 @@ class IntegerCheck:
     def _alone(self, known: Mapping[str, Array]) -> dict[str, Array]:
         """Each layer's integer result on the exact fp32 values of its inputs, quantised.
 
-        Inputs that are not the model's are computed, of the nearest before them that are.
+        Inputs that are not tensors of the model are computed from the nearest preceding ones that are.
         """
         from npuc.host import quantise
 

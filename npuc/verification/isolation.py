@@ -1,8 +1,8 @@
-"""The layers of a floating-point program, each alone: what onnxruntime makes of the inputs that the machine has.
+"""The layers of a floating-point program, each alone under onnxruntime on the inputs that the machine computed.
 
-Nothing is hidden behind errors of earlier layers, and rounding is bounded: a sum of products is off by no more
-than a few units in the last place of the sum of their magnitudes, whatever the order of its terms. Source:
-Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
+Errors of earlier layers thus hide nothing, and rounding is bounded: a sum of products is off by no more than a few
+units in the last place of the sum of their magnitudes, whatever the order of its terms. Source: Higham, Accuracy
+and Stability of Numerical Algorithms, section 3.1.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from npuc.verification.described import network
 UNITS = {"fp16": 2.0**-11, "fp32": 2.0**-24}
 """Half a unit in the last place of 1, by precision."""
 LARGEST = {"fp16": 65504.0}
-"""Where a precision saturates: beyond, nothing is known of a sum."""
+"""Where a precision saturates: a sum that may exceed it is not judged."""
 SMALLEST = {"fp16": 2.0**-14}
-"""Below, a precision rounds values as if they were so large."""
+"""The smallest normal number: smaller values are rounded as coarsely as this one."""
 ROUNDINGS = 32
-"""How many of them rounding may take a result from another: about three times the most of any trained network."""
+"""Permitted difference in units of rounding: about three times the largest found in any trained network."""
 CUT, SIZE, LEAST = "/found", "/size", "/least"
 LARGE = 1 << 26
-"""Bytes of weights that are better not in memory all at once."""
+"""Bytes of weights from which they are not all kept in memory at once."""
 
 
 @dataclass(frozen=True)
 class Alone:
-    """A layer's result on the machine's own inputs, and how far rounding may take each element from it."""
+    """A layer's result on the machine's own inputs, and the rounding error permitted for each element."""
 
     exact: Array
     room: Array
 
     def wrong(self, found: Array) -> Array:
-        """Which elements rounding does not explain; what is infinite or undefined in both is right."""
+        """Which elements rounding does not explain; infinite or undefined values in both are right."""
         with np.errstate(all="ignore"):
             near = np.abs(found.astype(np.float64) - self.exact) <= self.room
         return ~(near | (found == self.exact) | (np.isnan(found) & np.isnan(self.exact)))
 
 
 class Isolated:
-    """The float network (reference.onnx) with every edge cut that the machine shows."""
+    """The float network (reference.onnx), cut at every tensor that the machine shows."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Isolated:
     ) -> None:
         """shapes: of the network's tensors; shown: those whose values will be known.
 
-        confined: it runs in a process with limits. few_runs: it is opened faster, and runs slower.
+        confined: run in a process with limits. few_runs: open faster, run slower.
         """
         model, outer = network(reference)
         written = {name for node in model.graph.node for name in node.output}
@@ -73,20 +73,20 @@ class Isolated:
         self.cut, self.weights = cut, {**outer, **inner}
         self.options = {"confined": confined, "few_runs": few_runs}
         self.large = few_runs and sum(each.nbytes for each in self.weights.values()) > LARGE
-        """Its weights are better not in memory together: some layers after others, a session after the other."""
+        """Whether to keep only part of the weights in memory: groups of layers run in successive sessions."""
         self.opened: dict[bool, Any] = {}
         if not self.large:
             self.opened = {magnitudes: self._open(self.names, magnitudes) for magnitudes in (False, True)}
 
     def __call__(self, known: Mapping[str, Array]) -> Iterator[tuple[str, Alone]]:
-        """Every layer alone. known: the network's inputs and what the machine shows, for one sample."""
+        """Every layer alone. known: the network's inputs and the tensors that the machine shows, of one sample."""
         for names in self._groups():
             exact, sizes = (self._values(names, known, magnitudes) for magnitudes in (False, True))
             for name in names:
                 yield name, Alone(exact[name], self._room(exact[name], sizes[name]))
 
     def _groups(self) -> Iterator[list[str]]:
-        """The layers; of a large network those with so many bytes of weights at a time, or one."""
+        """The layers in one group; of a large network, in groups of one layer or at most LARGE weight bytes."""
         group, size = list[str](), 0
         for name in self.names:
             read = {each for node in _nodes_of(self.cut, [name]) for each in node.input} if self.large else set()
@@ -99,13 +99,13 @@ class Isolated:
         yield group
 
     def _open(self, names: Sequence[str], magnitudes: bool) -> Any:
-        """A session of some of the layers, or of the sums of the magnitudes of what they add."""
+        """A session that computes some of the layers; with `magnitudes`, the sums of their terms' magnitudes."""
         model = _pruned(self.cut, names)
         weights = {each.name: self.weights[each.name] for each in model.graph.initializer if _outside(each)}
         return session(_absolute(model, self.smallest) if magnitudes else model, weights, **self.options)
 
     def _values(self, names: Sequence[str], known: Mapping[str, Array], magnitudes: bool) -> dict[str, Array]:
-        """What such a session gives."""
+        """The results of such a session."""
         if not names:
             return {}
         run = self.opened.get(magnitudes) or self._open(names, magnitudes)
@@ -115,14 +115,14 @@ class Isolated:
         return dict(zip(names, run.run(list(names), feeds), strict=True))
 
     def _room(self, exact: Array, magnitudes: Array) -> Array:
-        """What is not a sum has no larger magnitudes: there the largest value counts."""
+        """The permitted rounding error. For results that are not sums, the largest value determines it."""
         largest = np.abs(exact).max(initial=0, where=np.isfinite(exact))
         sizes = np.maximum(np.abs(magnitudes).astype(np.float64), self.smallest)
         return np.where(sizes < self.largest, ROUNDINGS * self.unit * (sizes + largest), np.inf)
 
 
 def _integers(model: Any) -> set[str]:
-    """The tensors that QuantizeLinear gives, moved or not: whole numbers, which are compared as they are."""
+    """The tensors derived from QuantizeLinear by movement alone: integers, which are compared exactly."""
     found: set[str] = set()
     for node in model.graph.node:
         moved = node.op_type != "DequantizeLinear" and found.intersection(node.input[:1])
@@ -132,7 +132,7 @@ def _integers(model: Any) -> set[str]:
 
 
 def _cut(model: Any, shapes: Mapping[str, Any], names: set[str]) -> Any:
-    """The model that reads these tensors as inputs of its own, `tensor/found`."""
+    """The model changed to read these tensors as additional inputs, `tensor/found`."""
     from onnx import TensorProto, helper
 
     found: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def _nodes_of(model: Any, names: Collection[str]) -> list[Any]:
 
 
 def _pruned(model: Any, names: Sequence[str]) -> Any:
-    """A copy of the model that gives these tensors, and has nothing else."""
+    """A copy of the model reduced to what computes these tensors."""
     import onnx
 
     nodes = _nodes_of(model, names)
@@ -175,9 +175,9 @@ def _outside(tensor: Any) -> bool:
 
 
 def _absolute(model: Any, least: float) -> Any:
-    """The model with the magnitudes of its weights, which are at least so large; the given one is changed.
+    """The model with its weights replaced by their magnitudes, at least `least`; the model is modified.
 
-    onnxruntime computes those of heavy ones, which lie beside the model, when it needs them.
+    For heavy weights, which are stored outside the model, onnxruntime computes the magnitudes at run time.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -203,5 +203,5 @@ def _absolute(model: Any, least: float) -> Any:
 
 
 def _sizes(values: Array, least: float) -> Array:
-    """Magnitudes, at least so large."""
+    """The magnitudes, at least `least`."""
     return np.maximum(np.abs(values), np.float32(least))

@@ -1,4 +1,4 @@
-"""How far values are from exact ones, and how often a network names the labelled class: counted here alone."""
+"""Distance of values from exact ones, and how often a network finds the labelled class."""
 
 from __future__ import annotations
 
@@ -51,8 +51,11 @@ class Difference:
         self.largest = max(self.largest, float(np.abs(error).max(initial=0.0)))
 
     def compare(self, exact: Any, found: Any) -> None:
-        """Includes values of any type. What has no numbers, or other shapes than it should, counts as one element:
-        1, and found as 1 where it is the same, as 0 where it is not."""
+        """Includes values of any type.
+
+        Non-numeric values, and values of the wrong shape, count as one element: 1 is expected, and found as 1 if
+        both are the same, as 0 if not.
+        """
         if isinstance(exact, np.ndarray) and exact.dtype.kind in "fiub" and exact.size == np.size(found):
             self.add(exact, np.asarray(found))
         elif not comparable(exact, found):
@@ -66,14 +69,14 @@ class Difference:
 
     @property
     def sqnr_db(self) -> float | None:
-        """Signal to noise in dB; None where there is no noise."""
+        """Signal to noise in dB; None if there is no noise."""
         if self.noise == 0:
             return None
         return 10 * float(np.log10(max(self.signal, 1e-300) / self.noise))
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between both; 1 where both are zero."""
+        """Cosine of the angle between both; 1 if both are zero."""
         if self.signal == 0 or self.energy == 0:
             return 1.0 if self.signal == self.energy else 0.0
         return self.product / float(np.sqrt(self.signal * self.energy))
@@ -95,34 +98,34 @@ class Tolerance:
     sqnr_db: float = 10.0
     cosine: float = 0.95
     limits: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of single outputs, the signal to noise in dB that they must reach instead, with the cosine that it means."""
+    """For some outputs, the signal to noise in dB required instead; the required cosine follows from it."""
 
     @classmethod
     def of(cls, precision: str, *, synthetic: bool = False) -> Tolerance:
-        """The usual one of a precision; synthetic data tell nothing of the accuracy of integers."""
+        """The default of a precision; synthetic data say nothing about the accuracy of integers."""
         if precision in FLOATING:
             return cls(60.0, 0.9999)
         return cls(-np.inf, -1.0) if synthetic else cls()
 
     @property
     def judges(self) -> bool:
-        """Whether there is anything that it does not admit."""
+        """Whether the tolerance can reject anything."""
         return self.sqnr_db > -np.inf or self.cosine > -1 or bool(self.limits)
 
     def of_output(self, name: str) -> tuple[float, float]:
-        """Least signal to noise in dB, and least cosine."""
+        """Required signal to noise in dB, and required cosine."""
         if name not in self.limits:
             return self.sqnr_db, self.cosine
         sqnr = self.limits[name]
         return sqnr, float(np.sqrt(max(0.0, 1 - 10 ** (-sqnr / 10))))
 
     def as_json(self, name: str) -> dict[str, Any]:
-        """What an output must reach."""
+        """The requirements on an output, as JSON."""
         sqnr, cosine = self.of_output(name)
         return {"name": name, "sqnr_db": sqnr if sqnr > -np.inf else None, "cosine": cosine}
 
     def admits(self, name: str, difference: Difference) -> bool:
-        """Whether the comparison of an output is within it."""
+        """Whether the comparison of an output is within the tolerance."""
         sqnr, (least, cosine) = difference.sqnr_db, self.of_output(name)
         return (sqnr is None or sqnr >= least) and difference.cosine >= cosine
 
@@ -130,7 +133,7 @@ class Tolerance:
 def expected(model: Path, samples: Samples) -> dict[str, Array]:
     """The model's outputs under onnxruntime: (samples, elements) by name.
 
-    Raises ModelError where onnxruntime or npuc cannot read it.
+    Raises ModelError if onnxruntime or npuc cannot read it.
     """
     run = session(*without_weights(read_model(model)), confined=True)
     names = [each.name for each in run.get_outputs()]
@@ -139,10 +142,11 @@ def expected(model: Path, samples: Samples) -> dict[str, Array]:
 
 
 def scores(exact: Mapping[str, Array], found: Mapping[str, Array], labels: Array | None) -> dict[str, Any]:
-    """How far the outputs are from the exact ones, (samples, elements) each, and what that costs the task.
+    """How far the outputs are from the exact ones, (samples, elements) each, and the effect on the task.
 
-    sqnr_db: of the worst output, null where all are exact. argmax_agreement: the share of samples whose largest
-    element of the first output is the same; top1: the share where it is the label. Both null without classes.
+    sqnr_db: of the worst output, null if all are exact. argmax_agreement: the share of samples on which both first
+    outputs have their largest element in the same place; top1: the share on which it is the label. Both null
+    without classes.
     """
     noise: list[float] = []
     for name, values in exact.items():
@@ -166,7 +170,7 @@ def agreement(exact: Array, found: Array) -> float:
 
 
 def ranks(values: Array, labels: Array) -> Array:
-    """How many classes come before the label, by value and then by number; all of them if it is no class.
+    """The number of classes ranked before the label, by value and then by number; all of them if it is no class.
 
     values: (samples, classes); labels: (samples,).
 

@@ -1,8 +1,8 @@
-"""Whether the program of a quantised model computes about what the model does under onnxruntime.
+"""Whether the program of a quantised model computes roughly what the model computes under onnxruntime.
 
-Its integer network was made of the model's own steps, so that a simulation that agrees with it in every bit shows
-nothing of steps or limits that the network lacks. Where an output has hardly a bit of the model's, the difference
-is judged by what ideal rounding of every result would make: noise that rounding explains is no defect.
+The integer network was built with the model's own scales and zero points, so a simulation that agrees with it bit
+for bit does not show what the network itself got wrong. An output with less than about one bit of the model's is
+judged against ideal rounding of every result: noise that rounding explains is no defect.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from npuc.verification.criterion import ENOUGH, LEVELS, ideal
 from npuc.verification.metrics import Difference
 
 LEAST = 3.0
-"""Signal to noise in dB below which an output says nothing of the model's."""
+"""Signal to noise in dB below which an output carries nothing of the model's."""
 STEPS = 2.0
-"""Of the coarsest rounding of the model: an error of so many is rounding in any case."""
+"""An error of this many of the model's coarsest steps is always attributed to rounding."""
 
 
 class Nearness:
-    """The outputs of a program beside those of the quantised model that it was made of."""
+    """Comparison of a program's outputs with those of its quantised model."""
 
     def __init__(self, graph: Graph, precision: str) -> None:
         self.graph, self.precision = graph, precision
         scales = [SCALE(node) for node in graph.nodes if node.op == "FakeQuantize"]
         self.coarsest = max(scales) if scales and precision in LEVELS else None
-        """The scale of a model that says itself how its values are rounded."""
+        """The coarsest scale of a model that brings its own quantisation; None without one."""
 
     def far(
         self, feed: Mapping[str, Array], wanted: Mapping[str, Array], found: Mapping[str, Array]
     ) -> str | None:
-        """The first output of a sample that rounding does not explain; None where all are near."""
+        """The first output of a sample whose error rounding does not explain; None if all are near."""
         apart = {name: _difference(wanted[name], found[name]) for name in self.graph.outputs}
         strange = [name for name, each in apart.items() if self._strange(each)]
         if not strange:
@@ -49,7 +49,7 @@ class Nearness:
 
 
 def _difference(wanted: Array, found: Array) -> Difference:
-    """Of floats; integers and whatever else are not compared."""
+    """The difference of floats; other types are not compared."""
     apart = Difference()
     if wanted.dtype.kind == "f":
         apart.add(wanted, found)

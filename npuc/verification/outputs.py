@@ -1,4 +1,4 @@
-"""What verification gathers of a network's outputs."""
+"""Results on a network's outputs, accumulated during verification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npuc.verification.metrics import Difference, Tolerance, agreement, task
 
 
 class Outputs:
-    """What is gathered of the network's outputs: differences from fp32, and what becomes of the task."""
+    """Differences of the network's outputs from fp32, and their effect on the task."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.differences = {name: Difference() for name in names}
@@ -23,7 +23,7 @@ class Outputs:
         self.labels: list[Array] = []
 
     def add(self, exact: Mapping[str, Array], found: Mapping[str, Array], integer: Array | None) -> None:
-        """A sample's outputs in fp32 and of the simulator; its first one of the integer network."""
+        """Adds the outputs of a sample: in fp32, of the simulator, and the first one of the integer network."""
         for name, difference in self.differences.items():
             difference.compare(exact[name], found[name])
         values = {"fp32": exact[self.first], "simulator": found[self.first], "integer": integer}
@@ -32,12 +32,12 @@ class Outputs:
                 self.values[name].append(each.ravel())
 
     def label(self, samples: Samples) -> None:
-        """The labels of the samples that were added."""
+        """Sets the labels of the samples that were added."""
         if samples.labels is not None:
             self.labels.append(samples.labels)
 
     def report(self, tolerance: Tolerance, *, sound: bool) -> dict[str, Any]:
-        """Status, agreement, outputs and task; sound: whether nothing else is wrong."""
+        """Status, agreement, outputs and task. sound: whether no other check failed."""
         classes = self._classes()
         stacked = {
             name: np.stack(values) if values and classes > 1 else None for name, values in self.values.items()
@@ -55,7 +55,7 @@ class Outputs:
         }
 
     def _classes(self) -> int:
-        """Elements of the first output; 0 where it is no tensor of numbers, or not of one size."""
+        """The number of elements of the first output; 0 if it is not a numeric tensor of constant size."""
         sizes = {each.size for values in self.values.values() for each in values}
         counts = {len(values) for values in self.values.values() if values}
         return sizes.pop() if len(sizes) == len(counts) == 1 and self.values["fp32"] else 0

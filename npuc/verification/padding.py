@@ -1,7 +1,7 @@
-"""Models whose automatic padding onnxruntime takes otherwise than ONNX defines it, with the padding written out.
+"""Models whose automatic padding onnxruntime computes differently from ONNX, with the padding made explicit.
 
-onnxruntime leaves dilations out where it pads a MaxPool, and gives a ConvTranspose whose kernel is smaller than
-its stride fewer rows and columns than strides times extents. Source: ONNX, ConvTranspose and MaxPool, auto_pad.
+onnxruntime ignores dilations when it pads a MaxPool, and gives a ConvTranspose whose kernel is smaller than its
+stride fewer rows and columns than stride times extent. Source: ONNX, ConvTranspose and MaxPool, auto_pad.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ WRITTEN_OUT = {"ConvTranspose": ("pads", "output_padding"), "MaxPool": ("pads",)
 
 
 def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool = True) -> onnx.ModelProto:
-    """The parsed file, as onnxruntime shall have it. shapes: of its inputs. Raises ModelError (E101, E102).
+    """The parsed file, prepared for onnxruntime. shapes: of its inputs. Raises ModelError (E101, E102).
 
-    Functions of its own are replaced by their bodies, whose tensors a program may show. whole: as `read_model`.
+    Model-local functions are replaced by their bodies, whose tensors a program may show. whole: as `read_model`.
     """
     model = without_functions(read_model(path, whole=whole))
     automatic = [node for node in model.graph.node if node.op_type in WRITTEN_OUT and _is_automatic(node)]
     if automatic:
         try:
             graph = load(path, dict(shapes))
-        except NpucError:  # a part of the model is the host's: all of it is as onnxruntime has it
+        except NpucError:  # part of the model runs on the host: keep onnxruntime's own padding
             return model
         for node in automatic:
             _write_out(node, graph)
@@ -41,19 +41,19 @@ def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool =
 
 
 def has_automatic_padding(path: Path) -> bool:
-    """Whether a file may name the padding of an operator instead of giving it."""
+    """Whether a file may contain automatic padding instead of explicit pads."""
     with path.open("rb") as file:
         if not path.stat().st_size:
             return False
         with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
             try:
                 return any(content.find(b"SAME_", *span) >= 0 for span in _without_weights(content))
-            except ValueError:  # it is written as npuc does not read it: it may
+            except ValueError:  # the encoding is not one that npuc reads: it may
                 return True
 
 
 def _without_weights(content: mmap) -> Iterator[tuple[int, int]]:
-    """Start and end of each part of a model's file but for its initialisers, which are most of its bytes."""
+    """Start and end of each part of a model's file except its initialisers, which are most of its bytes."""
     for field, _, (start, end) in fields(content, 0, len(content)):
         if field == GRAPH:
             yield from (span for number, _, span in fields(content, start, end) if number != INITIALIZER)

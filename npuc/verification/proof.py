@@ -1,9 +1,9 @@
-"""A compile proves itself: before a program is given out it runs on its target's own chip model, on samples.
+"""Self-check of a compile: before a program is returned it runs on its target's own chip model, on samples.
 
-Three comparisons. The simulator with the integer network under onnxruntime, bit for bit, as `npuc verify` makes it
-(of a floating-point program every layer with onnxruntime, within what rounding explains); the graph after the
-passes with the model, both under onnxruntime; and the outputs of a quantised model with those of its program. What
-fails here is a defect of npuc, and nothing is written.
+There are three comparisons: the simulator with the integer network under onnxruntime, bit for bit, as in `npuc
+verify` (for a floating-point program every layer with onnxruntime, up to rounding); the graph after the passes
+with the model, both under onnxruntime; and the outputs of a quantised model with those of its program. A failure
+is a defect of npuc, and nothing is written.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ REMEDY = (
     "--proof off writes the program all the same, and npuc verify --bisect then makes a small case of it"
 )
 CANNOT = ("E507", "E509")
-"""What a chip model says that cannot run here, for want of a tool or of memory: then nothing is proved."""
+"""Errors of a chip model that cannot run here for lack of a tool or of memory: nothing is proved then."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proved of a program."""
+    """The results of the self-check."""
 
     samples: int = 0
     bit_exact: bool | None = None
-    """Simulator and integer network agree in every bit; None where there is none, or nothing was run."""
+    """Simulator and integer network agree in every bit; None if there is no such network or nothing was run."""
     model: bool | None = None
-    """The graph after the passes agrees with the model; None where onnxruntime cannot run it."""
+    """The graph after the passes agrees with the model; None if onnxruntime cannot run it."""
 
 
 def compile_model(
@@ -56,17 +56,17 @@ def compile_model(
     calibration: Sequence[Path] = (),
     hook: Hook | None = None,
 ) -> tuple[Program, Samples]:
-    """The program of a model, proved as the options ask, and the samples it was calibrated on.
+    """The program of a model, checked as the options demand, and its calibration samples.
 
-    The report of its manifest says what was proved. Raises every problem of the model or the target as one
-    NpucError, and Mismatch (E603) for a program that does not do what the model says.
+    The report in its manifest records what was checked. Raises every problem of the model or the target as one
+    NpucError, and Mismatch (E603) if the program does not compute what the model does.
     """
     found = compilation(model, target, options, shapes, calibration, hook)
     return proved(found, model, target, options), found.samples
 
 
 def proved(found: Compilation, model: Path, target: Target, options: Options) -> Program:
-    """The program, whose report says what was proved. Raises Mismatch (E603)."""
+    """The program, with the results of the check in its report. Raises Mismatch (E603)."""
     proof = Proof()
     if options.proof != "off":
         options.begin("proving the program")
@@ -76,7 +76,7 @@ def proved(found: Compilation, model: Path, target: Target, options: Options) ->
 
 
 class _Prover:
-    """A program beside its references. few_runs: one sample is enough."""
+    """A program with its references. few_runs: one sample is enough."""
 
     def __init__(self, found: Compilation, model: Path, target: Target, *, few_runs: bool) -> None:
         self.program, self.graph, self.one = _as_read(found.program), found.graph, few_runs
@@ -90,7 +90,7 @@ class _Prover:
             self.model = None
 
     def proof(self) -> Proof:
-        """What holds on the samples of calibration, or on one of each kind where there are none."""
+        """The results on the calibration samples, or on one sample of each kind if these are synthetic."""
         floating, count = self.program.precision in FLOATING, 0
         for batch in self.samples.batches(1 if self.one else batch_of(self.program)):
             sound, wanted = self._sound(batch)
@@ -106,9 +106,9 @@ class _Prover:
         return Proof(count, None if floating or not count else True, True if self.model and count else None)
 
     def _sound(self, batch: Samples) -> tuple[Samples | None, Sequence[Feed]]:
-        """The samples of a batch on which the model's outputs are numbers, and these, if onnxruntime runs it.
+        """The samples of a batch with finite model outputs, and those outputs, if onnxruntime runs the model.
 
-        The graph was compared with the model on them. Raises Mismatch (E603) where the two differ.
+        The graph is compared with the model on them. Raises Mismatch (E603) if the two differ.
         """
         if self.model is None:
             return batch, ()
@@ -138,7 +138,7 @@ class _Prover:
         )
 
     def _runs(self, samples: Samples, wanted: Sequence[Feed]) -> bool:
-        """Whether the chip model can run here; the program was compared. Raises Mismatch (E603).
+        """Compares the program on samples; returns whether the chip model can run here. Raises Mismatch (E603).
 
         wanted: the model's outputs on the samples, if onnxruntime runs it.
         """
@@ -159,9 +159,10 @@ class _Prover:
         return True
 
     def _expect_near(self, feed: Feed, wanted: Feed, outputs: Feed) -> None:
-        """Raises Mismatch (E603) for an output of a quantised model that its program does not give.
+        """Raises Mismatch (E603) if an output of the program is far from the quantised model's.
 
-        Synthetic values of other kinds than those that scales were chosen on may saturate: then both must be far.
+        Synthetic samples unlike those used for calibration may saturate: then a calibration sample must be far
+        too.
         """
         far = self.near.far(feed, wanted, outputs)
         if far is not None and self.samples.synthetic:
@@ -183,7 +184,7 @@ class _Prover:
 
     @cached_property
     def _expect(self) -> Callable[[Feed, Feed, Feed], None]:
-        """Raises Mismatch (E603) for a sample, what the simulator shows of it, and its outputs."""
+        """The check of a sample, the tensors that the simulator shows, and its outputs. Raises Mismatch (E603)."""
         if self.program.precision in FLOATING:
             return _LayerProof(self.program, few_runs=self.one)
         return _BitProof(self.program, self.target, few_runs=self.one)
@@ -193,7 +194,7 @@ Feed = dict[str, Array]
 
 
 class _BitProof:
-    """The simulator's integers beside those of the integer network."""
+    """Compares the simulator's integers with those of the integer network."""
 
     def __init__(self, program: Program, target: Target, *, few_runs: bool) -> None:
         self.bits = Bits(program.evidence, program, target, few_runs=few_runs, confined=False)
@@ -213,13 +214,13 @@ class _BitProof:
 
 
 class _LayerProof:
-    """The layers of a floating-point program beside onnxruntime, each on the inputs that the machine has."""
+    """Compares the layers of a floating-point program with onnxruntime, each on the machine's own inputs."""
 
     def __init__(self, program: Program, *, few_runs: bool) -> None:
         self.layers = Layers(program.evidence, program.precision, confined=False, few_runs=few_runs)
 
     def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
-        """Raises Mismatch (E603) with the first layer that rounding does not explain."""
+        """Raises Mismatch (E603) with the first layer whose error rounding does not explain."""
         wrong = self.layers.wrong(feed, {**seen, **outputs})
         if wrong is not None:
             said = "the chip model computes other values than onnxruntime, by more than rounding"
@@ -227,12 +228,12 @@ class _LayerProof:
 
 
 def _as_read(program: Program) -> Program:
-    """The program with its manifest as it will be read from the artefact."""
+    """The program with its manifest as it will be read back from the artefact."""
     return replace(program, manifest=json.loads(json.dumps(program.manifest)))
 
 
 def _trapped(error: NpucError) -> NpucError:
-    """The chip model's own words, as a defect of npuc."""
+    """An error of the chip model, turned into a defect of npuc."""
     return Mismatch.of(
         replace(each, code="E603", reason=f"the chip model refuses the program: {each.reason}", remedy=REMEDY)
         for each in error.problems

@@ -1,8 +1,8 @@
-"""Layout changes inside the network go; at most those at its inputs and outputs stay.
+"""Removes layout changes inside the network; they remain only at its inputs and outputs.
 
-Models from TensorFlow compute in (N, H, W, C) and wrap every convolution in two Transposes. Between them stand
-regions of operators that compute in any layout. A region as a whole moves into the layout of one of its
-neighbours if that makes the Transposes around it cheaper; what then meets its inverse vanishes.
+Models from TensorFlow compute in (N, H, W, C) and wrap every convolution in two Transposes. Between the Transposes
+are regions of operators that can compute in any layout. A whole region is moved to the layout of one of its
+neighbours if that makes the Transposes around it cheaper; Transposes that then meet their inverse cancel.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from npuc.passes.rewriting.rules import Rewriter, sweep
 Perm = tuple[int, ...]
 
 AT_THE_EDGE = 0.999
-"""Factor on the cost of a Transpose of a graph input or to a graph output: there it is welcome."""
+"""Factor on the cost of a Transpose of a graph input or to a graph output, where it is preferred."""
 
 FREE_OF_MOVES = 0.5
-"""Elements. What a Transpose costs that leaves the elements in their order: it becomes a Reshape."""
+"""The cost, in elements, of a Transpose that keeps the order of elements: it becomes a Reshape."""
 
 
 def eliminate_transposes(graph: Graph) -> Graph:
@@ -47,7 +47,7 @@ def eliminate_transposes(graph: Graph) -> Graph:
 
 
 def _compose(rewriter: Rewriter, node: Node) -> bool:
-    """Transpose of Transpose: one, or another one that is there already."""
+    """Transpose of Transpose becomes a single one, or an existing one."""
     first = rewriter.producer(node.inputs[0]) if node.op == "Transpose" else None
     if first is None or first.op != "Transpose":
         return False
@@ -62,7 +62,7 @@ def _compose(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _flattened(rewriter: Rewriter, reshape: Node) -> Node | None:
-    """The Gemm with a constant weight that alone reads the result, if whole samples become its rows."""
+    """The Gemm with a constant weight that is the only reader, if whole samples become its rows."""
     gemm = rewriter.only_reader(reshape.output) if reshape.op == "Reshape" else None
     if gemm is None or gemm.op != "Gemm" or gemm.inputs[1] not in rewriter.constants:
         return None
@@ -71,7 +71,7 @@ def _flattened(rewriter: Rewriter, reshape: Node) -> Node | None:
 
 
 def _permute_weight(rewriter: Rewriter, node: Node) -> bool:
-    """Gemm of Reshape of Transpose: the weight's columns in the order of the tensor before the Transpose."""
+    """Gemm of Reshape of Transpose: permutes the weight's columns to the order before the Transpose."""
     reshape = rewriter.producer(node.inputs[0]) if node.op == "Gemm" else None
     transpose = rewriter.producer(reshape.inputs[0]) if reshape else None
     if reshape is None or transpose is None or transpose.op != "Transpose":
@@ -90,7 +90,7 @@ def _permute_weight(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _renumbered(node: Node, perm: Perm) -> tuple[int, ...] | None:
-    """The axes of a reduction that drops them, before a Transpose; None if that reorders the other axes."""
+    """The axes of a reduction that drops them, before a Transpose; None if that reorders the remaining axes."""
     if not node.op.startswith("Reduce") or KEEPDIMS(node):
         return None
     axes = AXES(node)
@@ -99,7 +99,7 @@ def _renumbered(node: Node, perm: Perm) -> tuple[int, ...] | None:
 
 
 def _renumber_axes(rewriter: Rewriter, node: Node) -> bool:
-    """A reduction that drops axes, of a Transpose: the same of the tensor before."""
+    """A reduction that drops axes, of a Transpose: reduces the tensor before the Transpose instead."""
     transpose = rewriter.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
     if transpose is None or transpose.op != "Transpose":
         return False
@@ -112,7 +112,7 @@ def _renumber_axes(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _as_reshape(rewriter: Rewriter, node: Node) -> bool:
-    """A Transpose that only moves axes of extent 1."""
+    """A Transpose that only moves axes of extent 1 becomes a Reshape."""
     if node.op != "Transpose" or not moves_nothing(rewriter.shape(node.inputs[0]), PERM(node)):
         return False
     rewriter.replace(node, replace(node, op="Reshape", attrs={"shape": rewriter.shape(node.output)}))
@@ -124,9 +124,9 @@ def _as_reshape(rewriter: Rewriter, node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Region:
-    """Connected nodes that compute in any layout, by first output in graph order, and the tensors at the rim.
+    """Connected nodes that can compute in any layout, by first output in graph order, and the boundary tensors.
 
-    entering: computed elsewhere, read inside. leaving: computed inside, read elsewhere or a graph output.
+    entering: computed outside, read inside. leaving: computed inside, read outside or a graph output.
     """
 
     nodes: tuple[str, ...]
@@ -135,7 +135,7 @@ class Region:
 
 
 class MovedNames:
-    """Names for tensors in other layouts: `x@0231`, or again `x` for what moves back."""
+    """Names for tensors in other layouts: `x@0231`, or `x` again after moving back."""
 
     def __init__(self) -> None:
         self._origins: dict[str, tuple[str, Perm]] = {}
@@ -189,7 +189,7 @@ def _cost(shape: tuple[int, ...], perm: Perm, at_the_edge: bool) -> float:
 
 
 def _candidates(rewriter: Rewriter, region: Region) -> list[Perm]:
-    """The layouts that would cancel a Transpose at the rim."""
+    """The layouts that would cancel a Transpose at the boundary."""
     found: set[Perm] = set()
     for name in region.entering:
         producer = rewriter.producer(name)
@@ -205,7 +205,7 @@ def _candidates(rewriter: Rewriter, region: Region) -> list[Perm]:
 
 
 def _entering_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]) -> float:
-    """By how much the Transposes before the region get dearer if it moves."""
+    """The increase in cost of the Transposes before the region if it moves."""
     producer = rewriter.producer(name)
     if producer is None or producer.op != "Transpose":
         return (
@@ -232,20 +232,20 @@ def _within(rewriter: Rewriter, transpose: Node, members: set[str]) -> bool:
 
 
 def _stays(rewriter: Rewriter, name: str | None, members: set[str]) -> bool:
-    """Whether a tensor is there whatever becomes of the region: an output, or read outside."""
+    """Whether a tensor is needed regardless of the region: it is an output, or read outside."""
     if name is None:
         return False
     return name in rewriter.outputs or any(each.output not in members for each in rewriter.readers(name))
 
 
 def _transposed(rewriter: Rewriter, name: str, perm: Perm) -> str | None:
-    """The result of a Transpose of the tensor by perm that is there already."""
+    """The result of an existing Transpose of the tensor by perm."""
     found = (each for each in rewriter.readers(name) if each.op == "Transpose" and PERM(each) == perm)
     return next((each.output for each in found), None)
 
 
 def _leaving_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]) -> float:
-    """By how much the Transposes behind the region get dearer if it moves."""
+    """The increase in cost of the Transposes after the region if it moves."""
     change, back, shape = 0.0, inverse(perm), rewriter.shape(name)
     moved_shape = tuple(shape[axis] for axis in perm)
     others = False
@@ -255,7 +255,7 @@ def _leaving_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]
             and _within(rewriter, reader, members)
             and not _stays(rewriter, reader.output, members)
         ):
-            continue  # told where it enters again
+            continue  # counted where it enters again
         if reader.op == "Transpose":
             last, at_the_edge = PERM(reader), reader.output in rewriter.outputs
             change += _cost(moved_shape, compose(back, last), at_the_edge) - _cost(shape, last, at_the_edge)
@@ -267,12 +267,12 @@ def _leaving_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]
 
 
 def _absorbs(rewriter: Rewriter, reader: Node, perm: Perm) -> bool:
-    """Whether a Transpose in front of the reader is folded into it by a rule of this pass."""
+    """Whether a rule of this pass folds a Transpose in front of the reader into it."""
     return _renumbered(reader, perm) is not None or (perm[0] == 0 and _flattened(rewriter, reader) is not None)
 
 
 def _move_regions(rewriter: Rewriter, names: MovedNames) -> bool:
-    """Moves regions; neighbours of a moved one wait, since the Transposes between them first have to cancel."""
+    """Moves regions; neighbours of a moved region wait until the Transposes between them have cancelled."""
     touched: set[str] = set()
     moved = False
     for region in _regions(rewriter):
@@ -285,7 +285,7 @@ def _move_regions(rewriter: Rewriter, names: MovedNames) -> bool:
 
 
 def _across_the_rim(rewriter: Rewriter, region: Region) -> list[str]:
-    """The tensors on both sides of the Transposes at the rim, and those that enter."""
+    """The tensors on both sides of the Transposes at the boundary, and those that enter."""
     producers = (rewriter.producer(name) for name in region.entering)
     before = [name for node in producers if node is not None and node.op == "Transpose" for name in node.inputs]
     readers = (reader for name in region.leaving for reader in rewriter.readers(name))
@@ -293,7 +293,7 @@ def _across_the_rim(rewriter: Rewriter, region: Region) -> list[str]:
 
 
 def _move_region(rewriter: Rewriter, region: Region, names: MovedNames) -> bool:
-    """Moves the region into the layout that saves most, if one saves anything."""
+    """Moves the region to the layout that saves most, if any saves something."""
     members = set(region.nodes)
 
     def change(perm: Perm) -> float:
@@ -315,9 +315,9 @@ def _move_region(rewriter: Rewriter, region: Region, names: MovedNames) -> bool:
 def _move_node(
     rewriter: Rewriter, node: Node, perm: Perm, region: Region, names: MovedNames, moved: dict[str, str]
 ) -> None:
-    """Puts the moved node into the node's place, with Transposes for tensors that cross the rim.
+    """Replaces a node by its moved form, with Transposes for tensors that cross the boundary.
 
-    moved: the names of what has moved so far, by old name.
+    moved: the names of the tensors moved so far, by old name.
     """
     before: list[Node] = []
     for name in moved_inputs(rewriter, node) or ():

@@ -1,4 +1,4 @@
-"""What depends on constants alone is computed now."""
+"""Evaluates computations that depend on constants alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 
 LARGEST_GROWTH = 1 << 20
-"""Elements. A node whose result is larger than this, and than all its inputs, is left to run time."""
+"""In elements: a node whose result is larger than this, and than all its inputs, is not evaluated."""
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Replaces nodes by their results where all inputs are constants.
+    """Replaces nodes by their results if all inputs are constants.
 
     Weights that a quantised model stores as integers stay behind their DequantizeLinear, which carries their
     scale; in a model that quantises no activation, DequantizeLinear is only a storage format and is folded.

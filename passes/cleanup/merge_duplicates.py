@@ -1,4 +1,4 @@
-"""What is computed twice is computed once."""
+"""Merges repeated computations."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from npuc.ir import Attr, Graph, Node
 from npuc.passes.rewriting.rules import Rewriter
 
 Computation = tuple[str, tuple[str, ...], tuple[tuple[str, Attr], ...], tuple[bool, ...]]
-"""Operator, inputs, attributes, and which outputs are given."""
+"""Operator, inputs, attributes, and which outputs are present."""
 
 
 def merge_duplicates(graph: Graph) -> Graph:
-    """One node where several have the same operator, inputs and attributes; graph outputs keep their own.
+    """Merges nodes with the same operator, inputs and attributes; graph outputs keep their own.
 
     Models from TensorFlow transpose a tensor once for every reader.
     """

@@ -1,4 +1,4 @@
-"""Explicit padding becomes padding of the window that reads it."""
+"""Merges explicit padding into the window that reads it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from npuc.ops.attributes import (
 from npuc.passes.rewriting.rules import Rewriter, Rule, rewrite
 
 LOWEST = -1e38
-"""Padding of this value or less never wins a maximum over float32 (models write -inf or -3.4e38)."""
+"""Padding of this value or less never wins a float32 maximum (models write -inf or -3.4e38)."""
 
 
 def merge_pads(graph: Graph) -> Graph:
-    """Pad merged into the Conv, AveragePool or MaxPool behind it, where that means the same.
+    """Pad merged into the following Conv, AveragePool or MaxPool, if that is equivalent.
 
-    Zeros around the image for Conv, and for AveragePool if every window counts its padding; for MaxPool a
-    value that no element of the image is below.
+    The padding must be zeros around the image for Conv, and for AveragePool if every window counts its padding;
+    for MaxPool a value that is not above any element of the image.
     """
     return rewrite(graph, *PAD_RULES)
 
@@ -67,7 +67,7 @@ def _into_conv(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _fits_pool(node: Node, pad: Node) -> bool:
-    """Pools demand padding below their number of taps; with ceil_mode it would change how many windows count."""
+    """Pools require padding below their number of taps; with ceil_mode it would change the number of windows."""
     small = all(amount < taps for amount, taps in zip(_sum(node, pad), KERNEL_SHAPE(node) * 2, strict=True))
     return small and not CEIL_MODE(node)
 
@@ -86,14 +86,14 @@ def _into_maximum(rewriter: Rewriter, node: Node) -> bool:
     if pad is None or not _fits_pool(node, pad) or rewriter.types[node.output].dtype != "float32":
         return False
     if max(DILATIONS(node), default=1) > 1:
-        return False  # a window's taps may all lie in the padding, whose value is then the result
+        return False  # all taps of a window may lie in the padding, whose value is then the result
     value = VALUE(pad)
     never_wins = value <= LOWEST or value <= _least(rewriter, pad.inputs[0])
     return never_wins and _merge(rewriter, node, pad)
 
 
 def _least(rewriter: Rewriter, tensor: str) -> float:
-    """A lower bound of the tensor's elements, from the operators that are bounded below."""
+    """A lower bound of the tensor's elements, from operators that are bounded below."""
     node = rewriter.producer(tensor)
     if node is None:
         return -inf

@@ -1,4 +1,4 @@
-"""What a model moves as integers between its own steps and the network's border is moved in float instead."""
+"""Moves data in float instead of as integers, between a model's own quantisation and the network's boundary."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ MOVES = ("Reshape", "Transpose")
 
 
 def move_as_floats(graph: Graph) -> Graph:
-    """DequantizeLinear before the Reshape or Transpose that it reads, QuantizeLinear behind those that read it.
+    """DequantizeLinear moved before the Reshape or Transpose it reads, QuantizeLinear after those that read it.
 
-    Exact: both work on single elements, with one scale and zero point. A machine whose layers of 8 bits keep a
-    model's steps sees the steps beside its layers then.
+    This is exact: both work on single elements, with one scale and zero point. A machine whose 8-bit layers use
+    the model's scales then sees them next to its layers.
     """
     return rewrite(graph, dequantised_first, quantised_last)
 
 
 def dequantised_first(rewriter: Rewriter, node: Node) -> bool:
-    """DequantizeLinear of a move that nothing else reads: the move comes last."""
+    """DequantizeLinear of a move without other readers: the move comes last."""
     move = rewriter.private(node.inputs[0]) if node.op == "DequantizeLinear" else None
     return move is not None and _swapped(rewriter, node, move, node)
 
 
 def quantised_last(rewriter: Rewriter, node: Node) -> bool:
-    """A move of a QuantizeLinear that nothing else reads: the move comes first."""
+    """A move of a QuantizeLinear without other readers: the move comes first."""
     steps = rewriter.private(node.inputs[0]) if node.op in MOVES else None
     return steps is not None and steps.op == "QuantizeLinear" and _swapped(rewriter, node, steps, steps)
 
 
 def _swapped(rewriter: Rewriter, second: Node, first: Node, steps: Node) -> bool:
-    """Replaces the second of two nodes by both in the other order."""
+    """Swaps two consecutive nodes: replaces the second by both in the other order."""
     move = first if steps is second else second
     sizes = (rewriter.shape(name) for name in steps.inputs[1:])
     if move.op not in MOVES or any(extent != 1 for shape in sizes for extent in shape):

@@ -1,4 +1,4 @@
-"""Nodes that give back their input, and nodes that no output needs, go."""
+"""Removes nodes that return their input, and nodes that no output needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Test = Callable[[Rewriter, Node], bool]
 
 
 def remove_dead_code(graph: Graph) -> Graph:
-    """Without nodes that give back their input.
+    """The graph without nodes that return their input.
 
-    One stays between a graph input and a graph output, or between two graph outputs: both names must exist.
+    One stays between a graph input and a graph output, or between two graph outputs, as both names must exist.
     """
     found = rewrite(graph, drop_no_op)
     alive = {name for node in found.nodes for name in node.inputs} | set(found.outputs)
@@ -46,7 +46,7 @@ def _identity_permutation(_draft: Rewriter, node: Node) -> bool:
 
 
 def _whole_slice(_draft: Rewriter, node: Node) -> bool:
-    """Of the input's shape, so every element is taken once; a step below 0 would reverse them."""
+    """If the result has the input's shape, every element is taken once; a step below 0 would reverse them."""
     return all(step > 0 for step in STEPS(node))
 
 
@@ -71,7 +71,7 @@ def _reduces_ones(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _neutral(number: float) -> Test:
-    """The second operand is this number, and nothing is computed behind it."""
+    """Whether the second operand is this number and there is no fused activation."""
 
     def test(rewriter: Rewriter, node: Node) -> bool:
         return scalar(rewriter, node.inputs[1]) == number and not ACTIVATION(node)
@@ -104,4 +104,4 @@ _NO_OPS: Mapping[str, Test] = {
     "Mul": _neutral(1),
     "Div": _neutral(1),
 }
-"""Operators with a form that gives back the input. Every test may rely on equal types of input and output."""
+"""Operators with a form that returns the input. Tests may rely on equal types of input and output."""

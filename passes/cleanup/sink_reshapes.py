@@ -1,4 +1,4 @@
-"""Reshapes merge, and move behind the operators that do not care about shape."""
+"""Merges Reshapes, and moves them behind operators that do not depend on the shape."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from npuc.passes.rewriting.patterns import scalar
 from npuc.passes.rewriting.rules import Rewriter, Rule, rewrite
 
 SINKABLE = UNARY | BINARY | {"Concat", "Split", "Slice", "Pad", "ReduceMean", "ReduceMax"}
-"""What a Reshape that drops axes of extent 1 moves behind. Heads (Softmax, ArgMax) keep their few axes."""
+"""Operators behind which a Reshape that drops axes of extent 1 moves. Heads (Softmax, ArgMax) keep their axes."""
 
 
 def sink_reshapes(graph: Graph) -> Graph:
     """Reshapes merged and sunk, so that producers and their activations, and operators that models wrap in
-    Squeeze and Unsqueeze, stand next to each other.
+    Squeeze and Unsqueeze, become adjacent.
     """
     return rewrite(graph, *RESHAPE_RULES)
 
 
 def merge_reshapes(rewriter: Rewriter, node: Node) -> bool:
-    """Reshape of Reshape: one."""
+    """Reshape of Reshape becomes one."""
     first = rewriter.producer(node.inputs[0]) if node.op == "Reshape" else None
     if first is None or first.op != "Reshape":
         return False
@@ -32,9 +32,9 @@ def merge_reshapes(rewriter: Rewriter, node: Node) -> bool:
 
 
 def sink_below_function(rewriter: Rewriter, node: Node) -> bool:
-    """A function of one element, of a Reshape that nothing else reads: the Reshape comes last.
+    """A unary function of a Reshape without other readers: the Reshape comes last.
 
-    An operator of two elements is one if the other operand is a number.
+    A binary operator counts as one if the other operand is a single number.
     """
     computed = [name for name in node.inputs if scalar(rewriter, name) is None]
     if node.op not in UNARY | BINARY or len(computed) != 1:
@@ -53,7 +53,7 @@ def sink_below_function(rewriter: Rewriter, node: Node) -> bool:
 
 
 def sink_squeeze(rewriter: Rewriter, node: Node) -> bool:
-    """An operator whose operands all lost the same axes of extent 1: they are lost behind it."""
+    """An operator whose operands all lost the same axes of extent 1: they are dropped after it instead."""
     moved = moved_inputs(rewriter, node) if node.op in SINKABLE else None
     if moved is None:
         return False
@@ -74,7 +74,7 @@ def sink_squeeze(rewriter: Rewriter, node: Node) -> bool:
 
 
 def reduce_before_squeeze(rewriter: Rewriter, node: Node) -> bool:
-    """A reduction that drops its axes, of a Reshape that drops axes of extent 1: both at once."""
+    """A reduction that drops its axes, of a Reshape that drops axes of extent 1: drops all at once."""
     reshape = rewriter.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
     if reshape is None or reshape.op != "Reshape" or KEEPDIMS(node):
         return False
@@ -89,7 +89,7 @@ def reduce_before_squeeze(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _common_layout(rewriter: Rewriter, reshapes: list[Node]) -> tuple[Layout, list[Node]] | None:
-    """One layout in which the tensors before all of these Reshapes are those behind, with axes of extent 1."""
+    """A common layout: the tensors before all of these Reshapes are those after them plus axes of extent 1."""
     pairs = [(rewriter.shape(each.inputs[0]), rewriter.shape(each.output)) for each in reshapes]
     for before, after in pairs:
         layout = _unsqueezed(before, after)
@@ -99,7 +99,7 @@ def _common_layout(rewriter: Rewriter, reshapes: list[Node]) -> tuple[Layout, li
 
 
 def _unsqueezed(before: tuple[int, ...], after: tuple[int, ...]) -> Layout | None:
-    """Where axes of extent 1 stand in `before` that are not in `after`; None if the shapes differ otherwise."""
+    """The positions of axes of extent 1 in `before` that `after` lacks; None if the shapes differ otherwise."""
     layout: list[int | None] = []
     at = 0
     for extent in before:

@@ -1,4 +1,4 @@
-"""Parts of a network's last tensors are taken before these are moved and joined: each has a range of its own."""
+"""Splits a network's last tensors before they are moved and joined, so that each part has a range of its own."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 COMPUTES = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"}
 )
-"""Behind none of these, a Split is at the network's end."""
+"""A Split with none of these after it is at the network's end."""
 MOST_PARTS = 8
-"""More are no boxes and scores."""
+"""With more parts they are not boxes and scores."""
 ENDS = frozenset({"Softmax", "LogSoftmax", "ArgMax"})
-"""What no integers pass."""
+"""Operators that no integers pass."""
 
 
 def split_before_moves(graph: Graph) -> Graph:
-    """A Split or Slice at the network's end goes before the Reshape, Transpose, Concat or Conv that it reads.
+    """A Split or Slice at the network's end moves before the Reshape, Transpose, Concat or Conv that it reads.
 
-    Boxes and scores of a detector are often joined, moved and split again; one scale for both would leave nothing
-    of the scores. Exact. Where a Split takes a Concat apart as it was put together, both vanish; a Conv becomes
-    one for each part. A Slice has one axis and steps of 1; all that reads the moved tensor is such a part.
+    Boxes and scores of a detector are often joined, moved and split again; with one scale for both, nothing of the
+    scores would be left. The rewrite is exact. If a Split undoes a Concat, both vanish; a Conv becomes one per
+    part. A Slice must have a single axis and a step of 1, and every reader of the moved tensor must be such a
+    Split or Slice.
     """
     return rewrite(graph, _before)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a Split or Slice takes along an axis: the first index and the one behind the last, by output."""
+    """The parts that a Split or Slice takes along an axis: first index and end index, by output."""
 
     axis: int
     bounds: tuple[tuple[int, int], ...]
@@ -72,7 +73,7 @@ def _before(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _parts(rewriter: Rewriter, node: Node) -> Parts | None:
-    """What the node takes, if it is a Split, or a Slice of one axis with steps of 1 that takes less than all."""
+    """The parts of a Split, or of a Slice of one axis with step 1 that takes less than the whole."""
     if node.op == "Split":
         axis, bounds = AXIS(node), list[tuple[int, int]]()
         for name in node.outputs:
@@ -88,7 +89,7 @@ def _parts(rewriter: Rewriter, node: Node) -> Parts | None:
 
 
 def _at_end(rewriter: Rewriter, node: Node) -> bool:
-    """Whether no layer with windows or weights uses what the node takes, but behind a Softmax."""
+    """Whether no layer with windows or weights uses the node's results, except after a Softmax."""
     waiting, seen = [node], set[str]()
     while waiting:
         for reader in (each for name in waiting.pop().outputs for each in rewriter.readers(name)):
@@ -101,7 +102,7 @@ def _at_end(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _same_axis(before: Sequence[int], after: Sequence[int], axis: int) -> int | None:
-    """The axis of a reshaped tensor whose indices are those of an axis of the result; None if there is none."""
+    """The axis of a reshaped tensor with the same indices as an axis of the result; None if there is none."""
     for at, extent in enumerate(before):
         if extent == after[axis] > 1 and prod(before[:at]) == prod(after[:axis]):
             return at
@@ -109,13 +110,13 @@ def _same_axis(before: Sequence[int], after: Sequence[int], axis: int) -> int | 
 
 
 def _taken(node: Node, source: str, axis: int, names: Sequence[str], stem: str) -> Node:
-    """The same parts of another tensor, along an axis of it."""
+    """The node that takes the same parts from another tensor, along one of its axes."""
     attrs = {**node.attrs, "axis": axis} if node.op == "Split" else {**node.attrs, "axes": (axis,)}
     return Node(node.op, (source, *node.inputs[1:]), tuple(names), attrs, stem, node.sources)
 
 
 def _convolutions(rewriter: Rewriter, node: Node, conv: Node, parts: Parts) -> list[Node]:
-    """A Conv for the output channels of each part; none where its channels are not those of one group."""
+    """A Conv for the output channels of each part; none if a part's channels are not those of one group."""
     names = [name for name in conv.inputs[1:] if name]
     fixed = all(name in rewriter.constants for name in names)
     if parts.axis != 1 or GROUP(conv) != 1 or not fixed:
@@ -131,7 +132,7 @@ def _convolutions(rewriter: Rewriter, node: Node, conv: Node, parts: Parts) -> l
 def _moved_parts(
     rewriter: Rewriter, node: Node, move: Node, axis: int, attrs: Sequence[Mapping[str, Attr]]
 ) -> list[Node]:
-    """The parts of what is moved, each moved for itself."""
+    """The parts of the moved tensor, each moved separately."""
     names = [rewriter.fresh(f"{name}/part") for name in node.outputs]
     new = [_taken(node, move.inputs[0], axis, names, f"{node.name}/before")]
     sources = rewriter.sources(node, move)
@@ -141,7 +142,7 @@ def _moved_parts(
 
 
 def _of_every_operand(rewriter: Rewriter, node: Node, move: Node, parts: Parts) -> list[Node]:
-    """The parts of all operands of a Concat along another axis, joined part by part."""
+    """The parts of all operands of a Concat along another axis, concatenated part by part."""
     new: list[Node] = []
     columns: list[list[str]] = [[] for _ in node.outputs]
     for at, operand in enumerate(move.inputs):
@@ -156,7 +157,7 @@ def _of_every_operand(rewriter: Rewriter, node: Node, move: Node, parts: Parts) 
 
 
 def _taken_apart(rewriter: Rewriter, node: Node, move: Node, parts: Parts) -> bool:
-    """The operands of a Concat along the axis of the parts, where every part is whole operands of it."""
+    """Replaces parts by the operands of a Concat along the same axis, if every part consists of whole operands."""
     edges = [0]
     for operand in move.inputs:
         edges.append(edges[-1] + rewriter.shape(operand)[parts.axis])

@@ -1,1 +1,1 @@
-"""Operators that a machine lacks, as operators that it has. Targets choose from these."""
+"""Rewrites of operators that a machine lacks to operators that it has. Targets choose from these."""

@@ -1,4 +1,4 @@
-"""Elementwise operators on tensors of any shape compute on images instead."""
+"""Elementwise operators on tensors of any shape, computed on images instead."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ PAIRS = SUMS | {"Max", "Min"}
 """Operators of two computed tensors."""
 FUNCTIONS = UNARY - {"Cast", "Identity"}
 MOST_TILED = 4096
-"""Parameters are repeated along leading axes, which costs weights, up to this many; beyond, axes are moved."""
+"""The most parameters when repeated along leading axes, which costs weights; beyond, axes are moved."""
 
 
 @dataclass(frozen=True)
 class AsImages:
-    """Elementwise operators on tensors that are no images (1, C, H, W) or (1, C) compute on images.
+    """Elementwise operators on tensors that are not images (1, C, H, W) or (1, C), computed on images.
 
-    Functions of one element: in any shape. Sums, products, maxima and minima of two tensors: the axes that both
-    have become channels, those that one repeats become rows and columns; differences become sums. Arithmetic with
-    constants and batch normalisation: the axes along which the constants vary become channels, and a depthwise 1x1
-    Conv multiplies and adds. PRelu likewise. Maxima and minima with constants take one, or one per element. Only
-    Reshape and Transpose stand around them.
+    Unary functions: in any shape. Sums, products, maxima and minima of two tensors: axes that both have become
+    channels, axes that one broadcasts become rows and columns; differences become sums. Arithmetic with constants
+    and batch normalisation: the axes along which the constants vary become channels, and a depthwise 1x1 Conv
+    multiplies and adds. PRelu likewise. Maxima and minima with constants accept one number, or one per element.
+    Only Reshape and Transpose surround them.
 
-    limits: of the images of tensors that have no channels of their own.
+    limits: of the images of tensors without channels of their own.
     """
 
     limits: ImageLimits
@@ -57,13 +57,13 @@ class AsImages:
 
 
 def _is_elementwise(rewriter: Rewriter, node: Node, x: str) -> bool:
-    """Whether a node gives float32 elements, one for each of this input."""
+    """Whether a node computes float32 elements, one for each of this input."""
     whole = rewriter.shape(x) == rewriter.shape(node.output) and rewriter.types[x].size > 0
     return whole and x not in rewriter.constants and only_float(rewriter, x, node.output)
 
 
 def _on_images(rewriter: Rewriter, node: Node, inner: Node, shapes: Mapping[str, Shape], perm: Shape) -> bool:
-    """In a node's place, another that reads these inputs permuted and reshaped; its result is given back."""
+    """Replaces a node by one that reads these inputs permuted and reshaped; the result is transformed back."""
     names: dict[str, str] = {}
     before: list[Node] = []
     for name, shape in shapes.items():
@@ -75,7 +75,7 @@ def _on_images(rewriter: Rewriter, node: Node, inner: Node, shapes: Mapping[str,
     return True
 
 
-# functions of one element
+# unary functions
 
 
 def _function(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
@@ -91,7 +91,7 @@ def _function(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
 
 
 def _nearest_image(limits: ImageLimits, rewriter: Rewriter, node: Node) -> Shape:
-    """The image that the result becomes anyway, or that an axis of extent 1 makes of it; else a good one."""
+    """The image that the result becomes anyway, or that an axis of extent 1 suggests; otherwise a suitable one."""
     reader = rewriter.only_reader(node.output)
     if reader is not None and reader.op == "Reshape" and is_image(rewriter.shape(reader.output)):
         return rewriter.shape(reader.output)
@@ -144,7 +144,7 @@ def _aligned(shape: Shape, rank: int) -> Shape:
 
 
 def _expand_first(rewriter: Rewriter, node: Node, shape: Shape) -> bool:
-    """Both operands are repeated, along different axes: the first one is in full from here on."""
+    """If both operands are broadcast along different axes, expands the first one."""
     x = node.inputs[0]
     full = rewriter.fresh(f"{x}@{'x'.join(map(str, shape))}")
     expand = Node("Expand", (x,), (full,), {"shape": shape}, full, node.sources)
@@ -153,7 +153,7 @@ def _expand_first(rewriter: Rewriter, node: Node, shape: Shape) -> bool:
 
 
 def _limit(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
-    """Max or Min with a constant, unless that is one number, or one per channel or per element, of an image."""
+    """Max or Min with a constant, unless it is one number, or one per channel or per element of an image."""
     found = constant_operand(rewriter, node) if node.op in ("Max", "Min") else None
     if found is None or not _is_elementwise(rewriter, node, found[0]):
         return False
@@ -204,7 +204,7 @@ def _per_channel(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
 
 
 def _line(rewriter: Rewriter, node: Node) -> _Line | None:
-    """What a node does to one tensor with constants, if that is a line per element."""
+    """The function that a node applies to one tensor, if it is linear per element with constant parameters."""
     if node.op == "BatchNormalization":
         found = scale_and_shift(rewriter, node)
         column = (-1, *(1 for _ in rewriter.shape(node.output)[2:]))
@@ -235,7 +235,7 @@ def _varying(line: _Line, rank: int) -> set[int]:
 
 
 def _channel_axes(shape: Shape, varying: set[int]) -> tuple[Shape, int]:
-    """The order of the axes, and how many of them become channels: the leading ones as they are, or moved."""
+    """The order of the axes, and how many become channels: leading ones in place, or axes moved to the front."""
     leading = max(varying, default=-1) + 1
     if extents(shape, range(leading)) <= MOST_TILED:
         return tuple(range(len(shape))), leading
@@ -243,7 +243,7 @@ def _channel_axes(shape: Shape, varying: set[int]) -> tuple[Shape, int]:
 
 
 def _moved(value: Array, shape: Shape, perm: Shape, channels: int, count: int) -> Array:
-    """A parameter as a vector, one element per channel."""
+    """A parameter as a vector with one element per channel."""
     if not channels:
         return np.full(count, value.reshape(()))
     aligned = value.reshape(_aligned(value.shape, len(shape))).transpose(perm)

@@ -1,4 +1,4 @@
-"""Batch normalisation that no weight could take as a convolution of its own."""
+"""Batch normalisation that could not be folded into weights, as a convolution of its own."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MOST_BANDS = 16
 def batch_norm_to_conv(graph: Graph) -> Graph:
     """BatchNormalization with constant parameters over (N, C, H, W) or (N, C) becomes a depthwise 1x1 Conv.
 
-    Behind a Reshape of an image (1, C, H, W) whose channels then stand for bands of rows, as sub-spectral
-    normalisation is written, every band gets a Conv: Slice -> Conv -> Concat along H. The Reshape moves behind it
-    and meets the one that leads back. A Conv before such a Reshape is itself divided into bands, whose weights
-    take the normalisation. More than 16 bands, or parameters that vary along W, stay.
+    After a Reshape of an image (1, C, H, W) whose new channels stand for bands of rows, as in sub-spectral
+    normalisation, every band gets a Conv: Slice -> Conv -> Concat along H. The Reshape moves behind it, where it
+    cancels with the inverse one. A Conv before such a Reshape is itself divided into bands, whose weights absorb
+    the normalisation. More than 16 bands, or parameters that vary along W, are left unchanged.
     """
     return rewrite(graph, _by_bands, _depthwise, merge_reshapes, sink_below_function, drop_no_op)
 
 
 def _depthwise(rewriter: Rewriter, node: Node) -> bool:
-    """One Conv; a row (N, C) is reshaped to a map of one pixel and back."""
+    """Replaces it by one Conv; a row (N, C) is reshaped to a single-pixel map and back."""
     found = scale_and_shift(rewriter, node)
     shape = rewriter.shape(node.output)
     if found is None or len(shape) not in (2, 4) or 0 in shape:
@@ -111,7 +111,7 @@ def _bounds(values: list[Array | None]) -> list[int]:
 
 
 def _source(rewriter: Rewriter, x: str) -> Source | None:
-    """The Conv that alone gives x to a reader, if it can be divided: no window lies in padding altogether."""
+    """The Conv that alone provides x to a reader, if it can be divided: no window lies entirely in padding."""
     conv = rewriter.private(x)
     if conv is None or conv.op != "Conv" or ACTIVATION(conv):
         return None
@@ -157,7 +157,7 @@ def _convs(
 
 
 def _window(rewriter: Rewriter, source: Source, rows: slice) -> tuple[int, int, tuple[int, ...]]:
-    """The rows of its input that a convolution reads for rows of its output, and the pads then."""
+    """The rows of its input that a convolution reads for these rows of its output, and the resulting pads."""
     window = window_of(source.node, source.weight.shape[2:])
     extent, stride = rewriter.shape(source.node.inputs[0])[2], window.strides[0]
     first = rows.start * stride - window.begins[0]

@@ -1,4 +1,4 @@
-"""The samples of a batch as channels of one image, where channels are treated apart anyway."""
+"""Samples of a batch as channels of one image, for operators that process channels separately."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ POOLS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
 
 
 def batch_to_channels(graph: Graph) -> Graph:
-    """Pooling, and convolutions of single channels, of N images become those of one: (1, N * C, H, W).
+    """Pooling, and depthwise convolutions, of N images become those of one: (1, N * C, H, W).
 
-    A Reshape stands before and behind; the weights of a convolution are repeated.
+    A Reshape is added before and after; the weights of a convolution are repeated.
     """
     return rewrite(graph, _as_channels, *TIDY)
 

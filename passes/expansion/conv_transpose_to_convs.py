@@ -19,43 +19,43 @@ from npuc.passes.rewriting.interleaving import interleaved, phased
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_PHASES = 256
-"""A larger enlargement (more than 16 times each way) stays as it is."""
+"""A ConvTranspose with more phases (more than 16x enlargement each way) stays as it is."""
 SPREADING = 4
-"""What moving a pixel's channels of all lanes costs, in multiplications of as many lanes."""
+"""The cost of moving a pixel's channels of all lanes, in multiplications of as many lanes."""
 
 
 @dataclass(frozen=True)
 class ConvTransposeToConvs:
     """A 2-D ConvTranspose with constant weights becomes Convs -> Concat -> DepthToSpace (DCR) [-> Slice].
 
-    Output rows r, r + S, r + 2 S, .. all meet the same taps, each a multiple of the stride from the next: they are
-    a convolution with a part of the kernel, reversed. S is the stride (of unequal ones the least common multiple,
-    and the Convs have strides S / stride), so S * S Convs give all phases, in the order of DepthToSpace. With few
-    output channels one Conv gives all phases as its channels, if their common window is less work for the lanes:
-    channels that are computed side by side.
-    Where the output ends within a block of S, a Slice cuts it. Stride 1 takes one Conv and nothing else. The
-    activation goes with the Convs; groups stay.
+    Output rows r, r + S, r + 2 S, .. all use the same taps at multiples of the stride, so they are a convolution
+    with a reversed part of the kernel. S is the stride (for unequal strides their least common multiple, and the
+    Convs have strides S / stride), so S * S Convs give all phases, in the order of DepthToSpace. With few output
+    channels a single Conv computes all phases as its channels, if their common window is less work for the lanes
+    (channels computed in parallel). If the output ends within a block of S, a Slice crops it. Stride 1 takes one
+    Conv and nothing else. The activation is fused into the Convs; groups are kept.
     """
 
     lanes: int
     __name__ = "conv_transpose_to_convs"
 
     def __call__(self, graph: Graph) -> Graph:
-        """The graph with convolutions in their place."""
+        """The graph with convolutions instead."""
         return rewrite(graph, partial(_to_convs, self.lanes))
 
 
 def conv_transpose_to_phases(graph: Graph) -> Graph:
     """A 2-D ConvTranspose with constant weights becomes Convs -> Interleave along H -> Interleave along W.
 
-    One Conv of stride 1 for each of stride_y * stride_x phases, which gives the rows and columns that there are.
+    There is one Conv of stride 1 for each of stride_y * stride_x phases, with exactly the rows and columns of its
+    phase.
     """
     return rewrite(graph, _to_phases)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A Conv along one axis: the taps of the transposed kernel in its order (-1 is a zero), and its window."""
+    """A Conv along one axis: the indices of its taps in the transposed kernel (-1 is a zero), and its window."""
 
     taps: tuple[int, ...]
     begin: int
@@ -66,7 +66,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Axis:
-    """A ConvTranspose along one axis, and the block of outputs whose members are told apart."""
+    """A ConvTranspose along one axis, and the block size of outputs that are computed separately."""
 
     kernel: int
     stride: int
@@ -81,12 +81,12 @@ class Axis:
         return [self._phases([number], self._spacing)[0] for number in range(self.block)]
 
     def ragged(self) -> list[Phase]:
-        """The same, each with as many outputs as there are of its member; members without any have none."""
+        """The same, each with the number of outputs of its member; members without outputs have no Conv."""
         counts = interleaved_extents(self.outputs, min(self.block, self.outputs))
         return [self._phases([number], self._spacing, count)[0] for number, count in enumerate(counts)]
 
     def common(self) -> list[Phase]:
-        """For each member of the block a Conv, all with one window."""
+        """For each member of the block a Conv, all with the same window."""
         return self._phases(range(self.block), 1)
 
     @property
@@ -95,14 +95,14 @@ class Axis:
         return self.dilation // gcd(self.dilation, self.stride)
 
     def _meets(self, number: int) -> dict[int, int]:
-        """Element -> tap: tap k of output o meets element (o + begin - k * dilation) / stride, if an integer."""
+        """Element -> tap: tap k of output o reads element (o + begin - k * dilation) / stride, if an integer."""
         places = {k: number + self.begin - k * self.dilation for k in range(self.kernel)}
         return {place // self.stride: k for k, place in places.items() if place % self.stride == 0}
 
     def _phases(self, numbers: Sequence[int], dilation: int, count: int = 0) -> list[Phase]:
-        """Convs that give outputs number, number + block, ..: so many of each, or ceil(outputs / block).
+        """Convs for outputs number, number + block, ..: `count` of each, or ceil(outputs / block).
 
-        Zeros are added where the first element is behind element 0, and where a Conv would give more outputs.
+        Zero taps are added if the first element is after element 0, and if a Conv would give too many outputs.
         """
         met = [self._meets(number) for number in numbers]
         elements = [element for each in met for element in each]
@@ -163,7 +163,7 @@ def _window(rewriter: Rewriter, node: Node) -> Window:
 
 
 def _axes(rewriter: Rewriter, node: Node, blocks: Sequence[int]) -> list[Axis]:
-    """Both axes, with blocks of so many outputs."""
+    """Both axes, with these block sizes."""
     window, shape, extents = (
         _window(rewriter, node),
         rewriter.shape(node.output),
@@ -178,11 +178,11 @@ def _axes(rewriter: Rewriter, node: Node, blocks: Sequence[int]) -> list[Axis]:
 
 
 Phases = Sequence[tuple[Phase, Phase]]
-"""Rows and columns of the phases that one Conv gives; their windows are the same."""
+"""Row and column phases of one Conv; their windows are the same."""
 
 
 def _chosen(lanes: int, rewriter: Rewriter, node: Node, axes: Sequence[Axis]) -> list[Phases]:
-    """A Conv for each phase, or where that is clearly less work one for all."""
+    """One Conv for each phase, or, if that is clearly less work, one for all."""
     rows, columns = (axis.separate() for axis in axes)
     separate: list[Phases] = [[(row, column)] for row in rows for column in columns]
     rows, columns = (axis.common() for axis in axes)
@@ -195,7 +195,7 @@ def _chosen(lanes: int, rewriter: Rewriter, node: Node, axes: Sequence[Axis]) ->
 
 
 def _work(lanes: int, rewriter: Rewriter, node: Node, convs: Sequence[Phases]) -> int:
-    """Multiplications on all lanes per block of outputs; those of one Conv must then be moved."""
+    """Multiplications on all lanes per block of outputs, including the cost of moving those of a common Conv."""
     C, Co = rewriter.shape(node.inputs[0])[1], rewriter.shape(node.output)[1]
     taps = sum(len(each[0][0].taps) * len(each[0][1].taps) * in_lanes(Co * len(each), lanes) for each in convs)
     moved = SPREADING * in_lanes(Co, lanes) * len(convs[0]) if len(convs) == 1 else 0
@@ -203,7 +203,7 @@ def _work(lanes: int, rewriter: Rewriter, node: Node, convs: Sequence[Phases]) -
 
 
 def _conv(rewriter: Rewriter, node: Node, phases: Phases, output: str) -> Node:
-    """The Conv of some phases; its weight (phases * Co, C/group, ..) is made of the node's (C, Co/group, ..)."""
+    """The Conv of some phases; its weight (phases * Co, C/group, ..) comes from the node's (C, Co/group, ..)."""
     w, group = rewriter.constants[node.inputs[1]], GROUP(node)
     padded = np.pad(w, ((0, 0), (0, 0), (0, 1), (0, 1)))
     weights: list[Array] = []

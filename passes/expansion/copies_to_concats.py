@@ -1,4 +1,4 @@
-"""Expand and Pad as concatenations; the other operators here are special forms of them."""
+"""Expand and Pad as concatenations; further operators here are special cases of them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_COPIES = 256
-"""Along one axis; Expand by more stays."""
+"""The largest repetition along one axis; Expand by more stays."""
 
 Step = Callable[..., str]
-"""Adds a node of an operator with inputs and attributes; gives its output."""
+"""Adds a node of an operator with inputs and attributes; returns its output."""
 
 
 def copies_to_concats(graph: Graph) -> Graph:
-    """Expand becomes a Reshape to its result's rank and, per axis that is repeated, a Concat of copies.
+    """Expand becomes a Reshape to its result's rank and a Concat of copies per repeated axis.
 
-    Pad becomes, per axis, a Slice where its pads are negative and a Concat with what stands beside the tensor: a
-    constant, or Slices of the tensor itself (reflect, edge, wrap).
+    Pad becomes, per axis, a Slice if its pads are negative and a Concat with the padding: a constant, or Slices of
+    the tensor itself (reflect, edge, wrap).
     """
     return rewrite(graph, _expand, _pad)
 
 
 def _replace(rewriter: Rewriter, node: Node, build: Callable[[Step, str], str]) -> bool:
-    """Puts what `build` makes of the node's first input into the node's place."""
+    """Replaces the node by what `build` makes of its first input."""
     nodes: list[Node] = []
 
     def step(op: str, *inputs: str, **attrs: Attr) -> str:

@@ -11,7 +11,7 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def expand_powers(graph: Graph) -> Graph:
-    """Pow by the numbers 1, 2, 3 and 4 becomes at most two products, by 0.5 a Sqrt. Other exponents stay."""
+    """Pow by 1, 2, 3 or 4 becomes at most two products, by 0.5 a Sqrt. Other exponents stay."""
     return rewrite(graph, _expand)
 
 

@@ -1,4 +1,4 @@
-"""Maps that are too wide or too high, as near to squares as their pixels allow, where pixels do not meet."""
+"""Maps with too many rows or columns, reshaped towards squares for operators on single pixels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PAIRS = ("Add", "Sub", "Mul", "Max", "Min")
 
 @dataclass(frozen=True)
 class FoldExtents:
-    """A 1x1 Conv, a function of one element and the sum or product of two maps take a map in another shape.
+    """A 1x1 Conv, a unary function and the sum or product of two maps process a map in another shape.
 
-    Exact: the same elements, and none meets its neighbours. The map has as many pixels, in the form
-    nearest to a square. It stays where it has no more than the most rows and columns, and where the
-    square has more, too (a prime number of pixels).
+    Exact: the elements are the same, and no operator combines neighbouring pixels. The map has as many pixels, in
+    the shape nearest to a square. It is left unchanged if it has no more than the permitted rows and columns, and
+    if the square also exceeds them (a prime number of pixels).
     """
 
     most_extent: int
@@ -57,7 +57,7 @@ def _fold(most: int, rewriter: Rewriter, node: Node) -> bool:
 
 
 def _maps(rewriter: Rewriter, node: Node) -> tuple[str, ...]:
-    """The inputs that are maps; none where pixels meet, or the node is another."""
+    """The inputs that are maps; none if the node combines pixels or is of another kind."""
     if node.op == "Conv":
         kernel = rewriter.shape(node.inputs[1])[2:]
         if set(kernel) != {1}:

@@ -1,4 +1,4 @@
-"""Convolutions whose strides exceed what a machine has, over blocks of pixels as channels or signals in rows."""
+"""Convolutions with too large strides, rewritten with blocks of pixels as channels, or signals in rows."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_ROW = 32
-"""Elements of a signal in a row, which the kernel is as wide as."""
+"""The longest row of a signal, which is also the width of the kernel."""
 
 
 @dataclass(frozen=True)
 class FoldStrides:
-    """A Conv of an image with a stride above the most becomes one with strides that much smaller.
+    """A Conv of an image with too large a stride becomes one with smaller strides.
 
-    Exact: the same products, and zeros where the kernel is no multiple of the block.
-    A signal (the image has one row or one column, as have the windows) is laid in rows of equal length that
-    divides the stride: a Reshape, and a kernel as wide as a row. Of the lengths up to 32 the largest is taken.
-    Any other image goes through SpaceToDepth: blocks divide both strides; the largest whose channels are not too
-    many is taken, else the smallest that does. Dilated and grouped ones stay.
+    Exact: the same products, plus zeros if the kernel is no multiple of the block.
+    A signal (an image and windows of one row or one column) is arranged in rows whose length divides the stride: a
+    Reshape, and a kernel as wide as a row. The largest suitable length up to 32 is used. Any other image goes
+    through SpaceToDepth with a block size that divides both strides: the largest without too many channels,
+    otherwise the smallest sufficient one. Dilated and grouped ones are left unchanged.
     """
 
     most_stride: int
@@ -56,10 +56,10 @@ def _lay_in_rows(most: int, rewriter: Rewriter, node: Node) -> bool:
     count = rewriter.shape(node.output)[2 + along]
     if row is None:
         return False
-    above = -(-begin // row)  # whole rows of padding; the kernel begins with zeros where they are too long
+    above = -(-begin // row)  # whole rows of padding; the kernel begins with zeros if they are too long
     taps = _in_rows(w.reshape(*w.shape[:2], -1), window.dilations[along], above * row - begin, row)
     step = stride // row
-    rows = (count - 1) * step + taps.shape[2] - above  # that windows reach
+    rows = (count - 1) * step + taps.shape[2] - above  # rows that windows reach
     if rows < 1:
         return False
     x, held, nodes = _whole_rows(rewriter, node, shape, 2 + along, row, rows)
@@ -82,13 +82,13 @@ WINDOW = ("kernel_shape", "pads", "dilations", "strides", "auto_pad")
 
 
 def _row(stride: int, most: int) -> int | None:
-    """How long rows are, or None if no length makes the stride small enough."""
+    """The length of rows, or None if no length makes the stride small enough."""
     fitting = (row for row in range(2, MOST_ROW + 1) if stride % row == 0 and stride // row <= most)
     return max(fitting, default=None)
 
 
 def _in_rows(w: Array, dilation: int, before: int, row: int) -> Array:
-    """(Co, Ci, K) as (Co, Ci, R, row) of the same taps, `before` zeros and what fills the last row beside them."""
+    """(Co, Ci, K) as (Co, Ci, R, row): the same taps after `before` zeros, the last row filled with zeros."""
     reach = before + (w.shape[2] - 1) * dilation + 1
     taps = np.zeros((*w.shape[:2], -(-reach // row) * row), w.dtype)
     taps[:, :, before:reach:dilation] = w
@@ -98,7 +98,7 @@ def _in_rows(w: Array, dilation: int, before: int, row: int) -> Array:
 def _whole_rows(
     rewriter: Rewriter, node: Node, shape: tuple[int, ...], axis: int, row: int, rows: int
 ) -> tuple[str, int, list[Node]]:
-    """The signal in whole rows, as far as windows reach: its tensor, its rows, the nodes that give it."""
+    """The signal in whole rows, as far as windows reach: its tensor, its rows, and the nodes that compute it."""
     x, extent = node.inputs[0], shape[axis]
     if rows * row < extent:
         cut: dict[str, Attr] = {"axes": (axis,), "starts": (0,), "ends": (rows * row,), "steps": (1,)}
@@ -154,7 +154,7 @@ def _block(strides: tuple[int, ...], channels: int, most: int, most_channels: in
 def _cut(
     rewriter: Rewriter, node: Node, shape: tuple[int, ...], reached: list[int], begins: tuple[int, ...]
 ) -> tuple[str, list[Node]]:
-    """The image with its padding, as far as windows reach: its tensor, and the nodes that give it."""
+    """The image with its padding, as far as windows reach: its tensor, and the nodes that compute it."""
     x, nodes = node.inputs[0], list[Node]()
     ends = [max(extent - begin - size, 0) for extent, begin, size in zip(reached, begins, shape[2:], strict=True)]
     if any((*begins, *ends)):

@@ -1,4 +1,4 @@
-"""Gather at indices that are known, as slices."""
+"""Gather with constant indices, as slices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_SLICES = 256
-"""A Gather of more runs of indices stays."""
+"""The most runs of indices; a Gather with more stays."""
 
 
 def gathers_to_slices(graph: Graph) -> Graph:

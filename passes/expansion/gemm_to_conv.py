@@ -13,15 +13,15 @@ from npuc.passes.expansion.images import ImageLimits
 
 @dataclass(frozen=True)
 class GemmToConv:
-    """Every Gemm on one row becomes a Conv, followed by a Reshape to the row that the Gemm gave.
+    """Every Gemm on one row becomes a Conv, followed by a Reshape to the Gemm's row.
 
-    Behind a flattened map (1, C, H, W) the kernel covers the map: (N, C, H, W). A plain vector is a
-    1x1 map of as many channels; one with more than the limits allow is folded into a map (C, H, W). The weights
-    keep their order, so no value changes.
+    After a flattened map (1, C, H, W) the kernel covers the map: (N, C, H, W). A plain vector is a 1x1 map with as
+    many channels; a vector with more than the limits allow is folded into a map (C, H, W). The weights keep their
+    order, so no value changes.
 
     limits: of the maps.
-    most_extent: of a kernel, each way; a map that is larger is folded as a vector is. None: any.
-    batches: a Gemm on several rows becomes a Conv on as many images.
+    most_extent: of a kernel, in each direction; a larger map is folded like a vector. None: unlimited.
+    batches: whether a Gemm on several rows becomes a Conv on as many images.
     """
 
     limits: ImageLimits
@@ -47,7 +47,7 @@ class GemmToConv:
         return rebuild(graph, nodes, constants) if constants else graph
 
     def _covers(self, shape: tuple[int, ...], row: tuple[int, ...]) -> bool:
-        """Whether a kernel may be as large as a map, whose images are the rows."""
+        """Whether a kernel may cover a map whose images are the rows."""
         limit = self.most_extent or max(shape, default=0)
         images = len(shape) == 4 and row[:1] == shape[:1] and (shape[0] == 1 or self.batches)
         return images and max(shape[2:]) <= limit
@@ -55,7 +55,7 @@ class GemmToConv:
     def _as_conv(
         self, graph: Graph, node: Node, constants: dict[str, Array], maps: dict[str, tuple[str, tuple[int, ...]]]
     ) -> list[Node]:
-        """The convolution, a Reshape before it where no map lies behind its input, and one after it.
+        """The convolution, with a Reshape before it if its input comes from no map, and one after it.
 
         maps: for every row the map (and its shape) with the same elements; the convolution's own is added.
         """

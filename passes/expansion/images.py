@@ -1,4 +1,4 @@
-"""Any tensor as an image (1, C, H, W), and back, for operators that a machine runs on images only."""
+"""Any tensor as an image (1, C, H, W), and back, for operators that a machine runs only on images."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What images a machine computes well on."""
+    """The images that a machine computes efficiently."""
 
     lanes: int
-    """Channels that it computes side by side."""
+    """Channels computed in parallel."""
     channels: int
-    """Of an image, at most."""
+    """The most channels of an image."""
     extent: int
-    """Rows or columns of an image that has the choice, at most."""
+    """The most rows or columns of an image whose shape can be chosen."""
     pixels: int
-    """Of the map that a long vector becomes, at most: the kernel of a fully connected layer covers it."""
+    """The most pixels of the map made from a long vector: the kernel of a fully connected layer covers it."""
 
     def image_shape(self, elements: int) -> Shape:
-        """The (1, C, H, W) of this many elements that leaves the fewest lanes empty; of such, the most pixels.
+        """The (1, C, H, W) of this many elements with the fewest idle lanes; among these, the most pixels.
 
         >>> limits = ImageLimits(lanes=16, channels=256, extent=256, pixels=64)
         >>> limits.image_shape(3072), limits.image_shape(60), limits.image_shape(7)
@@ -46,9 +46,9 @@ class ImageLimits:
         return 1, channels, *sides(elements // channels)
 
     def folded(self, elements: int, most_extent: int | None = None) -> tuple[int, int, int]:
-        """(C, H, W) with C*H*W = elements: one pixel if C is within the limit, else as few as fill all lanes.
+        """(C, H, W) with C*H*W = elements: one pixel if C is within the limit, otherwise as few as fill all lanes.
 
-        H and W are at most most_extent; where nothing fits, all elements are channels.
+        H and W are at most most_extent; if nothing fits, all elements are channels.
 
         >>> limits = ImageLimits(lanes=16, channels=256, extent=256, pixels=64)
         >>> limits.folded(128), limits.folded(640), limits.folded(257 * 61, 32)
@@ -71,7 +71,7 @@ def is_image(shape: Sequence[int]) -> bool:
 
 
 def sides(count: int) -> tuple[int, int]:
-    """The factors of a number that are nearest to a square, the smaller first.
+    """The two factors of a number that are closest to a square, the smaller one first.
 
     >>> sides(12), sides(7)
     ((3, 4), (1, 7))
@@ -83,9 +83,9 @@ def sides(count: int) -> tuple[int, int]:
 def carried(
     rewriter: Rewriter, tensor: str, perm: Sequence[int], shape: Shape, sources: Sequence[str]
 ) -> tuple[str, list[Node]]:
-    """The tensor with its axes in another order, then in another shape: its name, and the nodes that give it.
+    """The tensor with its axes permuted, then reshaped: its name, and the nodes that compute it.
 
-    perm: of the tensor's axes behind as many axes of extent 1 as are missing.
+    perm: of the tensor's axes, preceded by axes of extent 1 up to its length.
     """
     nodes: list[Node] = []
     before = rewriter.shape(tensor)
@@ -108,7 +108,7 @@ def carried(
 def returned(
     rewriter: Rewriter, image: str, perm: Sequence[int], result: str, sources: Sequence[str]
 ) -> list[Node]:
-    """The nodes that give a result of the graph from its image, undoing `carried` with this permutation."""
+    """The nodes that compute a result of the graph from its image, undoing `carried` with this permutation."""
     shape = rewriter.shape(result)
     if moves_nothing(shape, perm):
         return [Node("Reshape", (image,), (result,), {"shape": shape}, result, tuple(sources))]
@@ -131,7 +131,7 @@ def extents(shape: Sequence[int], axes: Sequence[int]) -> int:
 
 
 def merge_transposes(rewriter: Rewriter, node: Node) -> bool:
-    """Transpose of Transpose: one."""
+    """Transpose of Transpose becomes one."""
     first = rewriter.producer(node.inputs[0]) if node.op == "Transpose" else None
     if first is None or first.op != "Transpose":
         return False
@@ -142,4 +142,4 @@ def merge_transposes(rewriter: Rewriter, node: Node) -> bool:
 
 
 TIDY: tuple[Rule, ...] = (merge_reshapes, merge_transposes, drop_no_op)
-"""What is left between two operators that both compute on images of a tensor."""
+"""Rules that clean up between two operators that both compute on images of a tensor."""

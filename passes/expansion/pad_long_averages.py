@@ -1,4 +1,4 @@
-"""Averages along axes that no equal pieces divide, such as one of 61 columns."""
+"""Averages along axes that cannot be divided into equal pieces, such as one of 61 columns."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from npuc.passes.expansion.split_average_pool import Axis, Limits
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_STAGES = 2
-"""Of one axis."""
+"""The most stages for one axis."""
 
 
 @dataclass(frozen=True)
 class PadLongAverages:
-    """An average over one window is padded with zeros where SplitAveragePool cannot divide an axis into stages.
+    """An average over a single window is padded with zeros if SplitAveragePool cannot divide an axis into stages.
 
-    Averages of pieces come first, the last of them padded; a depthwise Conv adds them up, whose weights make the
-    mean of the elements alone of that. Exact in real numbers.
+    Averages of pieces come first, the last of them padded; a depthwise Conv then sums them with weights that give
+    the mean of the real elements only. Exact in real numbers.
     """
 
     limits: Limits

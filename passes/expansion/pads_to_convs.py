@@ -1,4 +1,4 @@
-"""Padding that nothing else could take, as a convolution with padding."""
+"""Padding that no other operator could absorb, as a convolution with padding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 @dataclass(frozen=True)
 class PadsToConvs:
-    """Pad of an image (1, C, H, W) with zeros around it becomes a depthwise Conv by 1 whose padding they are.
+    """Pad of an image (1, C, H, W) with zeros becomes a depthwise Conv by 1 with that padding.
 
-    Another number c is subtracted before and added behind: c + pad(x - c). Padding of other axes, with elements of
-    the tensor, and of more rows or columns before the image than a window may start in, stays.
+    For another number c it is subtracted before and added after: c + pad(x - c). Padding of other axes, with
+    elements of the tensor, and of more rows or columns before the image than a window may start in, is left
+    unchanged.
     """
 
     most_padding: int

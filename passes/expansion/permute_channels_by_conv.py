@@ -1,4 +1,4 @@
-"""Channels taken in another order, by operators that only move data, as convolutions or within them."""
+"""Reordering of channels by data movement, replaced by convolutions or merged into their weights."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MOVES = frozenset(("Reshape", "Transpose", "Slice", "Gather", "Split"))
 class PermuteChannelsByConv:
     """Channel shuffles, and slices that begin within a word, become weights of convolutions.
 
-    Reshape, Transpose, Slice, Gather and Split in a row that give some channels of an image (1, C, H, W) in some
-    order become a Slice where they are successive channels from a multiple of the lanes on, the channels of a
-    memory word: they can be read where they lie. Else the dense Conv behind the image gives them in that order, if
-    nothing else reads it; or the dense Conv that reads them reads the image, its weights scattered, where that
-    is less work; or a 1x1 Conv selects them. It does not select channels of an input, nor where only data movement
-    follows, as before an output.
+    A chain of Reshape, Transpose, Slice, Gather and Split that selects channels of an image (1, C, H, W) in some
+    order becomes a Slice if these are consecutive channels that start at a multiple of the lanes, the channels of
+    a memory word: they can be read in place. Otherwise the dense Conv before the image computes them in that
+    order, if nothing else reads it; or the dense Conv after them reads the image with scattered weights, if that
+    is less work; or a 1x1 Conv selects them. The latter is not used for channels of an input, nor if only data
+    movement follows, as before an output.
     """
 
     lanes: int
     __name__ = "permute_channels_by_conv"
 
     def __call__(self, graph: Graph) -> Graph:
-        """The graph with such channels given by weights."""
+        """The graph with such channels computed by weights."""
         rewriter = Rewriter(graph)
         for key in reversed(rewriter.order()):
             node = rewriter.node(key)
@@ -43,20 +43,20 @@ class PermuteChannelsByConv:
 
 @dataclass(frozen=True)
 class Selection:
-    """A tensor as channels of an image, and the nodes between."""
+    """A tensor as channels of an image, and the nodes in between."""
 
     image: str
     channels: Array
     nodes: tuple[Node, ...]
 
     def is_window(self, lanes: int) -> bool:
-        """Whether they are successive channels from the start of a word on."""
+        """Whether they are consecutive channels from the start of a word."""
         first, count = int(self.channels[0]), len(self.channels)
         return first % lanes == 0 and bool((self.channels == np.arange(first, first + count)).all())
 
 
 def selection(rewriter: Rewriter, tensor: str) -> Selection | None:
-    """The tensor as some channels of the farthest image that it is a part of."""
+    """The tensor as channels of the most distant image from which they are selected."""
     shape = rewriter.shape(tensor)
     if len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(rewriter, tensor):
         return None
@@ -78,7 +78,7 @@ def _moves(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _channels(rewriter: Rewriter, image: str, path: list[tuple[Node, str]]) -> Array | None:
-    """Which channel of the image each channel at the end of the path is; None if pixels move as well."""
+    """The image's channel for each channel at the end of the path; None if pixels move as well."""
     type_ = rewriter.types[image]
     pixels = type_.shape[2] * type_.shape[3]
     value: Array = np.arange(type_.size).reshape(type_.shape)
@@ -91,7 +91,7 @@ def _channels(rewriter: Rewriter, image: str, path: list[tuple[Node, str]]) -> A
 
 
 def _into_reader(lanes: int, rewriter: Rewriter, conv: Node) -> bool:
-    """A dense Conv of selected channels reads the image itself, where to select them would be more work."""
+    """Lets a dense Conv of selected channels read the image itself, if selecting them would be more work."""
     found = selection(rewriter, conv.inputs[0]) if is_dense(rewriter, conv) else None
     if found is None or found.is_window(lanes) or _giver(rewriter, found) is not None:
         return False
@@ -108,7 +108,7 @@ def _into_reader(lanes: int, rewriter: Rewriter, conv: Node) -> bool:
 
 
 def _replaced(lanes: int, rewriter: Rewriter, node: Node) -> bool:
-    """Other nodes in the place of the last of those that select channels, if its results are computed with."""
+    """Replaces the last of the nodes that select channels, if its results are used in computations."""
     readers = {name: rewriter.readers(name) for name in node.outputs if name}
     if node.op not in MOVES or all(each.op in MOVES for found in readers.values() for each in found):
         return False
@@ -123,7 +123,7 @@ def _replaced(lanes: int, rewriter: Rewriter, node: Node) -> bool:
 
 
 def _selecting(lanes: int, rewriter: Rewriter, output: str, found: Selection) -> Node:
-    """The node that gives the selected channels."""
+    """The node that selects the channels."""
     last, channels = found.nodes[-1], found.channels
     name, sources = last.name if len(last.outputs) == 1 else output, rewriter.sources(*found.nodes)
     if found.is_window(lanes):
@@ -137,7 +137,7 @@ def _selecting(lanes: int, rewriter: Rewriter, output: str, found: Selection) ->
 
 
 def _giver(rewriter: Rewriter, found: Selection) -> Node | None:
-    """The dense Conv whose result nothing but the selection reads."""
+    """The dense Conv whose result only the selection reads."""
     inner = [name for node in found.nodes[:-1] for name in node.outputs]
     conv = rewriter.private(found.image)
     if conv is None or not is_dense(rewriter, conv) or not all(rewriter.only_reader(name) for name in inner):
@@ -146,9 +146,9 @@ def _giver(rewriter: Rewriter, found: Selection) -> Node | None:
 
 
 def is_dense(rewriter: Rewriter, node: Node) -> bool:
-    """Whether a node is a convolution of one group whose parameters are constants.
+    """Whether a node is a convolution of one group with constant parameters.
 
-    One in blocks, which another order of channels would fill, only if it has few taps anyway.
+    A block-diagonal one, which another order of channels would fill in, qualifies only if it has few taps anyway.
     """
     if node.op != "Conv" or GROUP(node) != 1:
         return False

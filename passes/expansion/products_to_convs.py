@@ -13,9 +13,9 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 def products_to_convs(graph: Graph) -> Graph:
     """Gemm on several rows, and MatMul by a constant, become a 1x1 Conv.
 
-    The axis that is summed over becomes channels, all others of the computed factor x pixels. Where the constant
-    has a matrix for every matrix of x, the Conv has groups. A Gemm on one row and a product of two computed
-    tensors stay.
+    The summed axis becomes channels, all other axes of the computed factor pixels. If the constant has a matrix
+    for every matrix of x, the Conv has groups. A Gemm on one row and a product of two computed tensors are left
+    unchanged.
     """
     return rewrite(graph, _gemm, _matmul, *TIDY)
 
@@ -33,8 +33,8 @@ def _gemm(rewriter: Rewriter, node: Node) -> bool:
 def _matmul(rewriter: Rewriter, node: Node) -> bool:
     """x (.., M, K) times w (.., K, N), or w (.., M, K) times x (.., K, N).
 
-    Of the axes before the matrices those that only x has are pixels, those that only w has output channels, and
-    those that both have groups.
+    Of the axes before the matrices, those that only x has become pixels, those that only w has output channels,
+    and those that both have groups.
     """
     constants = [name in rewriter.constants for name in node.inputs]
     if node.op != "MatMul" or constants.count(True) != 1 or not rewriter.types[node.output].size:
@@ -67,9 +67,9 @@ def _as_conv(
     perms: tuple[Shape, Shape],
     group: int = 1,
 ) -> bool:
-    """A Conv in place of the product.
+    """Replaces the product by a Conv.
 
-    taps: (Co, Ci / group); perms: the order of the axes of x, and of those of the result, in the images.
+    taps: (Co, Ci / group); perms: the order of the axes of x, and of the result, in the images.
     """
     source, before = carried(rewriter, x, perms[0], image, node.sources)
     kernel = rewriter.constant(np.ascontiguousarray(taps[:, :, None, None]), f"{node.output}/kernel")

@@ -1,4 +1,4 @@
-"""Reductions over any axes become global pooling of images, or convolutions that add up."""
+"""Reductions over any axes, as global pooling of images or convolutions that sum."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ POOLS = {"ReduceMean": "GlobalAveragePool", "ReduceMax": "GlobalMaxPool", "Reduc
 
 
 def reductions_to_pools(graph: Graph) -> Graph:
-    """ReduceMean, ReduceMax, ReduceMin and ReduceSum: the axes that stay become channels, the others pixels.
+    """ReduceMean, ReduceMax, ReduceMin and ReduceSum: kept axes become channels, the others pixels.
 
-    The minimum is -max(-x); the sum is a depthwise Conv with as many ones as pixels. The mean or sum over the
-    channels of an image is a 1x1 Conv to one channel, without any movement.
+    The minimum is -max(-x); the sum is a depthwise Conv of ones over all pixels. The mean or sum over the channels
+    of an image is a 1x1 Conv to one channel, without data movement.
     """
     return rewrite(graph, _over_channels, _over_pixels, *TIDY)
 

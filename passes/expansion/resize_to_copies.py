@@ -1,4 +1,4 @@
-"""Enlargement by repetition as copies that are interleaved, so that it only moves data."""
+"""Enlargement by repetition as interleaved copies, so that it only moves data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from npuc.passes.rewriting.interleaving import interleaved
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_SCALE = 8
-"""A larger enlargement is done in several steps; each takes the square of its scale in copies."""
+"""Larger enlargements are done in several steps, since each takes the square of its scale in copies."""
 
 
 def resize_to_copies(graph: Graph) -> Graph:
     """Resize that repeats every pixel s times each way becomes Concat of s * s times x -> DepthToSpace (DCR).
 
-    Whatever the modes are: what counts is that row i of the output is row i // s of the input, and the same for
-    columns. Other interpolations, and unequal scales, stay.
+    The modes do not matter as long as row i of the output is row i // s of the input, and the same holds for
+    columns. Other interpolations, and unequal scales, are left unchanged.
     """
     return rewrite(graph, _to_copies)
 
@@ -46,7 +46,7 @@ def _to_copies(rewriter: Rewriter, node: Node) -> bool:
 
 
 def repetitions(rewriter: Rewriter, node: Node) -> tuple[int, int]:
-    """How often a Resize repeats every row and every column; 0 if that is not what the node does."""
+    """How often a Resize repeats every row and every column; 0 if it does not just repeat them."""
     if node.op != "Resize":
         return 0, 0
     x, y = rewriter.shape(node.inputs[0]), rewriter.shape(node.output)

@@ -1,4 +1,4 @@
-"""Averages whose windows reach over the border as averages over whole windows, region by region."""
+"""Averages whose windows exceed the border, as averages over whole windows, region by region."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from npuc.ops.windows import Window, window_of
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_REGIONS = 7
-"""Regions along one axis; more stay one node."""
+"""The most regions along one axis; with more the node stays."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Outputs along one axis that average the same taps: what they read, and what is padded to it."""
+    """Outputs along one axis that average the same taps: the input they read, and its padding."""
 
     start: int
     end: int
@@ -26,13 +26,13 @@ class Region:
 
 
 def split_average_borders(graph: Graph) -> Graph:
-    """A 2-D AveragePool whose divisor differs from place to place becomes one AveragePool a region.
+    """A 2-D AveragePool whose divisor varies becomes one AveragePool per region.
 
-    Where padding does not count, or ceil_mode lets a window reach beyond it, windows at the border average fewer
-    elements. Outputs with the same taps are a region: Slice -> AveragePool with a smaller kernel; the regions
-    are joined along W, then along H. No window of the result is divided by anything but its number of taps:
-    padding is left only where it counts. Pools with more than 7 regions along an axis stay, and those that would
-    leave a region as much padding as taps.
+    If padding does not count, or ceil_mode lets a window exceed it, windows at the border average fewer elements.
+    Outputs with the same taps form a region: Slice -> AveragePool with a smaller kernel; the regions are joined
+    along W, then along H. Every window of the result is divided by its number of taps: padding is left only where
+    it counts. Pools with more than 7 regions along an axis are left unchanged, and so are those with a region that
+    would have as much padding as taps.
     """
     return rewrite(graph, _split)
 
@@ -53,13 +53,13 @@ def _split(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _regions(window: Window, axis: int, extent: int, outputs: int, counts: bool) -> list[Region]:
-    """The outputs along an axis in runs of the same taps. counts: padding is averaged as well."""
+    """The outputs along an axis in runs of the same taps. counts: whether padding is averaged too."""
     stride, dilation, kernel = window.strides[axis], window.dilations[axis], window.kernel[axis]
     low = -window.begins[axis] if counts else 0
     high = extent + (window.ends[axis] if counts else 0)
 
     def taps(output: int) -> tuple[int, int]:
-        """The first tap of an output that counts, and how many do."""
+        """The first counted tap of an output, and the number of counted taps."""
         first = output * stride - window.begins[axis]
         found = [tap for tap in range(kernel) if low <= first + tap * dilation < high]
         return (found[0], len(found)) if found else (0, 0)
@@ -97,7 +97,7 @@ def _pools(
 def _pool(
     rewriter: Rewriter, node: Node, window: Window, row: Region, column: Region, output: str
 ) -> Iterator[Node]:
-    """One region; a Slice only where it does not read the whole map."""
+    """One region; it has a Slice unless it reads the whole map."""
     x = node.inputs[0]
     if ((row.start, column.start), (row.end, column.end)) != ((0, 0), rewriter.shape(x)[2:]):
         cut: dict[str, Attr] = {

@@ -14,7 +14,7 @@ from npuc.ops.windows import window_of
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest average of one node."""
+    """The largest average that one node may compute."""
 
     positions: int = 64
     """Of the whole window."""
@@ -22,23 +22,23 @@ class Limits:
     """Of the window along one axis."""
     stride: int = 15
     last_positions: int | None = None
-    """Of the window that averages blocks, where it may have more than others; None: no more."""
+    """For the window that averages blocks, if it may be larger than others; None: it may not."""
 
 
 @dataclass(frozen=True)
 class SplitAveragePool:
-    """An average over too many positions, or at too large a stride, becomes averages of columns, then of rows.
+    """An average over too many positions, or with too large a stride, becomes averages of columns, then of rows.
 
-    Where an axis has too many positions, averages of blocks that do not overlap come first, then the average
-    of those; or several such stages for each axis. Exact in real numbers: the mean of means over equal windows. On
-    int8 each map between is rounded once more, by which a result moves at most 1 LSB if there are two stages.
-    Averages that would take more stages, or leave padding out of the count, stay as they are.
+    If an axis has too many positions, averages of non-overlapping blocks come first, then the average of those; or
+    several such stages for each axis. Exact in real numbers: the mean of means over equal windows. In int8 each
+    intermediate map is rounded once more, which changes a result by at most 1 LSB if there are two stages.
+    Averages that would take more stages, or exclude padding from the count, are left unchanged.
 
     rounded: the limits for a map that a quantised model rounds, whose average it rounds once.
     """
 
     most_stages: int | None = 2
-    """None: as many as it takes."""
+    """None: as many as necessary."""
     limits: Limits = Limits()
     rounded: Limits | None = None
     __name__ = "split_average_pool"
@@ -62,7 +62,7 @@ WHOLE: Stage = (1, 1, 1)
 
 @dataclass(frozen=True)
 class Axis:
-    """A window along an axis of the map, and how many of them there are."""
+    """A window along an axis of the map, and the number of windows."""
 
     kernel: int
     stride: int
@@ -72,12 +72,12 @@ class Axis:
 
     @property
     def wide_stride(self) -> bool:
-        """Whether the stride is too large; that of a single window means nothing."""
+        """Whether the stride is too large; with a single window it does not matter."""
         return self.outputs > 1 and self.stride > self.limits.stride
 
     @property
     def pieces(self) -> list[int]:
-        """Sizes of the equal pieces, one of them all of it, that do not overlap between windows."""
+        """Possible sizes of equal pieces, up to the whole window, that do not overlap between windows."""
         if self.dilation > 1:
             return []
         fitting = (
@@ -86,11 +86,11 @@ class Axis:
         return [piece for piece in fitting if self.outputs == 1 or self.stride % piece == 0]
 
     def behind(self, piece: int) -> Axis:
-        """The window over pieces of this size; a stride that no piece divides, of one window, is rounded up."""
+        """The window over pieces of this size; the stride of a single window is rounded up to whole pieces."""
         return Axis(self.kernel // piece, -(-self.stride // piece), 1, self.outputs, self.limits)
 
     def stages(self) -> list[Stage]:
-        """Stages of allowed extent; the axis as it is where that is not needed, or no division fits."""
+        """Stages of permitted extent; the axis unchanged if that is not needed, or if no division fits."""
         large = (self.kernel - 1) * self.dilation + 1 > self.limits.extent or self.wide_stride
         if large and self.pieces and self.pieces[0] > 1:
             piece = self.pieces[0]
@@ -99,7 +99,7 @@ class Axis:
 
 
 def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
-    """Two stages: averages of equal blocks of both axes, then the average of those; empty if there are none."""
+    """Two stages: averages of equal blocks of both axes, then the average of those; empty if impossible."""
     most = row.limits.positions
     divisions = [
         (high, wide)
@@ -117,7 +117,7 @@ def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
 
 
 def _stages(graph: Graph, node: Node, limits: Limits) -> Iterator[Node]:
-    """The stages along columns and along rows; nothing where the node is no large average."""
+    """The stages along columns and along rows; none if the node is no large average."""
     if node.op not in ("AveragePool", "GlobalAveragePool") or len(graph.shape(node.output)) != 4:
         return
     if node.op == "GlobalAveragePool":
@@ -152,5 +152,5 @@ def _stages(graph: Graph, node: Node, limits: Limits) -> Iterator[Node]:
 
 
 def _names(rows: int, stages: int) -> list[str]:
-    """Names of the maps between: the one that holds the columns' averages, and parts before and behind it."""
+    """Names of intermediate maps: the one with the columns' averages, and partial ones before and after it."""
     return ["columns" if number == rows - 1 else f"part_{number}" for number in range(stages - 1)]

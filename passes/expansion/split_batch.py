@@ -1,4 +1,4 @@
-"""Networks of one image in place of a network of a batch."""
+"""Networks of one image instead of a network of a batch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from npuc.passes.expansion.stacked_samples import Covering, Extents, stacked_con
 from npuc.passes.rewriting.layout import BINARY, UNARY
 
 MOST_SAMPLES = 64
-"""A larger batch stays: its program would be as many times as long."""
+"""The largest batch to split: the program grows by this factor."""
 
 IMAGES = ("Conv", "ConvTranspose", "BatchNormalization", "DepthToSpace", "SpaceToDepth", *POOLS)
-"""Operators that take images one by one."""
+"""Operators that process images one by one."""
 
 
 @dataclass(frozen=True)
 class SplitBatch:
-    """Convolutions on N images become N convolutions on one image, with Slices before and a Concat behind.
+    """Convolutions on N images become N convolutions on one image, with Slices before and a Concat after.
 
-    So do all operators around them that treat the samples apart, so that slices and Concat stand at the border of
-    the region only. Pooling, and convolutions of single channels, that no such region reaches take the samples as
+    The same is done to all surrounding operators that process samples separately, so that Slices and Concat are
+    only at the region's boundary. Pooling and depthwise convolutions outside such regions treat the samples as
     further channels: (N, C, H, W) -> (1, N * C, H, W).
     """
 
     limits: ImageLimits
-    """Of the maps that vectors become for fully connected layers."""
+    """Limits of the maps that vectors become for fully connected layers."""
     most_lines: int = 0
-    """Fully connected layers on maps of so many lines at most take all samples at once, one under another."""
+    """Fully connected layers on maps of up to this many lines process all samples at once, stacked vertically."""
     __name__ = "split_batch"
 
     def __call__(self, graph: Graph) -> Graph:
@@ -49,7 +49,7 @@ def _batch(graph: Graph, node: Node) -> int:
 
 
 def _is_dense(graph: Graph, node: Node) -> bool:
-    """A convolution over several channels with a constant weight."""
+    """Whether it is a convolution over several channels with a constant weight."""
     constant = node.op in ("Conv", "ConvTranspose") and node.inputs[1] in graph.constants
     return constant and len(graph.shape(node.output)) == 4 and not _is_depthwise(graph, node)
 
@@ -60,7 +60,7 @@ def _is_depthwise(graph: Graph, node: Node) -> bool:
 
 
 def _region(graph: Graph) -> set[str]:
-    """The first outputs of the nodes to be split: convolutions, and what treats samples apart beside them."""
+    """First outputs of the nodes to split: convolutions, and adjacent nodes that process samples separately."""
     apart = {node.output for node in graph.nodes if _one_sample(graph, node) is not None}
     waiting = [node for node in graph.nodes if node.output in apart and _is_dense(graph, node)]
     found: set[str] = set()
@@ -75,7 +75,7 @@ def _region(graph: Graph) -> set[str]:
 
 
 def _one_sample(graph: Graph, node: Node) -> Mapping[str, Attr] | None:
-    """The node's attributes for one sample, if it treats the samples of axis 0 apart; else None."""
+    """The node's attributes for one sample, if it processes the samples of axis 0 separately; otherwise None."""
     N = _batch(graph, node)
     computed = [name for name in node.inputs if name and name not in graph.constants]
     shapes = [graph.shape(name) for name in (*computed, *filter(None, node.outputs))]
@@ -109,7 +109,7 @@ def _one_sample(graph: Graph, node: Node) -> Mapping[str, Attr] | None:
 
 @dataclass
 class _Samples:
-    """The graph with the nodes of a region once per sample, or once for all samples one under another."""
+    """The graph with the nodes of a region repeated per sample, or once for all samples stacked vertically."""
 
     graph: Graph
     region: set[str]
@@ -176,7 +176,7 @@ class _Samples:
         )
 
     def _apart(self, name: str, sources: tuple[str, ...]) -> Iterator[Node]:
-        """The samples of a tensor, each a tensor of its own."""
+        """The samples of a tensor as separate tensors."""
         if name in self.pieces:
             return
         self.pieces[name] = self._names(name)
@@ -189,7 +189,7 @@ class _Samples:
             yield Node("Reshape", (pixel,), (piece,), {"shape": shape}, piece, sources)
 
     def _together(self, name: str, sample: Extents, sources: tuple[str, ...]) -> Iterator[Node]:
-        """The samples of a tensor one under another."""
+        """The samples of a tensor, stacked vertically."""
         if name in self.stacked:
             return
         yield from self._apart(name, sources)

@@ -15,7 +15,7 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest pooling of one node."""
+    """The largest pooling that one node may compute."""
 
     positions: int = 64
     """Of the whole window, from its first to its last tap."""
@@ -30,7 +30,8 @@ class SplitMaxPool:
     """A 2-D MaxPool or GlobalMaxPool over more positions than the limits becomes one over rows, then over columns.
 
     An axis that is still too long, or has too large a stride, takes two or more: maxima of short windows, then
-    maxima of those. Exact, because windows may overlap. An axis without such a division leaves the node as it is.
+    maxima of those. Exact, because windows may overlap. If an axis cannot be divided so, the node is left
+    unchanged.
     """
 
     limits: Limits = Limits()
@@ -46,7 +47,7 @@ split_max_pool = SplitMaxPool()
 
 @dataclass(frozen=True)
 class AxisPool:
-    """A MaxPool along one axis. Stride 0: there is one window only."""
+    """A MaxPool along one axis. Stride 0: there is only one window."""
 
     kernel: int
     stride: int = 0
@@ -56,11 +57,11 @@ class AxisPool:
 
     @property
     def reach(self) -> int:
-        """Elements from the first to the last tap, both included."""
+        """Elements from the first tap to the last, inclusive."""
         return (self.kernel - 1) * self.dilation + 1
 
     def fits(self, limits: Limits) -> bool:
-        """Whether one node may have this axis; what ceil_mode adds may be as much padding as there are taps."""
+        """Whether one node may have this axis; padding added for ceil_mode may be as large as the tap count."""
         small = self.stride <= limits.stride and self.dilation <= limits.dilation
         return small and self.reach <= limits.extent and max(self.begin, self.end) < self.kernel
 
@@ -99,9 +100,9 @@ def _axis(node: Node, axis: int, extent: int, outputs: int) -> AxisPool:
 
 
 def division(whole: AxisPool, limits: Limits = Limits()) -> list[AxisPool] | None:
-    """The pools that do together what one does, in order and with the least work; None if there are none.
+    """Pools that together compute the whole one, in order and with the least work; None if there are none.
 
-    A window of K elements is n windows of `a`, each `t` behind the one before: K = a + (n - 1) * t, t <= a.
+    A window of K elements is n windows of `a`, each `t` after the previous one: K = a + (n - 1) * t, t <= a.
     """
     if whole.fits(limits):
         return [whole]
@@ -116,10 +117,10 @@ def division(whole: AxisPool, limits: Limits = Limits()) -> list[AxisPool] | Non
 
 
 def _halves(whole: AxisPool, limits: Limits) -> Iterator[tuple[AxisPool, AxisPool]]:
-    """Pairs of pools: the first strided where t divides the stride, else the second dilated.
+    """Pairs of pools: the first strided if t divides the stride, otherwise the second dilated.
 
-    The first pool's windows are as short as they may be (longer than the padding, which no maximum may be of
-    alone); before a dilated one, as long.
+    The first pool's windows are as short as possible (but longer than the padding, since no maximum may be over
+    padding only); before a dilated pool, as long as possible.
     """
     padding = max(whole.begin, whole.end)
     for t in range(2 if limits.dilation > 1 else 1, max(limits.dilation, limits.stride) + 1):

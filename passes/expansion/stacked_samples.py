@@ -1,7 +1,7 @@
-"""What is computed of all samples of a batch at once: fully connected layers, and functions behind them.
+"""Computation of all samples of a batch at once: fully connected layers, and the functions after them.
 
-Their map is (1, C, N * H, W): the samples lie one under another, as rows of an image. A fully connected layer is
-a convolution whose window covers one sample and moves on by a whole one, so that its weights are needed once.
+Their map is (1, C, N * H, W): the samples are stacked as rows of an image. A fully connected layer is a
+convolution whose window covers one sample and advances by a whole one, so that its weights are needed once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Extents = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Covering:
-    """A fully connected layer: its map, and what one sample of that is."""
+    """A fully connected layer: its map, and one sample of it."""
 
     map: str
     sample: Extents
@@ -32,10 +32,10 @@ class Covering:
 def stacked_layers(
     graph: Graph, nodes: Collection[str], limits: ImageLimits, most_lines: int
 ) -> Mapping[str, Covering | None]:
-    """The nodes, of those with these first outputs, that are computed of all samples at once, by result.
+    """The nodes, by result, that can be computed for all samples at once, among those with these first outputs.
 
-    Fully connected layers on samples of so many lines at most, with their map; functions of elements, and
-    reshaping of pixels to rows, behind them: None.
+    These are fully connected layers on samples of at most `most_lines` lines, with their map; elementwise
+    functions, and reshapes of pixels to rows, that follow them have None.
     """
     found: dict[str, Covering | None] = {}
     for node in graph.nodes:
@@ -50,7 +50,7 @@ def stacked_layers(
 
 
 def _covering(graph: Graph, node: Node, stacked: Collection[str], limits: ImageLimits) -> Covering | None:
-    """How a fully connected layer reads its samples; None for any other node."""
+    """The map and sample of a fully connected layer; None for any other node."""
     if len(node.inputs) < 2 or node.inputs[1] not in graph.constants:
         return None
     x, shape = node.inputs[0], graph.shape(node.inputs[0])
@@ -74,7 +74,7 @@ def _extents(shape: tuple[int, ...]) -> Extents:
 
 
 def _follows(graph: Graph, node: Node, stacked: Collection[str]) -> bool:
-    """Whether a node computes elements of stacked maps only, with constants that do not tell channels apart."""
+    """Whether a node computes only elements of stacked maps, with constants that are equal for all channels."""
     constants = [graph.constants[name] for name in node.inputs if name in graph.constants]
     computed = [name for name in node.inputs if name and name not in graph.constants]
     if not computed or not all(name in stacked for name in computed):
@@ -87,7 +87,7 @@ def _follows(graph: Graph, node: Node, stacked: Collection[str]) -> bool:
 def stacked_convolution(
     graph: Graph, node: Node, layer: Covering, names: tuple[str, str]
 ) -> tuple[Node, dict[str, Array]]:
-    """The convolution of a fully connected layer between two stacked maps, and its weights where they change."""
+    """The convolution of a fully connected layer between two stacked maps, and its weights if they change."""
     window: dict[str, Attr] = {"strides": (layer.sample[1], 1)}
     weight, constants = node.inputs[1], dict[str, Array]()
     if node.op == "Gemm":

@@ -1,4 +1,4 @@
-"""Every n-th row or column of a map by a convolution that takes it."""
+"""Every n-th row or column of a map, taken by a convolution."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 class StridedSlicesToConvs:
     """Slice with steps along H or W becomes a Slice without steps and a depthwise 1x1 Conv with strides.
 
-    The map (1, C, H, W) is computed, and so is something with the result; between movement, and before an output,
-    nothing is done. Steps are no larger than a stride may be; along other axes, and backwards, they stay.
+    The map (1, C, H, W) must be computed, and its result used in computations; between data movement, and before
+    an output, nothing is done. Steps are at most the largest permitted stride; steps along other axes, and
+    backward ones, are left unchanged.
     """
 
     most_stride: int

@@ -1,4 +1,4 @@
-"""Operators of volumes (N, C, D, H, W) compute on images."""
+"""Operators on volumes (N, C, D, H, W), computed on images."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 POOLS = ("MaxPool", "AveragePool")
 GLOBAL = ("GlobalMaxPool", "GlobalAveragePool")
 MOST_WEIGHTS = 1 << 22
-"""Elements of a kernel that covers the depth; a Conv that needs more stays."""
+"""The most elements of a kernel that covers the depth; a Conv that needs more stays."""
 
 
 def volumes_to_images(graph: Graph) -> Graph:
-    """Pooling, convolution and transposed convolution over three axes over two.
+    """Pooling, convolution and transposed convolution over three axes become those over two.
 
     A window is a product of windows: pooling goes over rows and columns of (N, C * D, H, W), then over the depth
-    of (N, C, D, Ho * Wo). A convolution has the depth in its channels, and a kernel with zeros where a depth of
-    the output does not meet a depth of the input: (Co * Do, Ci * D, Hk, Wk).
+    of (N, C, D, Ho * Wo). A convolution has the depth among its channels, and a kernel with zeros where a depth of
+    the output does not use a depth of the input: (Co * Do, Ci * D, Hk, Wk).
     """
     return rewrite(graph, _pool, _global_pool, _convolution, *TIDY)
 
@@ -59,7 +59,7 @@ def _pool(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _axes(window: Window, axes: Sequence[int | None]) -> Mapping[str, Attr]:
-    """The attributes of a window over some of the axes of another; None is an axis without a window."""
+    """The attributes of a window over some axes of another; None is an axis without a window."""
 
     def of(values: Sequence[int], neutral: int) -> tuple[int, ...]:
         return tuple(neutral if axis is None else values[axis] for axis in axes)
@@ -105,10 +105,10 @@ def _convolution(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _deep(op: str, w: Array, window: Window, depth: int, depths: int) -> Array:
-    """The kernel with every depth of both sides among its channels.
+    """The kernel with all depths of input and output among its channels.
 
-    w: Conv (Co, Ci / group, Dk, Hk, Wk) and ConvTranspose (Ci, Co / group, Dk, Hk, Wk); both have the
-    depth that moves with the stride first: the output of a Conv, the input of a ConvTranspose.
+    w: Conv (Co, Ci / group, Dk, Hk, Wk) and ConvTranspose (Ci, Co / group, Dk, Hk, Wk); both have the depth that
+    moves with the stride first: the output of a Conv, the input of a ConvTranspose.
     """
     first, second = (depths, depth) if op == "Conv" else (depth, depths)
     found = np.zeros((w.shape[0], first, w.shape[1], second, *w.shape[3:]), w.dtype)

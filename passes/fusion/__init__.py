@@ -1,1 +1,1 @@
-"""Operators that become part of their neighbour."""
+"""Operators that are merged into their neighbours."""

@@ -1,4 +1,4 @@
-"""Batch normalisation is folded into the weights next to it."""
+"""Folds batch normalisation into adjacent weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WEIGHTED = frozenset(("Conv", "ConvTranspose", "Gemm"))
 
 
 def fold_batch_norm(graph: Graph) -> Graph:
-    """BatchNormalization folded into the Conv, ConvTranspose or Gemm before it, or else behind it.
+    """BatchNormalization folded into the Conv, ConvTranspose or Gemm before it, or otherwise after it.
 
-    Behind it only where that is exact: a Conv without padding (its padding is not normalised), a Gemm, or a
-    Gemm behind a Reshape. All weights and statistics are constants, and the result between the two has one
-    reader. Computed in float64.
+    It is folded into the following operator only if that is exact: a Conv without padding (padding is not
+    normalised), a Gemm, or a Gemm after a Reshape. All weights and statistics are constants, and the result
+    between the two has one reader. Computed in float64.
     """
     return rewrite(graph, merge_batch_norms, _into_producer, _into_reader, merge_reshapes)
 
@@ -95,12 +95,12 @@ def _scaled_outputs(node: Node, w: Array, factor: Array) -> Array:
 
 
 def _product(w: Array, factor: Array) -> Array:
-    """Products in float64, rounded to float32 once; nothing of the weight's size is held in float64."""
+    """Products in float64, rounded to float32 once, without a float64 array of the weight's size."""
     found = np.empty(w.shape, np.float32)
     return np.multiply(w, factor, out=found, dtype=np.float64, casting="same_kind")
 
 
 def _per_column(rewriter: Rewriter, tensor: str, values: Array) -> Array:
-    """One value per channel of a tensor, repeated for every element of a flattened sample."""
+    """One value per channel of a tensor, repeated for all elements of a flattened sample."""
     shape = rewriter.shape(tensor)
     return np.repeat(values, prod(shape[2:]))

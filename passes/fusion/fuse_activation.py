@@ -1,4 +1,4 @@
-"""Relu and Clip become part of the operator before them."""
+"""Fuses Relu and Clip into the operator before them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ FUSABLE = frozenset(("Conv", "ConvTranspose", "Gemm", "Add"))
 
 
 def fuse_activation(graph: Graph) -> Graph:
-    """Relu or Clip as the attribute `activation` of a Conv, ConvTranspose, Gemm or Add that it alone reads.
+    """Relu or Clip as the attribute `activation` of the Conv, ConvTranspose, Gemm or Add whose only reader it is.
 
-    Several in a row are merged first. Behind a MaxPool it moves in front: both keep order, so they commute.
+    Several in a row are merged first. An activation after a MaxPool moves before it: both are monotonic, so they
+    commute.
     """
     return rewrite(rewrite(graph, merge_limits), _fuse, _swap_with_pool)
 
@@ -41,12 +42,12 @@ def _fuse(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _swap_with_pool(rewriter: Rewriter, node: Node) -> bool:
-    """Relu or Clip of MaxPool of something that can take it."""
+    """Relu or Clip of a MaxPool of an operator that can absorb it."""
     pool = rewriter.private(node.inputs[0]) if node.op in ("Relu", "Clip") else None
     if pool is None or pool.op != "MaxPool" or _fusable(rewriter, pool.inputs[0]) is None:
         return False
     if max(DILATIONS(pool) or (1,)) > 1:
-        return False  # a window's taps may all lie in the padding: the limits count there
+        return False  # all taps of a window may lie in the padding, where the limits matter
     early = rewriter.fresh(f"{pool.inputs[0]}/{node.op.lower()}")
     limited = replace(node, inputs=pool.inputs, outputs=(early,))
     rewriter.replace(node, limited, replace(pool, inputs=(early,), outputs=node.outputs))

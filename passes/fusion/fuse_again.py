@@ -1,4 +1,4 @@
-"""The last fusions once more, for operators that a target's own passes made."""
+"""Repeats the last fusions, for operators made by a target's own passes."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from npuc.passes.fusion.mark_residual_add import mark_residual_add
 
 
 def fuse_again(graph: Graph) -> Graph:
-    """Activations become part of new convolutions and sums; sums are marked that a new convolution can end."""
+    """Fuses activations into new convolutions and sums, and marks sums that can end a new convolution."""
     return mark_residual_add(fuse_activation(graph))

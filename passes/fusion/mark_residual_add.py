@@ -1,4 +1,4 @@
-"""Additions that a machine can compute as the last step of a convolution are marked."""
+"""Marks additions that a machine can compute as the last step of a convolution."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PRODUCERS = frozenset(("Conv", "ConvTranspose", "Gemm"))
 
 
 def mark_residual_add(graph: Graph) -> Graph:
-    """Add gets the attribute `fused_input`: which operand the operator right before it can compute.
+    """Add gets the attribute `fused_input`: the operand that the preceding operator can compute.
 
-    That operand comes from a Conv, ConvTranspose or Gemm that nothing else reads, so that it can be scheduled
-    right before the Add, and has the shape of the sum (the other one may broadcast). Of two such operands the
-    one that is computed later is marked; a sum with a constant is none of these.
+    That operand comes from a Conv, ConvTranspose or Gemm without other readers, so that it can be scheduled right
+    before the Add, and has the shape of the sum (the other one may broadcast). Of two such operands the one
+    computed later is marked; sums with a constant are not marked.
     """
     places = {node.output: place for place, node in enumerate(graph.nodes)}
     nodes = [_marked(graph, node, places) if node.op == "Add" else node for node in graph.nodes]

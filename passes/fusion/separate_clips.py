@@ -1,4 +1,4 @@
-"""Limits that no saturating ReLU can be leave the operator they were fused into."""
+"""Separates limits that a saturating ReLU cannot express from the operator they were fused into."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def separate_clips(graph: Graph) -> Graph:
-    """A fused Clip with another lower limit than 0, or without room above it, becomes a node of its own again.
+    """A fused Clip with a lower limit other than 0, or without room above it, becomes a node of its own again.
 
-    For machines whose fused activation is a ReLU; saturation turns it into a ReLU6.
+    For machines whose fused activation is a ReLU, which saturation turns into a ReLU6.
     """
     return rewrite(graph, _separate)
 

@@ -1,1 +1,1 @@
-"""One canonical operator for each of the many spellings."""
+"""Recognition of operators that models write in many ways, as one canonical operator each."""

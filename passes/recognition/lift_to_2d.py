@@ -1,4 +1,4 @@
-"""Convolution, pooling and normalisation along one axis become those of images of height 1."""
+"""Convolution, pooling and normalisation along one axis as those of images of height 1."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CHANNELWISE = frozenset(
 
 
 def lift_to_2d(graph: Graph) -> Graph:
-    """(N, C, L) operators compute on (N, C, 1, L), between Reshapes that merge where two such operators meet.
+    """(N, C, L) operators compute on (N, C, 1, L), between Reshapes that merge between adjacent such operators.
 
-    A Pad in front of its window is merged into it before a Reshape comes between them.
+    A Pad before its window is merged into it before a Reshape separates them.
     """
     return rewrite(graph, _merge_pad, _lift, *RESHAPE_RULES)
 

@@ -1,4 +1,4 @@
-"""Activations that a model spells in several nodes become one."""
+"""Recognises activations that a model writes as several nodes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from npuc.passes.rewriting.patterns import affine, factors, only_float, polynomi
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 TOLERANCE = 1e-4
-"""Relative. Models spell 1/6, sqrt(2) and 0.044715 with four to nine digits."""
+"""Relative tolerance. Models write 1/6, sqrt(2) and 0.044715 with four to nine digits."""
 
 
 def recognise_activations(graph: Graph) -> Graph:
     """Finds Relu, Clip, LeakyRelu, PRelu, Sigmoid, Softplus, Swish, HardSigmoid, HardSwish, Gelu and Mish.
 
-    The operands of sums and products may stand in either order, factors and divisors anywhere in the product.
-    Nothing is replaced if a result inside the pattern is read from outside or is a graph output.
-    Runs before products with constants are given another form.
+    The operands of sums and products may be in either order, factors and divisors anywhere in the product. Nothing
+    is replaced if a result inside the pattern is read outside or is a graph output. It must run before products
+    with constants are transformed.
     """
     return rewrite(graph, _limit, merge_limits, _leaky_relu, _prelu, _sigmoid, _softplus, _hard_sigmoid, _gated)
 
@@ -34,7 +34,7 @@ def _becomes(rewriter: Rewriter, node: Node, op: str, x: str, **attrs: Attr) -> 
 
 
 def _between(rewriter: Rewriter, node: Node, x: str) -> list[Node]:
-    """The node and the nodes above it that serve it alone, up to x."""
+    """The node and the preceding nodes that only it uses, up to x."""
     found, waiting = [node], list(node.inputs)
     while waiting:
         name = waiting.pop()
@@ -59,7 +59,7 @@ def _limits(node: Node | None) -> tuple[float, float] | None:
 
 
 def _limit(rewriter: Rewriter, node: Node) -> bool:
-    """Max or Min with a number, and Clip to 0..inf, in their own operators."""
+    """Max or Min with a number, and Clip to 0..inf, as the operators meant for them."""
     if node.op == "Clip" and _limits(node) == (0.0, inf):
         return _limited(rewriter, node, node.inputs[0], 0.0, inf)
     if node.op not in ("Max", "Min") or ACTIVATION(node):
@@ -79,7 +79,7 @@ def _limited(rewriter: Rewriter, node: Node, x: str, low: float, high: float) ->
 
 
 def merge_limits(rewriter: Rewriter, node: Node) -> bool:
-    """Clip or Relu of Clip or Relu: one of both."""
+    """Clip or Relu of Clip or Relu becomes one."""
     outer = _limits(node)
     inner_node = rewriter.private(node.inputs[0]) if outer else None
     inner = _limits(inner_node)
@@ -139,7 +139,7 @@ def _becomes_prelu(rewriter: Rewriter, node: Node, x: str, factor: str) -> bool:
     return True
 
 
-# functions spelled with exp
+# functions written with exp
 
 
 def _of_exp(rewriter: Rewriter, tensor: str) -> tuple[str, float] | None:
@@ -168,9 +168,9 @@ def _softplus(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _hard_sigmoid(rewriter: Rewriter, node: Node) -> bool:
-    """clip(a * x + b, 0, c) / c with b / c = 1/2, as all of its definitions have it.
+    """clip(a * x + b, 0, c) / c with b / c = 1/2, as in all common definitions.
 
-    Other limited sums stay as they are: a convolution before them can take the sum and the limit.
+    Other limited sums stay as they are: a convolution before them can absorb sum and limit.
     """
     if node.op not in ("Clip", "Mul", "Div"):
         return False
@@ -191,7 +191,7 @@ def _hard_sigmoid(rewriter: Rewriter, node: Node) -> bool:
 # x times a function of x
 
 Gate = Callable[[Rewriter, Node, str, float, float], tuple[str, dict[str, Attr]] | None]
-"""From the function's node, x, a and b: what x * (a * node + b) is called, with its attributes."""
+"""From the function's node, x, a and b: the operator for x * (a * node + b), with its attributes."""
 
 
 def _gated(rewriter: Rewriter, node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""Arithmetic with constants, one number per channel or one for all, becomes BatchNormalization."""
+"""Arithmetic with constants, one number per channel or one for all, as BatchNormalization."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 def recognise_batch_norm(graph: Graph) -> Graph:
     """Mul, Add, Sub, Div and Neg become BatchNormalization, and two of those in a row one.
 
-    The tensor is float32 with the channels second. fold_batch_norm then folds it into a convolution; what
-    stays is one multiplication and one addition per element, which every machine has.
+    The tensor is float32 with the channels second. fold_batch_norm then folds it into a convolution; otherwise one
+    multiplication and one addition per element remain, which every machine has.
     """
     return rewrite(graph, _arithmetic, merge_batch_norms)
 
@@ -33,7 +33,7 @@ def scale_and_shift(rewriter: Rewriter, node: Node) -> tuple[Array, Array] | Non
 def _batch_norm(
     rewriter: Rewriter, node: Node, x: str, factor: Array, shift: Array, sources: tuple[str, ...]
 ) -> None:
-    """Puts x * factor + shift, per channel, into the place of a node."""
+    """Replaces a node by x * factor + shift, per channel."""
     C = len(factor)
     parameters = {"scale": factor, "shift": shift, "mean": np.zeros(C), "variance": np.ones(C)}
     names = [rewriter.constant(v.astype(np.float32), f"{node.output}/{stem}") for stem, v in parameters.items()]

@@ -1,4 +1,4 @@
-"""Fully connected layers spelled as MatMul and Add become Gemm."""
+"""Fully connected layers written as MatMul and Add, as Gemm."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 def recognise_gemm(graph: Graph) -> Graph:
     """MatMul with a constant matrix becomes Gemm, and Adds of a constant row its bias.
 
-    The matrix and the row may stand behind a DequantizeLinear. An input of more than two dimensions is
-    reshaped into rows before, and back behind.
+    Matrix and row may come from a DequantizeLinear. An input of more than two dimensions is reshaped to rows, and
+    the result back.
     """
     return rewrite(graph, _product, _bias)
 

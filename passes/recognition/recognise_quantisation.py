@@ -1,8 +1,8 @@
-"""Pairs of QuantizeLinear and DequantizeLinear become FakeQuantize: a float graph that says where it is rounded.
+"""Pairs of QuantizeLinear and DequantizeLinear as FakeQuantize: a float graph that shows where it is rounded.
 
 A quantised model computes in floats between DequantizeLinear and QuantizeLinear and moves integers between
-QuantizeLinear and DequantizeLinear. Here data movement joins the float side, so that each pair meets; what is left
-of either operator converts an input or an output of the network.
+QuantizeLinear and DequantizeLinear. Here data movement is transferred to the float part, so that the pairs become
+adjacent; any remaining one converts an input or an output of the network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from npuc.ops.attributes import PAD_MODE, RESIZE_MODE, TO, VALUE, WHOLE
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 ONE_INPUT = ("Reshape", "Transpose", "Slice", "Expand", "DepthToSpace", "SpaceToDepth", "MaxPool", "Identity")
-"""Operators on integers that give elements of their one input."""
+"""Operators on integers that select elements of their single input."""
 GRIDS = ("int8", "uint8")
 MARKS = ("QuantizeLinear", "DequantizeLinear", "FakeQuantize")
 
@@ -24,8 +24,8 @@ MARKS = ("QuantizeLinear", "DequantizeLinear", "FakeQuantize")
 def recognise_quantisation(graph: Graph) -> Graph:
     """FakeQuantize in place of QuantizeLinear and DequantizeLinear per tensor, to 8 bits.
 
-    Where both have different scales or zero points, a product and a sum follow. Rounding again what the same
-    FakeQuantize has rounded, moved, compared or limited at 0, changes nothing and is left out.
+    If the two have different scales or zero points, a product and a sum follow. Repeated rounding by the same
+    FakeQuantize, after movement, comparison or a limit at 0, changes nothing and is removed.
     """
     if not any(node.op in MARKS or WHOLE(node) for node in graph.nodes):
         return graph
@@ -33,7 +33,7 @@ def recognise_quantisation(graph: Graph) -> Graph:
 
 
 def _parameters(rewriter: Rewriter, node: Node | None, op: str) -> tuple[float, int, str] | None:
-    """Scale, zero point (0 where none is given) and integer type of a conversion per tensor, to or from 8 bits."""
+    """Scale, zero point (0 if absent) and integer type of a per-tensor conversion to or from 8 bits."""
     if node is None or node.op != op:
         return None
     dtype = rewriter.types[node.output if op == "QuantizeLinear" else node.inputs[0]].dtype
@@ -48,7 +48,7 @@ def _parameters(rewriter: Rewriter, node: Node | None, op: str) -> tuple[float, 
 
 
 def _converting(rewriter: Rewriter, node: Node, x: str, y: str) -> Node:
-    """A conversion per tensor of another tensor, whose axes may be others: scales that are all alike are one."""
+    """A per-tensor conversion of another tensor, possibly with other axes: equal scales are reduced to one."""
     one = {
         name: rewriter.constant(rewriter.constants[name].reshape(-1)[:1].reshape(()), f"{name}/one")
         for name in filter(None, node.inputs[1:])
@@ -58,7 +58,7 @@ def _converting(rewriter: Rewriter, node: Node, x: str, y: str) -> Node:
 
 
 def _stay_float(rewriter: Rewriter, node: Node) -> bool:
-    """Whole numbers that become int32 only to become floats again."""
+    """Removes conversions of whole numbers to int32 and back to float."""
     cast = rewriter.producer(node.inputs[0]) if node.op == "Cast" and TO(node) == "float32" else None
     if cast is None or not WHOLE(cast):
         return False
@@ -67,7 +67,7 @@ def _stay_float(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _raise_dequantize(rewriter: Rewriter, node: Node) -> bool:
-    """DequantizeLinear of integers that are only moved: they move as floats."""
+    """DequantizeLinear of integers that are only moved: the floats are moved instead."""
     found = _parameters(rewriter, node, "DequantizeLinear")
     moved = rewriter.producer(node.inputs[0]) if found else None
     if found is None or moved is None:
@@ -93,7 +93,7 @@ def _raise_dequantize(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _sink_quantize(rewriter: Rewriter, node: Node) -> bool:
-    """Movement of what QuantizeLinear has just made: the floats move instead. A pool stays behind."""
+    """Movement of the result of a QuantizeLinear: the floats are moved instead. A pool stays behind."""
     quantize = rewriter.producer(node.inputs[0]) if node.op in ONE_INPUT and len(node.outputs) == 1 else None
     if quantize is None or _parameters(rewriter, quantize, "QuantizeLinear") is None:
         return False
@@ -146,12 +146,12 @@ def _before_concat(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _repeated(rewriter: Rewriter, node: Node) -> bool:
-    """FakeQuantize of what only has values that it keeps."""
+    """Removes a FakeQuantize of a tensor whose values it does not change."""
     return node.op == "FakeQuantize" and _on_grid(rewriter, node.inputs[0], node) and rewriter.bypass(node)
 
 
 def _on_grid(rewriter: Rewriter, tensor: str, grid: Node) -> bool:
-    """Whether every element of the tensor is a multiple that the FakeQuantize node keeps."""
+    """Whether every element of the tensor is a multiple that the FakeQuantize node does not change."""
     node = rewriter.producer(tensor)
     if node is None:
         return False

@@ -1,4 +1,4 @@
-"""Softmax and LogSoftmax that a model spells in several nodes become one."""
+"""Recognises Softmax and LogSoftmax that a model writes as several nodes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def recognise_softmax(graph: Graph) -> Graph:
-    """exp(x) / sum(exp(x)) along one axis, and x - log(sum(exp(x))), with or without the maximum taken off before.
+    """exp(x) / sum(exp(x)) along one axis, and x - log(sum(exp(x))), possibly after subtracting the maximum.
 
-    Nothing is replaced if a result inside the pattern is read from outside or is a graph output.
+    Nothing is replaced if a result inside the pattern is read outside or is a graph output.
     """
     return rewrite(graph, _softmax, _log_softmax)
 
@@ -45,13 +45,13 @@ def _log_softmax(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _axis(node: Node, op: str) -> int | None:
-    """The one axis of a reduction that keeps its dimensions."""
+    """The single axis of a reduction that keeps its dimensions."""
     axes = AXES(node) if node.op == op and KEEPDIMS(node) else ()
     return axes[0] if len(axes) == 1 else None
 
 
 def _less_maximum(rewriter: Rewriter, tensor: str, axis: int, *readers: Node) -> tuple[str, tuple[Node, ...]]:
-    """x and the nodes between, where the tensor is x less its maximum for these readers alone; else the tensor."""
+    """x and the nodes in between, if the tensor is x minus its maximum for just these readers; else the tensor."""
     shifted = rewriter.producer(tensor)
     if shifted is None or shifted.op != "Sub" or ACTIVATION(shifted) or not _serves(rewriter, shifted, *readers):
         return tensor, ()
@@ -62,13 +62,13 @@ def _less_maximum(rewriter: Rewriter, tensor: str, axis: int, *readers: Node) ->
 
 
 def _serves(rewriter: Rewriter, node: Node, *readers: Node) -> bool:
-    """Whether these nodes, and nothing else, read the result of a node."""
+    """Whether exactly these nodes read the result of a node."""
     found = {each.output for each in rewriter.readers(node.output)}
     return node.output not in rewriter.outputs and found == {each.output for each in readers}
 
 
 def _becomes(rewriter: Rewriter, op: str, axis: int, x: tuple[str, tuple[Node, ...]], *pattern: Node) -> bool:
-    """Replaces the first node of a pattern by one operator of x; refuses if the shape or type would change."""
+    """Replaces the first node of a pattern by one operator on x; refuses if the shape or type would change."""
     (node, *_), (tensor, before) = pattern, x
     if rewriter.types[tensor] != rewriter.types[node.output] or not only_float(rewriter, tensor):
         return False

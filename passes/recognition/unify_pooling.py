@@ -1,4 +1,4 @@
-"""Pooling has one spelling: windows that do not cover the image, and global pooling."""
+"""Canonical forms of pooling: windows that do not cover the image, and global pooling."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _POOL = {"ReduceMean": "AveragePool", "ReduceMax": "MaxPool"}
 def unify_pooling(graph: Graph) -> Graph:
     """Means and maxima over the image (Reduce, windows that cover it) become global pooling.
 
-    Over one of its two axes they become a window as long as the axis. Dropped axes become a Reshape; a Reshape
-    of the image before global pooling goes.
+    Over one of its two axes they become a window as long as the axis. Dropped axes become a Reshape; a Reshape of
+    the image before global pooling is removed.
     """
     return rewrite(graph, _reduction, _covering_window, _whole_image, drop_no_op)
 
@@ -57,7 +57,7 @@ def _covering_window(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _whole_image(rewriter: Rewriter, node: Node) -> bool:
-    """Global pooling of a Reshape that keeps samples and channels apart: of the image as it was."""
+    """Global pooling of a Reshape that keeps samples and channels separate: pools the original image."""
     reshape = rewriter.producer(node.inputs[0]) if node.op in _GLOBAL.values() else None
     if reshape is None or reshape.op != "Reshape":
         return False

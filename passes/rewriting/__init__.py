@@ -1,1 +1,1 @@
-"""How a pass rewrites a graph: rules, patterns, and the same computation in another layout."""
+"""Tools for rewriting graphs: rules, patterns, and computations in other layouts."""

@@ -1,4 +1,4 @@
-"""Maps interleaved into a larger one: the forms in which passes enlarge an image."""
+"""Interleaving of maps to a larger one, the forms in which passes enlarge an image."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ C = TypeVar("C")
 
 
 def interleaved(rewriter: Rewriter, node: Node, phases: Sequence[str], block: int) -> list[Node]:
-    """Concat -> DepthToSpace (DCR) [-> Slice] of block * block maps (N, C, H, W), to stand in place of a node.
+    """Concat -> DepthToSpace (DCR) [-> Slice] of block * block maps (N, C, H, W), as a replacement for a node.
 
     Element (i, j) of phases[row * block + column] becomes element (i * block + row, j * block + column). A single
-    tensor has all phases already. The Slice is there where the output of the node ends within a block.
+    tensor already contains all phases. A Slice is added if the output of the node ends within a block.
     """
     height, width = rewriter.shape(node.output)[2:]
     joined, whole = rewriter.fresh(f"{node.output}/phases"), rewriter.fresh(f"{node.output}/whole")
@@ -35,9 +35,9 @@ def interleaved(rewriter: Rewriter, node: Node, phases: Sequence[str], block: in
 def phased(
     rewriter: Rewriter, node: Node, rows: Sequence[R], columns: Sequence[C], made: Callable[[R, C, str], Node]
 ) -> list[Node]:
-    """A node for each phase of rows and columns, and those that weave their results, to stand in place of a node.
+    """A node for each phase of rows and columns, and nodes that interleave the results, to replace a node.
 
-    made: gives the node of a row and a column with this output; of a single phase it is that of the node.
+    made: makes the node for a row and a column with this output; for a single phase that is the original output.
     """
     if len(rows) == len(columns) == 1:
         return [made(rows[0], columns[0], node.output)]
@@ -54,10 +54,10 @@ def phased(
 
 
 def woven(rewriter: Rewriter, node: Node, phases: Sequence[Sequence[str]]) -> list[Node]:
-    """Interleave nodes of phases[row][column] to stand in place of a node: first along H, then along W.
+    """Interleave nodes of phases[row][column] as a replacement for a node: first along H, then along W.
 
-    Element (i, j) of a phase becomes element (i * rows + row, j * columns + column). Phases that are the same
-    tensors share what comes of them.
+    Element (i, j) of a phase becomes element (i * rows + row, j * columns + column). Results of identical phases
+    are shared.
     """
     made: dict[tuple[str, ...], Node] = {}
     columns = [tuple(each) for each in zip(*phases, strict=True)]

@@ -1,7 +1,7 @@
-"""The same computation over tensors whose axes stand in another order, or with axes of extent 1 between them.
+"""The same computation on tensors with permuted axes, or with axes of extent 1 in between.
 
-Elementwise operators and those that treat axes by number (Concat, Pad, Softmax, ...) can compute in any layout;
-Conv, pooling and normalisation cannot: they take the batch first and the channels second.
+Elementwise operators and those that refer to axes by number (Concat, Pad, Softmax, ...) can compute in any layout;
+Conv, pooling and normalisation cannot: they need the batch first and the channels second.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ UNARY = frozenset(
         *("Softsign", "Sqrt", "Swish", "Tanh"),
     )
 )
-"""Functions of one element."""
+"""Unary functions."""
 
 BINARY = frozenset(("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "PRelu"))
-"""Functions of two elements, with broadcasting."""
+"""Binary functions, with broadcasting."""
 
 Attrs = dict[str, Attr]
 
@@ -83,7 +83,7 @@ def _sizes(node: Node, layout: Layout) -> Attrs:
 
 
 def _quantisation_axis(node: Node, layout: Layout) -> Attrs:
-    """Per-tensor forms carry an axis too, of a rank that nobody checks."""
+    """Per-tensor forms have an axis attribute too, for a rank that nobody checks."""
     axis = STEPS_AXIS(node)
     return {"axis": _position(layout, axis) if axis in layout else axis}
 
@@ -106,9 +106,9 @@ _MOVED_ATTRS: Mapping[str, Callable[[Node, Layout], Attrs]] = {
 
 
 def moved_inputs(rewriter: Rewriter, node: Node) -> tuple[str, ...] | None:
-    """The computed tensors that must move for the node to move; None if it cannot compute in other layouts.
+    """The computed tensors that must move with the node; None if it cannot compute in other layouts.
 
-    Constants are laid out anew; scales and zero points are vectors and stay.
+    Constants are rearranged; scales and zero points are vectors and stay.
     """
     if node.op not in _MOVED_ATTRS or not KEEPDIMS(node):
         return None
@@ -125,7 +125,7 @@ def moved_inputs(rewriter: Rewriter, node: Node) -> tuple[str, ...] | None:
 
 
 def may_move(rewriter: Rewriter, name: str, layout: Layout) -> bool:
-    """Whether a node exists in another layout: onnxruntime interpolates certain axes only, also in references."""
+    """Whether a node can exist in another layout: onnxruntime interpolates only along certain axes."""
     node = rewriter.node(name)
     if node is None or node.op != "Resize" or RESIZE_MODE(node) == "nearest":
         return True
@@ -180,6 +180,6 @@ def inverse(perm: Sequence[int]) -> tuple[int, ...]:
 
 
 def moves_nothing(shape: Sequence[int], perm: Sequence[int]) -> bool:
-    """Whether a Transpose of a tensor with this shape leaves its elements in their order in memory."""
+    """Whether a Transpose of a tensor with this shape keeps its elements in the same memory order."""
     wide = [axis for axis in perm if shape[axis] != 1]
     return wide == sorted(wide)

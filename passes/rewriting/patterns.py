@@ -1,4 +1,4 @@
-"""What rules look for: constants, sums and products of one tensor with numbers."""
+"""Building blocks of patterns: constants, and sums and products of one tensor with numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scalar(rewriter: Rewriter, tensor: str) -> float | None:
 
 
 def constant_operand(rewriter: Rewriter, node: Node) -> tuple[str, str] | None:
-    """Of a binary node with one constant operand: the other one and the constant's name."""
+    """For a binary node with one constant operand: the other operand, and the constant's name."""
     x, y = node.inputs
     if (x in rewriter.constants) == (y in rewriter.constants):
         return None
@@ -63,7 +63,7 @@ def restored_weight(
 ) -> tuple[str, list[Node]]:
     """A weight like this one with other stored elements: its name, and the nodes that compute it.
 
-    axis: where the quantisation's axis, if the weight has one, lies now.
+    axis: the new position of the quantisation's axis, if the weight has one.
     """
     node = rewriter.producer(tensor)
     if node is None:
@@ -94,9 +94,9 @@ class Affine:
 
 
 def affine(rewriter: Rewriter, tensor: str) -> Affine:
-    """The tensor as an affine function of the farthest one that only such functions stand between.
+    """The tensor as an affine function of the most distant tensor connected by such functions only.
 
-    Every result on the way but the first has one reader.
+    Every intermediate result has one reader.
     """
     scale, offset = 1.0, 0.0
     while True:
@@ -128,7 +128,7 @@ def _affine_step(rewriter: Rewriter, tensor: str) -> Affine | None:
 
 
 def polynomial(rewriter: Rewriter, tensor: str, x: str, depth: int = 8) -> Polynomial | None:
-    """The tensor as a polynomial in x up to `DEGREE`; every result on the way has one reader."""
+    """The tensor as a polynomial in x up to `DEGREE`; every intermediate result has one reader."""
     if tensor == x:
         return {1: 1.0}
     number = scalar(rewriter, tensor)

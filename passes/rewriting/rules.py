@@ -1,4 +1,4 @@
-"""A graph under change, and rules applied to it until none fires: what the passes are written with.
+"""The framework of passes: a graph under change, and rules applied to it until none fires.
 
 A rule looks at one node and its surroundings; it either changes the rewriter and returns True, or returns False.
 Rules are anchored at the last node of their pattern, so that one sweep in graph order settles whole chains.
@@ -14,9 +14,9 @@ from npuc.ops import infer, rebuild
 
 
 class Rewriter:
-    """The nodes of a graph with producers, readers and types, which follow every change at once.
+    """The nodes of a graph with producers, readers and types, which are updated with every change.
 
-    A node is known by its first output. A node that lost its last reader vanishes by itself.
+    A node is identified by its first output. A node that lost its last reader is removed automatically.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -36,18 +36,18 @@ class Rewriter:
                 self._ranks.setdefault(source, len(self._ranks))
         self._changed = False
 
-    # what the graph is now
+    # the current graph
 
     def order(self) -> list[str]:
         """The first outputs of all nodes, in graph order."""
         return sorted(self._nodes, key=self._places.__getitem__)
 
     def node(self, key: str) -> Node | None:
-        """The node with this first output, if there still is one."""
+        """The node with this first output, if it still exists."""
         return self._nodes.get(key)
 
     def place(self, node: Node) -> tuple[int, ...]:
-        """Where the node stands; places compare in graph order."""
+        """The position of the node; positions compare in graph order."""
         return self._places[_key(node)]
 
     def producer(self, tensor: str) -> Node | None:
@@ -61,12 +61,12 @@ class Rewriter:
         return [self._nodes[key] for key in sorted(keys, key=self._places.__getitem__)]
 
     def only_reader(self, tensor: str) -> Node | None:
-        """The node that alone reads the tensor, or None if there are others or it is a graph output."""
+        """The node that alone reads the tensor; None if there are others or it is a graph output."""
         keys = self._readers.get(tensor, {})
         return self._nodes[next(iter(keys))] if len(keys) == 1 and tensor not in self.outputs else None
 
     def private(self, tensor: str) -> Node | None:
-        """The tensor's producer if one node alone reads its result, so that both may become one."""
+        """The tensor's producer if a single node reads its result, so that the two may be merged."""
         return self.producer(tensor) if self.only_reader(tensor) else None
 
     def shape(self, tensor: str) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class Rewriter:
     # changes
 
     def fresh(self, stem: str) -> str:
-        """A tensor name that is not in use, nor given out before: the stem, or the stem with a number."""
+        """A tensor name that is not in use and was not returned before: the stem, or the stem with a number."""
         name, count = stem, 1
         while name in self.types or name in self._invented:
             count += 1
@@ -89,7 +89,7 @@ class Rewriter:
         return name
 
     def revive(self, name: str) -> bool:
-        """Whether a tensor of before, which nothing gives now, may be computed again under its name."""
+        """Whether a former tensor that has no producer now may be computed again under its name."""
         given = name in self.constants or name in self.graph.inputs or self.producer(name) is not None
         return name in self.types and not given
 
@@ -101,7 +101,7 @@ class Rewriter:
         return name
 
     def replace(self, node: Node, *new: Node) -> None:
-        """Puts nodes, in order, into the place of one; they write every result of it that is still read."""
+        """Replaces one node by others, in order, which must write all its results that are still read."""
         place = self._places[_key(node)]
         self._detach(node)
         for count, each in enumerate(new):
@@ -111,7 +111,7 @@ class Rewriter:
     def bypass(self, node: Node) -> bool:
         """Removes a node whose first result is its first input, unless both are tensors of the interface.
 
-        Of the two names the one that the graph's user knows survives.
+        Of the two names, the one known to the graph's user survives.
         """
         x, y = node.inputs[0], node.outputs[0]
         producer = self.producer(x)
@@ -133,19 +133,19 @@ class Rewriter:
         return True
 
     def substitute(self, old: str, new: str) -> None:
-        """Lets every reader of one tensor read another of the same meaning."""
+        """Makes every reader of one tensor read another with the same meaning."""
         for node in self.readers(old):
             inputs = tuple(new if name == old else name for name in node.inputs)
             self._swap(node, replace(node, inputs=inputs))
 
     def drop(self, node: Node, result: str) -> None:
-        """Removes a node of one result, no graph output, whose readers read another tensor instead."""
+        """Removes a node with one result, not a graph output; its readers read another tensor instead."""
         self._detach(node)
         self.substitute(node.output, result)
         self._drop_unread(node.inputs)
 
     def merge(self, node: Node, same: Node) -> Node:
-        """Removes a node that computes what another does; gives the other as it is then."""
+        """Removes a node that duplicates another; returns the other in its current form."""
         merged = replace(same, sources=self.sources(same, node))
         self._swap(same, merged)
         self._detach(node)
@@ -155,7 +155,7 @@ class Rewriter:
         return merged
 
     def finish(self) -> Graph:
-        """The graph as it is now; the same object as at the beginning if nothing changed."""
+        """The current graph; the original object if nothing changed."""
         if not self._changed:
             return self.graph
         return rebuild(self.graph, [self._nodes[key] for key in self.order()], self.constants)
@@ -187,7 +187,7 @@ class Rewriter:
         self._changed = True
 
     def _drop_unread(self, names: tuple[str, ...]) -> None:
-        """Removes the producers of these that nothing needs any more, and what only they needed."""
+        """Removes the producers of these tensors if nothing needs them, and then what only they needed."""
         waiting = list(names)
         while waiting:
             node = self.producer(waiting.pop())
@@ -200,7 +200,7 @@ Rule = Callable[[Rewriter, Node], bool]
 
 
 def sweep(rewriter: Rewriter, *rules: Rule) -> bool:
-    """One pass over all nodes in graph order; says whether a rule fired."""
+    """Visits all nodes once in graph order; returns whether a rule fired."""
     fired = False
     for key in rewriter.order():
         for rule in rules:
@@ -212,7 +212,7 @@ def sweep(rewriter: Rewriter, *rules: Rule) -> bool:
 
 
 def rewrite(graph: Graph, *rules: Rule) -> Graph:
-    """The graph after sweeps over all nodes until no rule fires."""
+    """The graph after repeated sweeps over all nodes until no rule fires."""
     rewriter = Rewriter(graph)
     while sweep(rewriter, *rules):
         pass

@@ -1,1 +1,1 @@
-"""Where the scales of integers change: copies between operators that share one. Targets choose from these."""
+"""Rescaling copies between operators that must share a scale. Targets choose from these."""

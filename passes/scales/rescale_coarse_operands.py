@@ -1,4 +1,4 @@
-"""Operands that would share the scale of a much larger one: a copy takes that scale, the operand keeps its own."""
+"""Rescaled copies of operands that would share a much larger tensor's scale; the operand keeps its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, com
 from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, data_inputs, selects, tensors_of
 
 FEWEST = 8
-"""The least number of quantisation steps in the largest value of a tensor that other operators compute with."""
+"""The least number of quantisation steps in the largest value of a tensor used by other computations."""
 TYING = (*MOVEMENT, *SELECTION, "Add", "Neg")
 """Operators that may lack arithmetic to change the scale."""
 Histograms = Mapping[str, Histogram]
@@ -24,11 +24,11 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class RescaleCoarseOperands:
-    """Rescale before an operator whose operands must share a scale, where that would leave one operand too coarse.
+    """Rescale before an operator whose operands must share a scale, if that would make one operand too coarse.
 
-    Only for an operand that another operator computes with: in max(x, exp(x)) the exponential needs a fine x,
-    the maximum does not. If the result is as coarse, nothing is gained. histograms: of the tensors with free
-    scales. select: the nodes that become integer. constraints: what these demand of the free scales.
+    This is done only for an operand that another operator computes with: in max(x, exp(x)) the exponential needs a
+    fine x, the maximum does not. If the result is as coarse, nothing is gained. histograms: of the tensors with
+    free scales. select: the nodes that become integer. constraints: their constraints on the free scales.
     limits: of the images that are rescaled.
     """
 
@@ -62,7 +62,7 @@ class RescaleCoarseOperands:
 
 
 def tying(graph: Graph, nodes: Sequence[Node], equal: Collection[Pair]) -> dict[Node, list[Pair]]:
-    """The nodes that tie their operands to each other or to their results, and these pairs."""
+    """The nodes that constrain the scales of their operands or results to be related, and these pairs."""
     found: dict[Node, list[Pair]] = {}
     for node in nodes:
         if node.op in TYING or is_relu(node) or selects(graph, node):
@@ -73,12 +73,12 @@ def tying(graph: Graph, nodes: Sequence[Node], equal: Collection[Pair]) -> dict[
 
 
 def joining(ties: Iterable[Node], free: Collection[str]) -> list[Node]:
-    """Those that tie more than one operand with a free scale."""
+    """The nodes that constrain more than one operand with a free scale."""
     return [node for node in ties if len({*data_inputs(node)}.intersection(free)) > 1]
 
 
 def _apart(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints) -> bool:
-    """Whether an operand is so much smaller than a tensor of its scale that it may become too coarse."""
+    """Whether an operand is so much smaller than a tensor with its scale that it may become too coarse."""
     class_of = components(free, demands.equal)
     largest: dict[str, float] = {}
     for name, leader in class_of.items():

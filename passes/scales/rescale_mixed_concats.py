@@ -1,4 +1,4 @@
-"""Concatenations of tensors with given scales and others: the given ones are rescaled."""
+"""Concatenations of tensors with and without given scales: the given ones are rescaled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from npuc.quantize.scales.model_scales import given_steps
 class RescaleMixedConcats:
     """Rescale before a Concat of tensors with given scales and others, which may exceed these scales' ranges.
 
-    On integers all operands of a Concat share scale and zero point. Where the model gives them for each of the
-    operands, they are taken as they are. limits: of the images that are rescaled.
+    On integers all operands of a Concat share scale and zero point. If the model gives them for every operand,
+    they are used as they are. limits: of the images that are rescaled.
     """
 
     limits: ImageLimits

@@ -48,7 +48,7 @@ def _identity(node: OnnxNode, to: Builder) -> None:
 
 
 def _dropout(node: OnnxNode, to: Builder) -> None:
-    """The input itself; refused in training mode with a ratio other than 0, and where the mask is read."""
+    """The input itself; refused in training mode with a ratio other than 0, and if the mask is read."""
     trains = node.given(2) and to.value(node, 2).any()
     if trains and (not node.given(1) or to.scalar(node, 1) != 0):
         raise node.unsupported("training mode", "export the model in inference mode", limit="inference")

@@ -1,8 +1,8 @@
-"""Operators on integers with scales and zero points: float operators between DequantizeLinear and QuantizeLinear.
+"""Integer operators with scales and zero points: float operators between DequantizeLinear and QuantizeLinear.
 
-QLinearConv, QLinearMatMul and onnxruntime's QLinear... and QGemm carry scale and zero point of each operand and of
-the result. ConvInteger and MatMulInteger carry no scales: their operands count in units of 1, and their int32
-result is a float that is a whole number (the attribute `whole` of its Cast).
+QLinearConv, QLinearMatMul and onnxruntime's QLinear... and QGemm have scale and zero point of each operand and of
+the result. ConvInteger and MatMulInteger have no scales: their operands are in units of 1, and their int32 result
+becomes a float with integral values (attribute `whole` of its Cast).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLOAT: dict[str, Importer] = {
 
 
 def _float(node: OnnxNode, to: Builder, inputs: Sequence[int], axis: int = 1) -> str:
-    """The operand whose integers, scale and zero point stand at these places, dequantised."""
+    """The dequantised operand; `inputs`: positions of its integers, scale and zero point."""
     names = tuple(node.inputs[at] if node.given(at) else "" for at in inputs)
     output = to.fresh(f"{names[0]}/dequantised")
     convert(replace(node, op="DequantizeLinear", inputs=names, outputs=(output,), attrs={"axis": axis}), to)
@@ -36,7 +36,7 @@ def _float(node: OnnxNode, to: Builder, inputs: Sequence[int], axis: int = 1) ->
 
 
 def _compute(node: OnnxNode, to: Builder, op: str, inputs: Sequence[str], scale: int) -> None:
-    """The float operator, and its result quantised with the scale at this place and the zero point behind it."""
+    """Emits the float operator, and quantises its result; the zero point follows the scale's position."""
     if node.attrs.get("channels_last"):
         raise node.unsupported("its channels are last", "export the model with channels first")
     result = to.fresh(f"{node.outputs[0]}/float")
@@ -85,7 +85,7 @@ def _conv(node: OnnxNode, to: Builder) -> None:
 
 
 def _gemm(node: OnnxNode, to: Builder) -> None:
-    """Without a scale of the result it stays float."""
+    """Without a scale for the result it stays float."""
     columns = 0 if node.attrs["transB"] else 1
     operands = [_float(node, to, (0, 1, 2)), _float(node, to, (3, 4, 5), columns)]
     operands += _bias(node, to, 6, 0)
@@ -96,7 +96,7 @@ def _gemm(node: OnnxNode, to: Builder) -> None:
 
 
 def _concat(node: OnnxNode, to: Builder) -> None:
-    """Scale and zero point of the result, then three inputs an operand."""
+    """Scale and zero point of the result, then three inputs per operand."""
     if len(node.inputs) % 3 != 2:
         raise node.bad(f"the node has {len(node.inputs)} inputs", limit="2, and 3 for each operand")
     operands = [_float(node, to, (at, at + 1, at + 2)) for at in range(2, len(node.inputs), 3)]
@@ -104,12 +104,12 @@ def _concat(node: OnnxNode, to: Builder) -> None:
 
 
 def _unscaled(node: OnnxNode, to: Builder, at: int, zero: int, given: float) -> tuple[str, float]:
-    """An operand of a product of integers as float, and what it was multiplied with.
+    """An operand of an integer product as float, and the scale that it was multiplied by.
 
-    given: the factor that it must have; where QuantizeLinear has made it, its own scale stays.
+    given: the required scale; if QuantizeLinear computed the operand, its own scale is used instead.
     """
     name = node.inputs[at]
-    if to.types[name].dtype == "float32":  # of DynamicQuantizeLinear
+    if to.types[name].dtype == "float32":  # from DynamicQuantizeLinear
         return name, 1.0
     producer = to.producers.get(name)
     scale = to.constants.get(producer.inputs[1]) if producer and producer.op == "QuantizeLinear" else None
@@ -130,7 +130,7 @@ def _integer(op: str) -> Importer:
     def importer(node: OnnxNode, to: Builder) -> None:
         x, factor = _unscaled(node, to, 0, 2, 1.0)
         w, _ = _unscaled(node, to, 1, 3, 1 / factor)
-        if to.types[node.inputs[0]].dtype == "float32":  # quantised dynamically: no whole numbers
+        if to.types[node.inputs[0]].dtype == "float32":  # quantised dynamically: not whole numbers
             FLOAT[op](replace(node, op=op, inputs=(x, w)), to)
             return
         product = to.fresh(f"{node.outputs[0]}/float")
@@ -141,14 +141,14 @@ def _integer(op: str) -> Importer:
 
 
 OF_INTEGERS = ("ConvInteger", "MatMulInteger", "DequantizeLinear")
-"""Readers of integers for which these may be floats."""
+"""Readers of integers that accept floats instead."""
 
 
 def _dynamic(node: OnnxNode, to: Builder) -> None:
-    """Scales that are computed from each sample: the values themselves, which calibration quantises.
+    """Replaces integers with per-sample scales by the values themselves, which calibration quantises.
 
-    Raises UnsupportedOperator (E202) where anything but products of integers reads the integers, or the scale
-    leaves the network: then the values must be those of each sample.
+    Raises UnsupportedOperator (E202) if anything but integer products reads the integers, or the scale is an
+    output of the network: the values of each sample are then required.
     """
     others = to.readers.get(node.outputs[0], set()) - {*OF_INTEGERS}
     others |= {each for name in node.outputs[1:] for each in to.readers.get(name, set()) if each == OUTPUT}

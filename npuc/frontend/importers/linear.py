@@ -1,4 +1,4 @@
-"""Matrix products: with a weight they become Gemm, whose weight is (N, K)."""
+"""Matrix products: products with a weight become Gemm, with the weight as (N, K)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npuc.ops.attributes import AXIS
 
 
 def _is_weight(to: Builder, name: str) -> bool:
-    """Whether the tensor is a matrix that is constant, or the DequantizeLinear of one."""
+    """Whether the tensor is a constant matrix, or the DequantizeLinear of one."""
     producer = to.producers.get(name)
     dequantised = producer is not None and producer.op == "DequantizeLinear"
     held = dequantised and producer is not None and all(each in to.constants for each in producer.inputs)
@@ -28,7 +28,7 @@ def _transposed(node: OnnxNode, to: Builder, name: str) -> str:
 
 
 def _matmul(node: OnnxNode, to: Builder) -> None:
-    """A factor that is a vector becomes a matrix of one row or one column, which the result loses again."""
+    """A vector operand becomes a matrix of one row or column, which is removed again from the result."""
     shapes = [to.shape(name) for name in node.inputs]
     vectors = [place for place, shape in enumerate(shapes) if len(shape) == 1]
     if not vectors or not min(map(len, shapes)):

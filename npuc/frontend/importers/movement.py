@@ -1,4 +1,4 @@
-"""Operators that move elements: side inputs become attributes, several operators become Reshape."""
+"""Operators that move elements: side inputs become attributes, and several operators become Reshape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npuc.frontend.importers.table import Importer, broadcast
 
 
 def _reshape(node: OnnxNode, to: Builder) -> None:
-    """0 keeps the extent of the same axis (unless allowzero), one -1 stands for what is left."""
+    """0 keeps the extent of the same axis (unless allowzero), and one -1 is computed from the rest."""
     shape, wanted = to.shape(node.inputs[0]), list(to.integers(node, 1))
     for axis, extent in enumerate(wanted):
         if extent == 0 and not node.attrs.get("allowzero"):
@@ -37,7 +37,7 @@ def _flatten(node: OnnxNode, to: Builder) -> None:
 
 
 def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...] | None:
-    """The axes attribute, or since opset 13 the input."""
+    """The axes: an attribute, or an input since opset 13."""
     return to.integers(node, 1) if node.given(1) else node.attrs.get("axes")
 
 
@@ -66,14 +66,14 @@ def _transpose(node: OnnxNode, to: Builder) -> None:
 
 
 def _expand(node: OnnxNode, to: Builder) -> None:
-    """Broadcasting goes both ways; where nothing is repeated it is a Reshape."""
+    """Broadcasting is bidirectional; if nothing is repeated, it is a Reshape."""
     shape, wanted = to.shape(node.inputs[0]), to.integers(node, 1)
     result = broadcast(node, shape, wanted)
     to.emit(node, "Reshape" if prod(result) == prod(shape) else "Expand", node.inputs[:1], shape=result)
 
 
 def _tile(node: OnnxNode, to: Builder) -> None:
-    """Every axis gets an axis of extent 1 before it, that one is expanded, and both become one again."""
+    """An axis of extent 1 is inserted before every axis and expanded, then each pair is merged."""
     shape, repeats = to.shape(node.inputs[0]), to.integers(node, 1)
     if len(repeats) != len(shape) or any(count < 0 for count in repeats):
         raise node.bad(f"repeats {list(repeats)} of shape {list(shape)}", limit="one count per axis")
@@ -113,7 +113,7 @@ def _gather(node: OnnxNode, to: Builder) -> None:
 
 
 def _gather_elements(node: OnnxNode, to: Builder) -> None:
-    """Indices that vary along the axis alone name slices, as Gather's do; of constants any elements are taken."""
+    """Indices that vary only along the axis select slices, as in Gather; constants allow any indices."""
     x, shape, indices = node.inputs[0], to.shape(node.inputs[0]), to.value(node, 1)
     axis = node.axis(node.attrs["axis"], len(shape))
     kept = indices.shape[:axis] + shape[axis : axis + 1] + indices.shape[axis + 1 :]
@@ -149,7 +149,7 @@ def _cast_like(node: OnnxNode, to: Builder) -> None:
 
 
 def _cast_to(node: OnnxNode, to: Builder, dtype: str) -> None:
-    """Half precision and double may occur among constants only."""
+    """Half and double precision are supported only for constants."""
     x = node.inputs[0]
     if to.types[x].dtype == dtype:
         to.alias(node, x)
@@ -171,7 +171,7 @@ def _cast_to(node: OnnxNode, to: Builder, dtype: str) -> None:
 
 
 def _space_to_depth(node: OnnxNode, to: Builder) -> None:
-    """Channels last among a block's elements (mode CRD, opset 28) are written with Reshape and Transpose."""
+    """Channels-last order within a block (mode CRD, opset 28) is expressed by Reshape and Transpose."""
     block, shape = node.attrs["blocksize"], to.shape(node.inputs[0])
     if node.attrs.get("mode", "DCR") == "DCR":
         to.emit(node, "SpaceToDepth", node.inputs, blocksize=block)

@@ -22,7 +22,7 @@ def _batch_normalization(node: OnnxNode, to: Builder) -> None:
 
 
 def _centred(node: OnnxNode, to: Builder, x: str, axes: tuple[int, ...]) -> str:
-    """x minus its mean, over the root of its variance plus epsilon."""
+    """x minus its mean, divided by the root of its variance plus epsilon."""
     mean = to.emit(node, "ReduceMean", (x,), (), axes=axes, keepdims=1)
     centred = to.emit(node, "Sub", (x, mean), ())
     square = to.emit(node, "Mul", (centred, centred), ())

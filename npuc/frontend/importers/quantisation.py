@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear, with a zero point always and a non-negative axis."""
+"""QuantizeLinear and DequantizeLinear, always with a zero point and a non-negative axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npuc.frontend.importers.table import Importer
 
 
 def convert(node: OnnxNode, to: Builder) -> None:
-    """A QuantizeLinear or DequantizeLinear node."""
+    """Imports a QuantizeLinear or DequantizeLinear node."""
     if node.attrs.get("block_size"):
         raise node.unsupported(
             "blocked quantisation", "quantise per tensor or per channel", limit="per tensor or per axis"
@@ -36,7 +36,7 @@ def _expect_scale(node: OnnxNode, to: Builder) -> None:
 
 
 def _zero_point(node: OnnxNode, to: Builder, shape: tuple[int, ...]) -> str:
-    """Zeros of the integer type: DequantizeLinear's input, QuantizeLinear's output_dtype or uint8."""
+    """Zeros of the integer type: that of DequantizeLinear's input, or QuantizeLinear's output_dtype or uint8."""
     if node.op == "DequantizeLinear":
         dtype = np.dtype(to.types[node.inputs[0]].dtype)
     else:

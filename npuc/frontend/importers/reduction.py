@@ -9,7 +9,7 @@ from npuc.frontend.importers.table import Importer
 
 
 def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...]:
-    """The axes are an attribute, or an input since opset 18 (ReduceSum 13); none means all, or as said none."""
+    """The axes: an attribute, or an input since opset 18 (ReduceSum 13); if absent, all or none."""
     rank = len(to.shape(node.inputs[0]))
     given = to.integers(node, 1) if node.given(1) else node.attrs.get("axes") or ()
     if given or node.attrs.get("noop_with_empty_axes"):
@@ -36,7 +36,7 @@ def _norm(node: OnnxNode, to: Builder) -> None:
 
 
 def _softmax(node: OnnxNode, to: Builder) -> None:
-    """Before opset 13 the axes from `axis` on are one: where that differs, Reshapes say so."""
+    """Before opset 13 the axes from `axis` on count as one: Reshapes express this where it matters."""
     shape = to.shape(node.inputs[0])
     axis = node.axis(node.attrs["axis"], len(shape))
     if node.opset >= 13 or prod(shape[axis + 1 :]) == 1:

@@ -1,4 +1,4 @@
-"""Resize and Upsample in all their opsets: always with both scales and sizes of all axes."""
+"""Resize and Upsample in all opsets, always emitted with scales and sizes of all axes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from npuc.frontend.interpolation import emit_products, weights_of
 from npuc.ir import Array, Attr, Node
 
 MOST_WEIGHTS = 1 << 22
-"""Elements of the matrix of an axis, in the modes that are products."""
+"""The most elements in the matrix of an axis, for modes that become products."""
 Scales = tuple[float, ...]
 
 
 def _upsample(node: OnnxNode, to: Builder) -> None:
     """Upsample, and Resize of opset 10: scales only, asymmetric coordinates.
 
-    onnxruntime rounds down where it enlarges and up where it shrinks.
+    onnxruntime rounds down when enlarging and up when shrinking.
     """
     shape = to.shape(node.inputs[0])
     scales = _floats(node, to, 1) if node.given(1) else tuple(node.attrs["scales"])
@@ -66,7 +66,7 @@ def _resize(node: OnnxNode, to: Builder) -> None:
 
 
 def _copy(node: OnnxNode, to: Builder, shape: Sequence[int], modes: dict[str, Attr]) -> None:
-    """No extent changes: ONNX interpolates all the same, where scales or a roi ask for it; onnxruntime copies."""
+    """Emits a copy if no extent changes: ONNX interpolates if scales or a roi demand it, onnxruntime copies."""
     kept = {**modes, "coordinate_transformation_mode": "half_pixel"}
     to.emit(node, "Resize", node.inputs[:1], scales=(1.0,) * len(shape), sizes=tuple(shape), **kept)
 
@@ -79,7 +79,7 @@ def _products(
     sizes: Sequence[int],
     modes: dict[str, Attr],
 ) -> None:
-    """A mode that the IR's Resize lacks."""
+    """Emits matrix products for a mode that the IR's Resize lacks."""
     shape, described = to.shape(node.inputs[0]), Node("Resize", (), (), modes)
     roi = _floats(node, to, 1) if modes["coordinate_transformation_mode"] == "tf_crop_and_resize" else ()
     if roi and len(roi) != 2 * len(axes):
@@ -89,7 +89,7 @@ def _products(
     for at, axis in enumerate(axes):
         region = (roi[at], roi[len(axes) + at]) if roi else (0.0, 1.0)
         kept = sizes[axis] == shape[axis]
-        if kept and modes["antialias"]:  # of such an axis onnxruntime, unlike ONNX, does not interpolate
+        if kept and modes["antialias"]:  # onnxruntime, unlike ONNX, does not interpolate along such an axis
             continue
         if kept and scales[axis] == 1 and region == (0.0, 1.0):
             continue
@@ -104,7 +104,7 @@ def _products(
 
 
 def _extents(node: OnnxNode, to: Builder, shape: Sequence[int]) -> tuple[Scales, tuple[int, ...]]:
-    """Scales and sizes of the resized axes, whichever of them the node gives."""
+    """Scales and sizes of the resized axes, whichever of them the node has."""
     if not node.given(3) or not to.value(node, 3).size:
         if not node.given(2):
             raise node.bad("neither scales nor sizes are given")
@@ -123,13 +123,13 @@ def _extents(node: OnnxNode, to: Builder, shape: Sequence[int]) -> tuple[Scales,
 
 
 def _coordinates(node: OnnxNode, shape: Sequence[int], scales: Sequence[float], sizes: Sequence[int]) -> str:
-    """The coordinate mode; the symmetric one equals half_pixel where the scales give whole sizes."""
+    """The coordinate mode; half_pixel_symmetric equals half_pixel if the scales give integral sizes."""
     kind: str = node.attrs["coordinate_transformation_mode"]
     fraction = max(abs(n * s - size) for n, s, size in zip(shape, scales, sizes, strict=True))
     if kind == "half_pixel_symmetric" and fraction < 1e-6:
         return "half_pixel"
     if kind == "align_corners" and fraction > 1e-3:
-        # onnxruntime divides by the whole size, ONNX by the fractional one
+        # onnxruntime divides by the integral size, ONNX by the fractional one
         raise node.unsupported("align_corners with scales that give fractional sizes", "give sizes, not scales")
     if kind == "tf_half_pixel_for_nn":
         raise node.unsupported(f"coordinate_transformation_mode {kind}", "export it with half_pixel")

@@ -1,4 +1,4 @@
-"""Slice and Pad: their bounds were attributes once and are inputs now."""
+"""Slice and Pad: their bounds were attributes in old opsets and are inputs now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from npuc.frontend.importers.table import Importer
 
 
 def _slice(node: OnnxNode, to: Builder) -> None:
-    """Attributes before opset 10, inputs since. Bounds are clamped; an empty cut becomes 0:0."""
+    """Attributes before opset 10, inputs since. Bounds are clamped; an empty slice becomes 0:0."""
     shape = to.shape(node.inputs[0])
     if node.opset < 10:
         starts, ends, given, steps = node.attrs["starts"], node.attrs["ends"], node.attrs.get("axes"), None

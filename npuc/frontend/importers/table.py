@@ -1,4 +1,4 @@
-"""The type of an importer, and the importer of operators that need no code."""
+"""The type of an importer, and an importer for operators that need no code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def broadcast(node: OnnxNode, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def same(*keys: str) -> Importer:
-    """The importer of an operator that is canonical already: its inputs, and these attributes."""
+    """An importer for an operator that is already canonical, with its inputs and these attributes."""
 
     def importer(node: OnnxNode, to: Builder) -> None:
         to.emit(node, node.op, node.inputs, **{key: node.attrs[key] for key in keys})

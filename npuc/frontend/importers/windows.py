@@ -43,7 +43,7 @@ def _pads(node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int]) -> tupl
 
 
 def _spatial(node: OnnxNode, to: Builder, kernel: Sequence[int]) -> tuple[int, ...]:
-    """The input's spatial extents, as many as the kernel has."""
+    """The input's spatial extents, which must be as many as the kernel's."""
     shape = to.shape(node.inputs[0])
     if len(shape) != len(kernel) + 2 or not kernel:
         reason = f"an input of shape {list(shape)} for a kernel of shape {list(kernel)}"
@@ -52,7 +52,7 @@ def _spatial(node: OnnxNode, to: Builder, kernel: Sequence[int]) -> tuple[int, .
 
 
 def _kernel(node: OnnxNode, to: Builder) -> tuple[int, ...]:
-    """The weight's kernel; raises E105 if the attribute says otherwise."""
+    """The weight's kernel; raises E105 if the attribute differs."""
     shape = to.shape(node.inputs[1])
     kernel: tuple[int, ...] = node.attrs.get("kernel_shape") or shape[2:]
     if kernel != shape[2:]:
@@ -76,7 +76,7 @@ def _conv(node: OnnxNode, to: Builder) -> None:
 
 
 def _conv_transpose(node: OnnxNode, to: Builder) -> None:
-    """auto_pad and output_shape say how much of the full result is cut off."""
+    """auto_pad and output_shape determine how much of the full result is cropped."""
     kernel = _kernel(node, to)
     spatial, rank = _spatial(node, to, kernel), len(kernel)
     strides, dilations = _per_axis(node, "strides", rank), _per_axis(node, "dilations", rank)
@@ -110,10 +110,10 @@ def _conv_transpose(node: OnnxNode, to: Builder) -> None:
 def _pads_instead_of_ceil_mode(
     node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int], pads: Sequence[int]
 ) -> tuple[int, ...]:
-    """Pads that give the windows of ceil_mode without it, where padding does not count.
+    """Pads that produce the windows of ceil_mode without it, if padding is not counted.
 
-    A last window that would start behind the input is left out (see Window.extents). Where the kernel does not
-    fit into the padded input at all, the pads stay, and the shape rule refuses the node.
+    A last window that would start after the input is left out (see Window.extents). If the kernel does not fit
+    into the padded input at all, the pads stay, and the shape rule refuses the node.
     """
     rank = len(kernel)
     if len(pads) != 2 * rank:
@@ -137,7 +137,7 @@ def _pool(node: OnnxNode, to: Builder) -> None:
     counted = {"count_include_pad": node.attrs["count_include_pad"]} if node.op == "AveragePool" else {}
     if ceil_mode and not any(counted.values()):
         explicit = _pads_instead_of_ceil_mode(node, spatial, kernel, pads)
-        if all(end < extent for end, extent in zip(explicit[rank:], kernel, strict=True)):  # ONNX allows no more
+        if all(end < extent for end, extent in zip(explicit[rank:], kernel, strict=True)):  # ONNX's limit
             pads, ceil_mode = explicit, 0
     to.emit(
         node,

@@ -1,10 +1,10 @@
-/* The operators of host regions. Those that no region names are left out by --gc-sections. */
+/* The operators of host regions. The linker removes unused ones with --gc-sections. */
 #include "npuc_operators.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Counts through the axes, the last one fastest; moves both places along. Gives 0 after the last element. */
+/* Advances to the next element, the last axis fastest, with both offsets. Returns 0 after the last element. */
 static int advance(const struct npuc_op_axis *axes, int rank, uint32_t *at, int32_t *x, int32_t *y)
 {
     int axis;
@@ -179,7 +179,7 @@ int npuc_op_gather(void *y, const void *x, uint32_t outer, uint32_t extent, uint
     return 0;
 }
 
-/* Not a number gives `low`'s side of nothing: 0 plus zero, as rint of 0. */
+/* NaN gives 0. */
 static int32_t quantized(float x, float scale, int32_t zero, int32_t low, int32_t high)
 {
     const float scaled = rintf(x / scale) + (float)zero;

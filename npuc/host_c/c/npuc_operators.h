@@ -1,6 +1,6 @@
 /*
- * The operators of host regions: plain C99, no heap, nothing of the C library but math.h, string.h and stdint.h.
- * Written by npuc. Extents are those of the result, outermost first; steps lie between neighbouring elements.
+ * The operators of host regions: plain C99, no heap, only math.h, string.h and stdint.h of the C library.
+ * Written by npuc. Extents are those of the result, outermost first; steps are strides between elements.
  */
 #ifndef NPUC_OPERATORS_H
 #define NPUC_OPERATORS_H
@@ -14,7 +14,7 @@ extern "C" {
 
 #define NPUC_RANK 8
 
-/* An axis: its extent, and the steps of the operands along it, 0 where one repeats its only element. */
+/* An axis: its extent, and the strides of the operands along it, 0 where one is broadcast. */
 struct npuc_op_axis {
     uint32_t extent;
     int32_t x, y;
@@ -26,11 +26,11 @@ typedef float npuc_op_binary(float x, float y);
 /* result[i] = f(x[i]) */
 void npuc_op_map(float *result, const float *x, uint32_t count, npuc_op_unary *f, const float *parameters);
 
-/* result = f(x, y), whose elements repeat along axes; the result is contiguous. */
+/* result = f(x, y) with broadcasting; the result is contiguous. */
 void npuc_op_combine(float *result, const float *x, const float *y, const struct npuc_op_axis *axes, int rank,
                      npuc_op_binary *f);
 
-/* Sum, mean, largest or smallest of the elements along the inner axes, for each place along the outer ones. */
+/* Sum, mean, largest or smallest of the elements along the inner axes, for each position along the outer ones. */
 enum npuc_op_reduction { NPUC_OP_SUM, NPUC_OP_MEAN, NPUC_OP_MAX, NPUC_OP_MIN };
 void npuc_op_reduce(float *result, const float *x, const struct npuc_op_axis *outer, int outer_rank,
                     const struct npuc_op_axis *inner, int inner_rank, enum npuc_op_reduction kind);
@@ -39,20 +39,20 @@ void npuc_op_reduce(float *result, const float *x, const struct npuc_op_axis *ou
 void npuc_op_softmax(float *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner);
 void npuc_op_log_softmax(float *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner);
 
-/* Products of matrices (rows, inner) and (inner, columns) for every place along the axes; steps in elements. */
+/* Products of matrices (rows, inner) and (inner, columns) for every position along the axes; strides in elements. */
 void npuc_op_matmul(float *result, const float *x, const float *y, const struct npuc_op_axis *axes, int rank,
                     uint32_t rows, uint32_t inner, uint32_t columns);
 
-/* Pieces of `bytes` bytes from x to y; steps and first places in bytes. */
+/* Copies runs of `bytes` bytes from x to y; strides and first offsets in bytes. */
 void npuc_op_copy(void *y, const void *x, uint32_t bytes, int32_t first_y, int32_t first_x,
                   const struct npuc_op_axis *axes, int rank);
 
-/* Rows of `bytes` bytes that indices choose among `extent`, `outer` times; negative ones count from the end.
- * Gives 0, or -1 for an index that chooses none. */
+/* Rows of `bytes` bytes selected by indices out of `extent`, `outer` times; negative indices count from the end.
+ * Returns 0, or -1 for an index out of range. */
 int npuc_op_gather(void *y, const void *x, uint32_t outer, uint32_t extent, uint32_t bytes, const int64_t *indices,
                    uint32_t count);
 
-/* x / scale, half to even, plus zero, saturated; and back. */
+/* x / scale, rounded half to even, plus zero, saturated; and the inverse. */
 void npuc_op_quantize_int8(int8_t *result, const float *x, uint32_t count, float scale, int32_t zero);
 void npuc_op_quantize_uint8(uint8_t *result, const float *x, uint32_t count, float scale, int32_t zero);
 void npuc_op_quantize_int16(int16_t *result, const float *x, uint32_t count, float scale, int32_t zero);

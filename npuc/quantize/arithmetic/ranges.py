@@ -1,7 +1,7 @@
-"""The largest accumulator that a node of the integer graph can reach, whatever its int8 inputs: a proof per layer.
+"""The largest accumulator that a node of the integer graph can reach for any int8 inputs: a proof per layer.
 
-It is below 2^31 for every node of a program, so no sum wraps; the rounding constant of the requantisation is part
-of it. What leaves int8 behind the shift saturates, by design: scales are chosen for it.
+The bound is below 2^31 for every node of a program, so no sum wraps; it includes the rounding constant of the
+requantisation. Values that exceed int8 after the shift saturate, by design: scales are chosen for it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from npuc.ops.accumulators import accumulator_bound
 from npuc.ops.attributes import PADDING, SHIFT
 
 LARGEST = 128
-"""Of the magnitudes of an int8."""
+"""The largest magnitude of an int8."""
 
 
 def bound(graph: Graph, node: Node) -> int | None:
     """The bound of a node's accumulator, rounding included; None for a node without arithmetic.
 
-    A map surrounded by a zero point has a second sum over the weights within the accumulator.
+    If the input is padded with a zero point, the accumulator holds a second sum over the weights.
     """
     match node.op:
         case "IntConv":

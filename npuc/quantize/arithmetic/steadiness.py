@@ -1,8 +1,8 @@
-"""Statistics of floats as decisions may rest on them: rounded, and compared with room.
+"""Float statistics made safe for decisions: rounded, and compared with a margin.
 
-The last digits of a float result differ from processor to processor. What depends on them would make another
-artefact of the same model on another machine: so ranges lie on a grid, corrections have coarse steps, and a
-candidate takes another's place only where it is better by more than such digits.
+The last digits of a float result differ between processors. Decisions based on them would make the same model give
+different artefacts on different machines. Therefore ranges lie on a grid, corrections have coarse steps, and a
+candidate replaces another only if it is better by more than such differences.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ import numpy as np
 from npuc.ir import Array
 
 ROOM = 1e-5
-"""How far, relative to it, another processor's largest value may lie beyond ours."""
+"""Relative amount by which another processor's largest value may exceed ours."""
 MARGIN = 1e-4
 """A candidate replaces another only if its error is smaller by this share."""
 CORRECTION = 64
-"""Corrections of a bias are whole multiples of this fraction of a step of the result: far finer than what some
-samples can tell, and far coarser than the last digits of floats."""
+"""Bias corrections are multiples of 1 / CORRECTION of a step of the result: far finer than a few samples
+can resolve, and far coarser than the last digits of floats."""
 
 
 def octave(largest: float) -> float:
-    """The power of two above a positive magnitude, also on other processors."""
+    """The next power of two above a positive magnitude, the same on all processors."""
     return math.ldexp(1.0, math.frexp(largest * (1 + ROOM))[1])
 
 
 def upward(value: float, bits: int) -> float:
-    """The least number of so many significant bits that is above a positive one, also on other processors."""
+    """The smallest number with `bits` significant bits above a positive value, the same on all processors."""
     mantissa, exponent = math.frexp(value * (1 + ROOM))
     return math.ldexp(math.ceil(math.ldexp(mantissa, bits)), exponent - bits)
 
 
 def rounded(values: Array, bits: int) -> Array:
-    """The values to so many significant bits."""
+    """The values rounded to `bits` significant bits."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.rint(mantissa * 2.0**bits) / 2.0**bits, exponent)
 
 
 def octaves(values: Array, steps: int) -> Array:
-    """The binary logarithms of positive values in so many steps an octave."""
+    """The binary logarithms of positive values, rounded to `steps` per octave."""
     return np.rint(np.log2(values) * steps) / steps
 
 
 def corrections(values: Array) -> Array:
-    """Corrections in steps of a result, as whole multiples of 1 / CORRECTION."""
+    """Corrections in steps of a result, rounded to multiples of 1 / CORRECTION."""
     return np.rint(values * CORRECTION) / CORRECTION
 
 

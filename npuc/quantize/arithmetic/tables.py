@@ -1,9 +1,9 @@
 """Activations as piecewise-linear tables over the 256 int8 inputs.
 
-A table is what an integer machine computes in place of a function f of one element:
-y = sat8(floor((a[k] * x + b[k]) / 2^shift + 1/2)), where segment k is the last that starts at or before x. Which
-table stands for f depends on the scales of both sides, so it is made when those are known, by a search that the
-target brings (Tabulate): how many segments there are and how wide a and b are is the machine's affair.
+An integer machine computes a function f of one element by a table: y = sat8(floor((a[k] * x + b[k]) / 2^shift +
+1/2)), where segment k is the last that starts at or before x. The table depends on the scales of input and output,
+so it is made once these are known, by a search that the target provides (Tabulate): the number of segments and the
+widths of a and b are machine-dependent.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TABLE_OPS = (
     "Sigmoid", "HardSigmoid", "Tanh", "HardSwish", "Swish", "Gelu", "Mish", "Softplus", "Softsign", "Elu",
     "LeakyRelu", "Exp", "Erf", "Clip", "Abs", "Neg", "Sqrt",
 )  # fmt: skip
-"""Operators whose int8 form is a table; a Clip with the lower limit 0 is a ReLU instead."""
+"""Operators whose int8 form is a table; a Clip with lower limit 0 is a ReLU instead."""
 
 
 CONVERSIONS = ("FakeQuantize", "Rescale")
-"""Operators whose input and result differ in nothing but their scales and zero points."""
+"""Operators that change nothing but scale and zero point."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ Tabulate = Callable[[Array], Table]
 
 
 def is_relu(node: Node) -> bool:
-    """Whether the node is a ReLU, or a Clip from 0 whose upper limit saturation can be."""
+    """Whether the node is a ReLU, or a Clip from 0 whose upper limit can be left to saturation."""
     return node.op == "Relu" or (node.op == "Clip" and MIN(node) == 0 < MAX(node))
 
 
 def single_slope(graph: Graph, node: Node) -> float | None:
-    """The slope of a PRelu that has the same one everywhere; None for others."""
+    """The slope of a PRelu with a single slope; None for others."""
     slope = graph.constants[node.inputs[1]]
     first = float(slope.reshape(-1)[0])
     return first if (slope == first).all() else None
 
 
 def as_unary(graph: Graph, node: Node) -> Node | None:
-    """The function of one element that becomes a table, or None if the node is no such function."""
+    """The unary function that becomes a table, or None if the node is not one."""
     if node.op in CONVERSIONS:
         return Node("Identity", node.inputs, node.outputs)
     if node.op == "PRelu":
@@ -71,9 +71,9 @@ def as_unary(graph: Graph, node: Node) -> Node | None:
 
 
 def wanted_values(function: Node, x_scale: float, y_scale: float, x_zero: int = 0, y_zero: int = 0) -> Array:
-    """The y that stands for f(x), for every int8 x: (256,) float64, infinite or NaN where f is.
+    """The unrounded integer for f(x), for every int8 x: (256,) float64, infinite or NaN where f is.
 
-    function: a node of one input, by its operator's meaning. x_zero, y_zero: the integers that stand for 0.
+    function: a node of one input, by its operator's meaning. x_zero, y_zero: the zero points.
     """
     with np.errstate(all="ignore"):
         (values,) = OPS[function.op].compute(function, [(INPUTS - x_zero) * x_scale])
@@ -81,9 +81,9 @@ def wanted_values(function: Node, x_scale: float, y_scale: float, x_zero: int = 
 
 
 def domain(function: Node) -> tuple[float, float]:
-    """The inputs beyond which f stays within 1/512 of its limit on that side; infinite without a limit.
+    """The interval outside which f stays within 1/512 of its limit on that side; infinite without a limit.
 
-    Saturation outside it costs nothing, so the scale of x need not reach further.
+    Saturating x outside it costs nothing, so the scale of x need not cover more.
     """
     match function.op:
         case "Sigmoid":
@@ -113,15 +113,15 @@ def domain(function: Node) -> tuple[float, float]:
 
 
 TO_ZERO = ("Sigmoid", "Softplus", "Swish", "Gelu", "Mish")
-"""Functions that tend to 0 below their domain, but only there: results may all be small."""
+"""Functions that tend to 0 at the low end of their domain only: all their results may be small."""
 SMALL = 2.0**-8
-"""Of the largest result: below it are half a step and less."""
+"""Share of the largest result below which values are at most half a step."""
 LOWEST = -64.0
-"""e to this power is no number that any scale tells from 0."""
+"""e to this power is indistinguishable from 0 at any scale."""
 
 
 def reached_domain(function: Node, largest: float) -> tuple[float, float]:
-    """The domain of a function whose results are this large at most: where all are small, it begins lower."""
+    """The domain of a function with results up to `largest`: if all are small, it starts lower."""
     low, high = domain(function)
     if function.op not in TO_ZERO or not np.isfinite(low) or not 0 < largest < 1:
         return low, high
@@ -134,9 +134,9 @@ def reached_domain(function: Node, largest: float) -> tuple[float, float]:
 def domains(
     graph: Graph, nodes: Sequence[Node], largest: Mapping[str, float] = ANY_SIZE
 ) -> dict[str, tuple[float, float]]:
-    """By tensor that only tables among the nodes read: the inputs that matter to any of them.
+    """For each tensor that only tables among the nodes read: the range of inputs that matters to any of them.
 
-    largest: the largest magnitudes of results, as far as they are known.
+    largest: the largest magnitudes of results, where known.
     """
     functions = {node: function for node in nodes if (function := as_unary(graph, node)) is not None}
     found: dict[str, tuple[float, float]] = {}

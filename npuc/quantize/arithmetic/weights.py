@@ -1,7 +1,7 @@
-"""Weights, biases and shifts of a layer on a machine that requantises by shifts only.
+"""Weights, biases and shifts of a layer on a machine that requantises only by shifts.
 
-The weight scale of output channel c is Sw[c] = (Sy / Sx) * 2^-n[c]: the weights absorb the ratio of the
-activation scales, whatever it is, and the requantisation is a right shift by n[c].
+The weight scale of output channel c is Sw[c] = (Sy / Sx) * 2^-n[c]: the weights absorb the ratio of the activation
+scales, whatever it is, and requantisation is a right shift by n[c].
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MOST_SHIFT = 31
 FINEST_SHIFT = 15
 ACCUMULATOR_LIMIT = 1 << 31
 TOGETHER = 1 << 18
-"""Weights that are computed with at once, in whole kernels: temporary arrays stay in the cache."""
+"""Weights processed at once, in whole kernels: temporary arrays stay in the cache."""
 LARGEST_WEIGHT = 127.5
-"""Weights below this round to 8 bits."""
+"""Smaller weights round to 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ def quantise_weights(
 ) -> IntegerWeights:
     """int8 weights with the least squared error per output channel.
 
-    w: (Co, ...) float; bias: (Co,) float or None. x_zero, y_zero: the integers that stand for 0; the bias takes
-    them exactly, if the input is padded with x_zero. Per channel two shifts compete: the largest that saturates
-    no weight, and one more. A weight of LARGEST_WEIGHT or more in units of Sy / Sx saturates even at shift 0: the
-    caller refuses it first, where saturation changes the sum (not for a single factor, as PRelu has).
+    w: (Co, ...) float; bias: (Co,) float or None. x_zero, y_zero: the zero points; the bias absorbs them exactly
+    if the input is padded with x_zero. Two shifts are compared per channel: the largest that saturates no weight,
+    and one more. A weight of LARGEST_WEIGHT or more in units of Sy / Sx saturates even at shift 0: the caller must
+    refuse it if saturation would change the sum (it would not for a single factor, as in PRelu).
     """
     flat = w.reshape(len(w), -1)
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / y_scale
@@ -53,13 +53,13 @@ def quantise_weights(
 
 
 def blocks(kernels: Array) -> Iterator[slice]:
-    """Successive kernels of (Co, weights of a kernel) with at most TOGETHER weights, or one kernel."""
+    """Slices of successive kernels (Co, weights of a kernel) with at most TOGETHER weights, or one kernel."""
     rows = max(TOGETHER // max(kernels.shape[1], 1), 1)
     return (slice(start, start + rows) for start in range(0, len(kernels), rows))
 
 
 def _rounded(flat: Array, offset: Array) -> tuple[Array, Array]:
-    """Integers (Co, weights of a channel), and the shift (Co,) of the two that has the least squared error."""
+    """Integers (Co, weights of a channel), and for each channel the better of two shifts, (Co,)."""
     largest = np.maximum(np.abs(flat).max(axis=1), 1e-30)
     safe, limit = np.floor(np.log2(127.499 / largest)), _limit(flat, offset)
     candidates = [np.clip(np.minimum(safe + more, limit), 0, MOST_SHIFT) for more in (0, 1)]
@@ -80,10 +80,10 @@ def _integers(flat: Array, shift: Array) -> Array:
 
 
 def _limit(flat: Array, offset: Array) -> Array:
-    """The largest shift that serves: no accumulator reaches 2^30, no bias 2^22, no weight step is below 2^-15.
+    """The largest usable shift: no accumulator reaches 2^30, no bias 2^22, and no weight step is below 2^-15.
 
-    The last two bind where weights are tiny (a channel that training has shut off): finer steps of them would not
-    show in the output, but would take accumulators out of float32, in which simulators and other runtimes compute.
+    The last two matter for tiny weights (channels switched off by training): finer steps would not show in the
+    output, but would take accumulators beyond float32, in which simulators and other runtimes compute.
     """
     reach = 128 * np.abs(flat).sum(axis=1) + np.abs(offset) + 1
     room = np.minimum((1 << 30) / reach, (1 << 22) / (np.abs(offset) + 1))
@@ -91,10 +91,10 @@ def _limit(flat: Array, offset: Array) -> Array:
 
 
 def average_taps(kernel: tuple[int, int], ratio: float = 1.0, most: int | None = None) -> tuple[Array, int]:
-    """int8 taps of an average over the kernel, and S: their sum is the ratio times 2^S, rounded.
+    """int8 taps of an average over the kernel, and the shift S: their sum is the ratio times 2^S, rounded.
 
-    ratio: of the input's scale to the result's. most: what S may be. The taps differ by at most 1; the larger ones
-    are spread evenly, so that no constant error is left. Source: quantisation notes, Average pooling with int8
+    ratio: the input's scale over the result's. most: the largest S. The taps differ by at most 1; the larger ones
+    are spread evenly, so that no constant error remains. Source: quantisation notes, Average pooling with int8
     weights.
     """
     count = kernel[0] * kernel[1]
@@ -105,9 +105,9 @@ def average_taps(kernel: tuple[int, int], ratio: float = 1.0, most: int | None =
 
 
 def sum_factors(left: float, right: float) -> tuple[int, int, int]:
-    """int8 factors and a shift so that (a * left + b * right) is about (a * first + b * second) / 2^shift.
+    """int8 factors a, b and a shift so that left * x + right * y is about (a * x + b * y) / 2^shift.
 
-    left, right: of each operand's scale to the result's, below LARGEST_WEIGHT.
+    left, right: each operand's scale over the result's, below LARGEST_WEIGHT.
     """
     shift = min(int(np.floor(np.log2(LARGEST_WEIGHT / max(left, right) * (1 - 1e-9)))), MOST_EXPONENT)
     first, second = (round(ratio * 2.0**shift) for ratio in (left, right))
@@ -115,4 +115,4 @@ def sum_factors(left: float, right: float) -> tuple[int, int, int]:
 
 
 MOST_EXPONENT = 22
-"""With it the largest zero point, in units of an accumulator, still leaves room in 32 bits."""
+"""Up to this shift the largest zero point, in accumulator units, still fits 32 bits."""

@@ -1,1 +1,1 @@
-"""What values occur: histograms over calibration samples, clipping, and their cache."""
+"""Calibration: histograms over samples, clipping methods, and a cache."""

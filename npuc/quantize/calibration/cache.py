@@ -1,7 +1,7 @@
-"""Calibration results kept in a file: histograms by what they are of, so that a hit gives the same bytes.
+"""Calibration results cached in a file: histograms by what was computed, so that a hit gives the same bytes.
 
-A file belongs to one model, one set of calibration data and one version of this format; of another it is told and
-made anew, as is a damaged one. In a folder each of those has a file of its own.
+A file belongs to one model, one set of calibration data and one version of this format. A file that does not match
+or is damaged is reported and replaced. In a folder there is a file for each combination.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from npuc.storage.streams import DAMAGED
 from npuc.target import Options
 
 VERSION = f"npuc {__version__}, calibration 2"
-"""Of the format, and of what `histograms` finds for the same data."""
+"""The version of the format, and of what `histograms` finds for the same data."""
 Tell = Callable[[str], None]
 
 
 @dataclass
 class Cache:
-    """Histograms by the digest of a graph and what was asked of it."""
+    """Histograms by digest of the graph and the request."""
 
     key: str
     known: dict[str, dict[str, Histogram]] = field(default_factory=dict[str, dict[str, Histogram]])
@@ -46,7 +46,7 @@ class Cache:
         domains: Mapping[str, tuple[float, float]] | None = None,
         gains: Mapping[str, Array] | None = None,
     ) -> dict[str, Histogram]:
-        """The histograms of the samples that the cache's key stands for, as found before if they were."""
+        """The histograms of the samples, from the cache if present. Its key must identify these samples."""
         asked = _digest_of(graph, tensors, domains or {}, gains or {})
         if asked in self.known:
             self.hits += 1
@@ -58,10 +58,11 @@ class Cache:
 
 @contextmanager
 def remembering(options: Options, path: Path | None, files: Sequence[Path], tell: Tell) -> Generator[Options]:
-    """The options with which calibration goes through the cache at a path, which is written when all went well.
+    """The options with calibration routed through the cache, which is written if the block succeeds.
 
-    path: a file or a folder; None: no cache. files: the model and its calibration data, of whose bytes it is.
-    tell: told what was found. Raises ArtefactError (E506) where the cache cannot be written.
+    path: a file or a folder; None: no cache. files: the model and its calibration data, whose contents form the
+    key.
+    tell: receives messages on hits. Raises ArtefactError (E506) if the cache cannot be written.
     """
     if path is None:
         yield options
@@ -76,7 +77,7 @@ def remembering(options: Options, path: Path | None, files: Sequence[Path], tell
 
 
 def _key(files: Sequence[Path]) -> str:
-    """A digest of the files' bytes; one that cannot be read is reported by whoever needs it."""
+    """A digest of the files' bytes; unreadable files are skipped, and reported when they are used."""
     found = hashlib.sha256(VERSION.encode())
     for path in (files[0], *files_of(files[1:])):
         one = hashlib.sha256()
@@ -107,7 +108,7 @@ def _digest_of(
 
 
 def _arrays(cache: Cache) -> dict[str, Array]:
-    """The cache as named arrays: names and widths of each calibration, and a row of counts for each tensor."""
+    """The cache as named arrays: tensor names and bin widths of each calibration, and counts for each tensor."""
     found: dict[str, Array] = {"key": np.array(cache.key)}
     for asked, known in cache.known.items():
         found[f"{asked}/names"] = np.array(list(known), np.str_)
@@ -117,7 +118,7 @@ def _arrays(cache: Cache) -> dict[str, Array]:
 
 
 def _opened(file: Path, key: str, tell: Tell) -> Cache:
-    """The cache in a file, if it is of this key; else an empty one."""
+    """The cache in a file if its key matches; otherwise an empty one."""
     if not file.exists():
         return Cache(key)
     try:
@@ -135,7 +136,7 @@ def _opened(file: Path, key: str, tell: Tell) -> Cache:
 
 
 def _read(archive: Mapping[str, Array], asked: str) -> dict[str, Histogram]:
-    """The histograms of one calibration. Raises ValueError for what is none."""
+    """The histograms of one calibration. Raises ValueError if they are invalid."""
     names, widths = archive[f"{asked}/names"], archive[f"{asked}/widths"]
     if widths.shape != names.shape or not np.isfinite(widths).all() or (widths <= 0).any():
         raise ValueError("widths")

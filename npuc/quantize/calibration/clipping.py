@@ -1,10 +1,10 @@
-"""How far a tensor's range reaches: the calibration methods, as costs of candidate scales.
+"""The calibration methods, which choose a tensor's range, as costs of candidate scales.
 
 minmax      no value saturates
-percentile  all but one value of ten thousand are within the range
+percentile  all but one value in ten thousand are within the range
 entropy     the range whose 128 levels lose the least information   (Kullback-Leibler divergence)
 mse         the least expected squared error of the tensor, rounding and saturation together
-output      the same, every channel weighed by the gain of the layers that read it: the error at their outputs
+output      as mse, with channels weighted by the gain of the layers that read them: the error at their outputs
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from npuc.quantize.calibration.histograms import BINS, Histogram
 
 METHODS = ("mse", "output", "minmax", "percentile", "entropy")
 SHARE = 1 - 1e-4
-"""Of the values, those within the range that percentile gives."""
+"""Share of the values inside the range that percentile chooses."""
 LEVELS = 128
-"""Magnitudes of an int8."""
+"""Magnitude levels of an int8."""
 BEYOND = 1e6
-"""The cost of a scale per octave that its range stays below what a method asks for."""
+"""The cost of a scale per octave by which its range falls short of the one that a method demands."""
 
 
 def range_cost(histogram: Histogram, scales: Array, method: str, most: float = inf) -> Array:
-    """What each of these scales costs a tensor: its error relative to its energy, and its range where that is set.
+    """The cost of each scale for a tensor: relative squared error, plus a penalty for exceeding a method's range.
 
-    histogram: with some value other than 0. most: no value is beyond it, wherever the bins' edges lie.
+    histogram: with some value other than 0. most: an upper bound on the values, which bin edges may exceed.
     """
     if method in ("mse", "output"):
         return histogram.error(scales) / histogram.energy
@@ -52,12 +52,12 @@ def range_limit(histogram: Histogram, method: str) -> float:
 
 
 def octaves_above(value: Array | float, limit: Array | float) -> Array:
-    """By how many octaves the value exceeds the limit, beyond the accuracy of a 32-bit float."""
+    """Octaves by which the value exceeds the limit, beyond the accuracy of a 32-bit float."""
     return np.maximum(np.log2(value / limit) - 1e-6, 0.0)
 
 
 def _least_divergence(histogram: Histogram) -> float:
-    """The range whose quantised histogram is nearest to the histogram with its tail gathered in the last bin.
+    """The range whose quantised histogram is closest to the histogram with its tail gathered in the last bin.
 
     Source: Migacz, "8-bit Inference with TensorRT", 2017.
     """
@@ -68,7 +68,7 @@ def _least_divergence(histogram: Histogram) -> float:
 
 
 def _divergence(counts: Array, bins: int) -> float:
-    """Kullback-Leibler divergence between the first bins, tail included, and their form in LEVELS levels."""
+    """Kullback-Leibler divergence between the first bins, with the tail, and their form in LEVELS levels."""
     gathered = counts[:bins].copy()
     gathered[-1] += counts[bins:].sum()
     level = np.arange(bins) * LEVELS // bins

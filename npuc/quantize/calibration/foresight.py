@@ -1,4 +1,4 @@
-"""What the shapes of a network refuse already, before the samples are run."""
+"""Early refusal of networks whose shapes cannot fit, before any samples are run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from npuc.storage.data import Samples, synthetic
 from npuc.target import Options
 
 BY_SHAPE = ("E302", "E303")
-"""Refusals that no scale changes: a memory, or the scratch pads."""
+"""Errors that no scale changes: a memory or the scratch pads are too small."""
 BY_SCALE = ("Add",)
-"""Operators that scales may fold into others."""
+"""Operators that may be fused into others, depending on scales."""
 T = TypeVar("T")
 
 
 def without_search(options: Options) -> Options:
-    """The options of a network whose scales are assumed: it is planned like the real one, and nothing is run."""
+    """The options for a network with assumed scales: it is planned like the real one, and no sample is run."""
     return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=assumed)
 
 
@@ -31,24 +31,24 @@ def assumed(
     domains: Mapping[str, tuple[float, float]] | None = None,
     gains: Mapping[str, Array] | None = None,
 ) -> dict[str, Histogram]:
-    """A histogram for every tensor, as if its values lay within 1; no sample is run."""
+    """A histogram for every tensor, as if its values were within 1; no sample is run."""
     del graph, samples, domains, gains
     return {name: uniform(1.0) for name in tensors}
 
 
 def one_sample(graph: Graph) -> Samples:
-    """What stands for the samples of a network."""
+    """One synthetic sample in place of the network's data."""
     return synthetic({name: graph.tensors[name] for name in graph.inputs}, 1)
 
 
 def expect_foreseen(trial: Callable[[], T], doubtful: Callable[[T], bool], plan: Callable[[T], object]) -> None:
-    """Plans a network where that is in doubt, and raises what no scale would change (E302, E303).
+    """Plans a network if it may not fit, and raises errors that no scale would change (E302, E303).
 
-    trial: makes the network. doubtful: a quick look; whatever it doubts is planned in earnest.
+    trial: makes the network. doubtful: a quick check; if it is in doubt, the network is planned in full.
     """
     try:
         made = trial()
-    except NpucError:  # shows again, on the real network
+    except NpucError:  # the same error occurs again on the real network
         return
     try:
         doubt = doubtful(made)

@@ -1,7 +1,7 @@
-"""Calibration: how the values of every tensor are spread over the calibration samples.
+"""Calibration: the distribution of every tensor's values over the calibration samples.
 
-The float graph runs under onnxruntime, one sample at a time, and only histograms are kept, so a calibration
-set may be larger than memory.
+The float graph runs under onnxruntime, one sample at a time, and only histograms are kept, so a calibration set
+may be larger than memory.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from npuc.quantize.arithmetic.steadiness import ROOM, octave
 
 BINS = 2048
 BLOCK = 1 << 15
-"""Values that are counted at once."""
+"""Values counted at once."""
 NOTHING = 2.0**-60
-"""Values up to here are zero at every scale that a tensor can have."""
+"""Magnitudes up to here are zero at every scale that a tensor can have."""
 
 
 @dataclass(frozen=True)
 class Histogram:
     """A histogram of |x|: BINS bins of equal width from 0 to beyond the largest |x|; zeros are not counted.
 
-    The range is a power of two: bins have the same edges whatever the last digits of values, and their order.
+    The range is a power of two, so bin edges depend neither on the last digits of values nor on their order.
     """
 
     counts: Array
@@ -37,7 +37,7 @@ class Histogram:
 
     @property
     def centres(self) -> Array:
-        """The |x| that stands for each bin."""
+        """The |x| at the centre of each bin."""
         return (np.arange(BINS) + 0.5) * self.width
 
     @property
@@ -52,9 +52,9 @@ class Histogram:
         return float(self.counts @ self.centres**2)
 
     def with_values(self, values: Array, gains: Array | None = None) -> Histogram:
-        """The histogram of these finite values as well; bins are merged in pairs until the range holds them all.
+        """The histogram with these finite values added; bins are merged in pairs until the range covers them all.
 
-        gains: what every value counts, broadcast against the values; 1 each without.
+        gains: the weight of each value, broadcast against the values; 1 by default.
         """
         top = _largest(values)
         if not top > NOTHING:
@@ -70,14 +70,14 @@ class Histogram:
         )
 
     def within(self, limit: float) -> Histogram:
-        """The histogram without the values of the bins above a magnitude."""
+        """The histogram without the bins that start at or above a magnitude."""
         return Histogram(np.where(np.arange(BINS) * self.width < limit, self.counts, 0), self.width)
 
     def error(self, scales: Array, levels: Array | int = 127) -> Array:
-        """The expected sum of squared errors with each of these scales; so many steps above 0 values saturate.
+        """The expected sum of squared errors at each scale; values saturate `levels` steps above 0.
 
-        Inside the range a rounding error is spread evenly, s*s/12 a value, and altogether no more than where all
-        become 0; outside it is |x| - levels*s.
+        Inside the range rounding errors are uniform, s*s/12 per value, and in total no more than if all values
+        became 0; outside it the error is |x| - levels*s.
         """
         limit = levels * scales
         inside = np.searchsorted(self.centres, limit, side="right")
@@ -88,21 +88,21 @@ class Histogram:
 
     @cached_property
     def _sums(self) -> tuple[Array, Array, Array]:
-        """Of the first n bins, n = 0..BINS: how many values, their sum, their sum of squares."""
+        """For the first n bins, n = 0..BINS: the number of values, their sum, and their sum of squares."""
         moments = [self.counts * self.centres**power for power in range(3)]
         count, total, energy = (np.concatenate([[0.0], np.cumsum(each)]) for each in moments)
         return count, total, energy
 
 
 def _largest(values: Array) -> float:
-    """The largest |x| in float32; 0 of no values."""
+    """The largest |x| in float32; 0 without values."""
     return float(np.float32(max(float(values.max()), -float(values.min())))) if values.size else 0.0
 
 
 def _counted(values: Array, width: float) -> Array:
-    """How many values lie in each bin of this width, those up to NOTHING left out.
+    """The number of values in each bin of this width, without those up to NOTHING.
 
-    Block by block, so that what is in between stays in the cache.
+    It works block by block, so that temporary arrays stay in the cache.
     """
     flat, found = np.ravel(values), np.zeros(BINS + 1, np.int64)
     for start in range(0, flat.size, BLOCK):
@@ -113,12 +113,12 @@ def _counted(values: Array, width: float) -> Array:
         magnitude *= np.float32((1 + ROOM) / width)
         found += np.bincount(magnitude.astype(np.intp), minlength=BINS + 1)
         found[0] -= np.count_nonzero(nothing)
-    found[BINS - 1] += found[BINS]  # the largest one, where float32 rounds it up
+    found[BINS - 1] += found[BINS]  # the largest one, if float32 rounds it up
     return found[:BINS]
 
 
 def _weighed(values: Array, gains: Array, width: float) -> Array:
-    """The same, every value counted as its gain."""
+    """The same with every value weighted by its gain."""
     magnitude = np.abs(values, dtype=np.float32).ravel()
     weights = np.broadcast_to(gains, values.shape).ravel()[magnitude > NOTHING]
     index = (magnitude[magnitude > NOTHING] * np.float32((1 + ROOM) / width)).astype(np.int32)
@@ -126,7 +126,7 @@ def _weighed(values: Array, gains: Array, width: float) -> Array:
 
 
 def uniform(largest: float) -> Histogram:
-    """The histogram of a tensor whose largest |x| is all that is known."""
+    """The histogram of a tensor for which only the largest |x| is known."""
     return Histogram(np.ones(BINS, np.int64), largest * (1 - 1e-6) / BINS)
 
 
@@ -142,8 +142,8 @@ def histograms(
 ) -> dict[str, Histogram]:
     """The histogram of each named tensor over the samples (each a feed of the graph's inputs).
 
-    domains: for a tensor only whose values within limits matter, those limits; values beyond count as the limit.
-    gains: what the values of a tensor count, broadcast against it (`output_gains`).
+    domains: limits for tensors of which only values within them matter; values beyond count as the limit.
+    gains: the weights of a tensor's values, broadcast against it (`output_gains`).
     Raises DataError (E402) for a value that is infinite or NaN.
     """
 
@@ -165,18 +165,18 @@ def histograms_of_finite(
     domains: Mapping[str, tuple[float, float]] | None = None,
     gains: Mapping[str, Array] | None = None,
 ) -> dict[str, Histogram]:
-    """`histograms` where infinities and NaN do not count: a network may make them of samples that are made up."""
+    """`histograms` without infinities and NaN: synthetic samples may lead to them."""
     return _histograms(graph, samples, tensors, domains, gains, lambda _, value: _without_infinities(value))
 
 
 def _without_infinities(value: Array) -> Array:
-    """Zeros, which do not count, in place of what is not finite."""
+    """The values with non-finite ones as zero, which does not count."""
     finite = np.isfinite(value)
     return value if finite.all() else np.where(finite, value, value.dtype.type(0))
 
 
 def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource:
-    """What finds histograms: the given source, or the one that suits the samples."""
+    """The given source, or the default for this kind of samples."""
     return given or (histograms_of_finite if synthetic else histograms)
 
 
@@ -188,7 +188,7 @@ def _histograms(
     gains: Mapping[str, Array] | None,
     finite: Callable[[str, Array], Array],
 ) -> dict[str, Histogram]:
-    """finite: takes what is not finite out of the values of a tensor, or raises."""
+    """finite: removes non-finite values from a tensor, or raises."""
     found = dict.fromkeys(tensors, EMPTY)
     for values in computed(graph, samples, tensors):
         for name, value in values.items():
@@ -201,9 +201,9 @@ def _histograms(
 def computed(
     graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Sequence[str]
 ) -> Iterator[dict[str, Array]]:
-    """The values of the tensors of a float graph for one sample after the other, each a feed of its inputs.
+    """The values of tensors of a float graph, sample by sample; each sample is a feed of its inputs.
 
-    They are valid until the next sample, whose values take their place in memory.
+    The arrays are valid until the next sample, which overwrites them.
     """
     from npuc.reference import graph_session
 
@@ -221,9 +221,9 @@ def computed(
 
 
 def _run_into(session: Any, feeds: Mapping[str, Array], values: Mapping[str, Array]) -> bool:
-    """Runs an onnxruntime.InferenceSession, whose outputs take the place of these values, if it can.
+    """Runs an onnxruntime.InferenceSession with these arrays as its outputs; returns whether that is possible.
 
-    It does not where it infers another shape than it computes: of an AveragePool with ceil_mode, for one.
+    It is not if onnxruntime infers a different shape than it computes, as for an AveragePool with ceil_mode.
     """
     from onnxruntime import OrtValue
 
@@ -240,7 +240,7 @@ def _run_into(session: Any, feeds: Mapping[str, Array], values: Mapping[str, Arr
 
 
 class HistogramSource(Protocol):
-    """How the histograms of tensors are found: `histograms`, or what remembers its results."""
+    """A function that finds the histograms of tensors: `histograms`, or a cache in front of it."""
 
     def __call__(
         self,
@@ -255,10 +255,10 @@ class HistogramSource(Protocol):
 
 
 def output_gains(graph: Graph, nodes: Sequence[Node]) -> dict[str, Array]:
-    """How much of an error of each channel (axis 1) its readers hand on, on average 1, for the `output` method.
+    """The gain of each channel (axis 1) for errors on their way through its readers, 1 on average, for `output`.
 
-    A convolution hands on the sum of the squared weights of the channel, as if rounding errors were independent;
-    all else hands on 1.
+    A convolution contributes the sum of the channel's squared weights, as if rounding errors were independent;
+    other readers contribute 1.
     """
     found: dict[str, Array] = {}
     for node in nodes:

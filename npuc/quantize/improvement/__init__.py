@@ -1,1 +1,1 @@
-"""Levels of optimisation: proposals for a layer, and the judge that accepts them."""
+"""Optimisation levels: proposals for a layer, and the judge that accepts them."""

@@ -1,12 +1,13 @@
-"""The judge of every improvement: the noise that quantisation brings on samples held out.
+"""The judge of every improvement: the noise of quantisation on held-out samples.
 
-Judged are the float tensors where int8 ends (the logits before a softmax on the host, say) and the network's
-outputs behind them, by the mean of both noises: the worse of the two decides. Outputs alone would not do: behind a
-softmax that is sure of most samples they hardly show any noise, or that of a few samples hard to tell apart.
+It judges the float tensors where the int8 part ends (for example the logits before a softmax on the host) and the
+network's outputs after them, by the mean of both noises, in which the worse one dominates. Outputs alone would not
+suffice: after a softmax that is confident on most samples they show hardly any noise, or only that of a few
+ambiguous samples.
 
-What an error does to an output depends on the sample that it meets, and a sample that is hard to tell apart meets
-but one error. So the errors of the samples held out are exchanged among them: every sample meets those of its
-neighbours as well, and the outputs' noise is the mean over all pairs.
+The effect of an error on an output depends on the sample, and an ambiguous sample has only one error of its own.
+The errors of the held-out samples are therefore exchanged: every sample is also combined with the errors of its
+neighbours, and the outputs' noise is the mean over all pairs.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from npuc.ops import build as build_graph
 from npuc.quantize.network.construction import Quantised
 
 MOST_PAIRS = 16
-"""So many samples' errors each sample meets at most."""
+"""The most samples whose errors each sample is combined with."""
 MOST_ELEMENTS = 1 << 22
-"""Of all tensors behind int8, over all pairs: larger outputs show many errors in a single sample."""
+"""Bound on the elements of all tensors after int8, over all pairs: larger outputs show many errors per sample."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """What the host computes behind int8: outputs from tensors where int8 ends, and from the network's inputs."""
+    """The host's part after int8: outputs computed from the last int8 tensors and the network's inputs."""
 
     graph: Graph
     outputs: tuple[str, ...]
 
     @classmethod
     def of(cls, graph: Graph, ends: Collection[str], outputs: Sequence[str]) -> Tail:
-        """The part of a float graph from the ends of int8 to these outputs."""
+        """The part of a float graph from the last int8 tensors to these outputs."""
         wanted, nodes = set(outputs), list[Node]()
         for node in reversed(graph.nodes):
             if wanted.intersection(node.outputs) and not set(node.outputs) <= set(ends):
@@ -53,20 +54,20 @@ class Tail:
 
     @cached_property
     def session(self) -> Any:
-        """An onnxruntime.InferenceSession of it."""
+        """An onnxruntime.InferenceSession of this part."""
         from npuc.reference import graph_session
 
         return graph_session(self.graph, self.outputs)
 
     def pairs(self, samples: int) -> int:
-        """How many samples' errors each of them meets: its own at least."""
+        """The number of samples whose errors each sample is combined with: at least its own."""
         size = sum(self.graph.tensors[name].size for node in self.graph.nodes for name in node.outputs)
         return max(min(samples, MOST_PAIRS, MOST_ELEMENTS // max(size * samples, 1)), 1)
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Samples held out, and what the float network gives for them: where int8 ends, and at outputs behind that."""
+    """Held-out samples and the float network's values: where int8 ends, and at the outputs after that."""
 
     feeds: tuple[Mapping[str, Array], ...]
     exact: Mapping[str, tuple[Array, ...]]
@@ -76,7 +77,7 @@ class Acceptance:
     def noise(self, quantised: Quantised) -> float:
         """Squared error over squared signal; 0 is exact.
 
-        The mean over the tensors where int8 ends; with outputs behind them, the mean of that and of the mean over
+        The mean over the tensors where int8 ends; with outputs after them, the mean of that and the mean over
         those outputs.
         """
         from npuc.export_onnx import onnx_bytes
@@ -90,7 +91,7 @@ class Acceptance:
         return inner if self.tail is None else (inner + self.behind(self.tail, found)) / 2
 
     def behind(self, tail: Tail, found: Mapping[str, Sequence[Array]]) -> float:
-        """The mean noise of the outputs behind int8: every sample meets the errors of some."""
+        """The mean noise of the outputs after int8: every sample is combined with the errors of several."""
         noise, count = np.zeros(len(tail.outputs)), len(self.feeds)
         pairs = tail.pairs(count)
         ends = [name for name in tail.graph.inputs if name in self.exact]
@@ -106,7 +107,7 @@ class Acceptance:
         return float(np.mean([_relative(*each) for each in zip(noise, signals, strict=True)]))
 
     def better(self, first: Quantised, *others: Quantised) -> Quantised:
-        """The one with the least noise; the first where none has less."""
+        """The network with the least noise; the first one if none has less."""
         noises = [self.noise(each) for each in (first, *others)]
         return (first, *others)[int(np.argmin(noises))]
 
@@ -125,7 +126,7 @@ def _relative(noise: float, signal: float) -> float:
 
 
 def ends(integer: Graph) -> list[str]:
-    """The dequantised tensors on which nothing int8 depends but outputs of the network, and int8 outputs."""
+    """The int8 outputs, and the dequantised tensors on which only network outputs depend, no int8 tensor."""
     before: set[str] = set()
     found: list[str] = []
     for node in reversed(integer.nodes):
@@ -142,7 +143,7 @@ def ends(integer: Graph) -> list[str]:
 
 
 def acceptance(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> Acceptance:
-    """The judge of integer networks that end int8 at the same float tensors as this one, on these samples."""
+    """A judge, on these samples, of integer networks whose int8 part ends at the same tensors as this one's."""
     from npuc.reference import graph_session
 
     inner = ends(quantised.graph)
@@ -156,5 +157,5 @@ def acceptance(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, 
 
 
 def decibels(noise: float) -> float | None:
-    """A noise as a ratio of signal to noise in dB; None without any."""
+    """A noise as a signal-to-noise ratio in dB; None without noise."""
     return None if noise == 0 else float(-10 * np.log10(noise))

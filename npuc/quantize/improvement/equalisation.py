@@ -1,10 +1,10 @@
-"""Cross-layer equalisation: channels of one tensor brought to similar sizes, so that one scale suits them all.
+"""Cross-layer equalisation: the channels of a tensor are brought to similar magnitudes, to suit a single scale.
 
-A factor per channel moves through what is homogeneous of degree one (ReLU, PReLU, sums, pooling, a gate's product)
-from the convolutions that write the channel, whose outputs it divides, to those that read it, whose weights it
-multiplies. Weights have a scale per output channel, so dividing costs nothing; multiplying costs resolution only
-where a reader sums over channels. Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and
-Bias Correction", 2019, with the sizes of activations in place of the writers' weights.
+A factor per channel moves through operators that are homogeneous of degree one (ReLU, PReLU, sums, pooling, a
+gate's product) from the convolutions that write the channel, whose outputs it divides, to those that read it,
+whose weights it multiplies. Weights have a scale per output channel, so dividing costs nothing; multiplying costs
+resolution only if a reader sums over channels. Source: Nagel et al., "Data-Free Quantization Through Weight
+Equalization and Bias Correction", 2019, with the magnitudes of activations in place of the writers' weights.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ HOMOGENEOUS = (
 """Operators on each channel alone with f(a x) = a f(x) for every a > 0."""
 
 STEPS = 16
-"""Of an octave: a channel's size is known no better than this from a few samples."""
+"""Steps per octave: a few samples do not determine a channel's magnitude more precisely."""
 REACH = 8.0
-"""No channel is made larger or smaller by more than this: one that is nearly still on a few samples may move on
+"""The largest factor on a channel: one that is almost inactive on a few samples may be active on
 others."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors whose channels are scaled together; convolutions that write and that read them."""
+    """Tensors whose channels are scaled together, and the convolutions that write and read them."""
 
     tensors: tuple[str, ...]
     writers: tuple[Node, ...]
@@ -60,7 +60,7 @@ def groups(graph: Graph) -> tuple[Group, ...]:
 
 
 def _links(graph: Graph) -> list[tuple[str, str]]:
-    """Pairs of tensors whose channels have the same factors if they have any."""
+    """Pairs of tensors whose channels must have the same factors."""
     found: list[tuple[str, str]] = []
     for node in graph.nodes:
         if node.op in HOMOGENEOUS and len(graph.shape(node.output)) == 4:
@@ -79,13 +79,13 @@ def _same_channels(graph: Graph, node: Node) -> bool:
 
 
 def _scaled(graph: Graph, node: Node) -> int:
-    """The operand of a product that carries the factor: the larger, as the smaller is a gate."""
+    """The operand of a product that carries the factor: the larger one, as the smaller is a gate."""
     sizes = [graph.tensors[name].size for name in node.inputs]
     return int(sizes[1] > sizes[0])
 
 
 def _group(graph: Graph, tensors: Sequence[str]) -> Group | None:
-    """The group of these tensors; None where something writes or reads them that no factor passes."""
+    """The group of these tensors; None if a factor cannot pass something that writes or reads them."""
     inside, writers, readers = set(tensors), dict[Node, Node](), dict[Node, Node]()
     if inside.intersection((*graph.inputs, *graph.outputs)):
         return None
@@ -108,7 +108,7 @@ def _group(graph: Graph, tensors: Sequence[str]) -> Group | None:
 
 
 def _passes(graph: Graph, node: Node, inside: set[str]) -> bool:
-    """Whether the factor goes through this node from and to members of the group."""
+    """Whether the factor passes through this node between members of the group."""
     if node.op in HOMOGENEOUS:
         return node.output in inside
     if node.op == "Add":
@@ -121,7 +121,7 @@ def _passes(graph: Graph, node: Node, inside: set[str]) -> bool:
 
 
 def _closed(node: Node) -> bool:
-    """Whether no factor can be taken out of the convolution: a limit, or elements as they are."""
+    """Whether a factor cannot be taken out of the convolution, because it clips or only selects elements."""
     return ACTIVATION(node) not in ("", "Relu") or bool(SELECTS(node))
 
 
@@ -142,7 +142,7 @@ def sizes(graph: Graph, found: Sequence[Group], feeds: Sequence[Mapping[str, Arr
 
 @dataclass(frozen=True)
 class Equalised:
-    """The graph; the tensors whose channels were divided, under names of their own, and by what (C,)."""
+    """The graph, and the divisors (C,) of the tensors whose channels were divided, by their new names."""
 
     graph: Graph
     factors: Mapping[str, Array]
@@ -151,8 +151,8 @@ class Equalised:
 def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array], share: float) -> Equalised:
     """The graph with a factor per channel moved through each group.
 
-    share: how far the channels of activations are brought together where readers sum over channels: 1 all the way,
-    0 as far as the readers' weights are. Depthwise readers have a scale per channel and take any factor.
+    share: how far activation channels are equalised where readers sum over channels: 1 fully, 0 only as far as the
+    readers' weights are. Depthwise readers have a scale per channel and accept any factor.
     """
     constants = dict(graph.constants)
     nodes = {node: node for node in graph.nodes}
@@ -170,7 +170,7 @@ def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array]
 
 
 SUFFIX = "/equalised"
-"""An equalised tensor is no longer that of the ONNX model, whose name it therefore leaves."""
+"""An equalised tensor differs from the ONNX model's tensor, so it gets another name."""
 
 
 def _factors(
@@ -180,7 +180,7 @@ def _factors(
     largest: Mapping[str, Array],
     share: float,
 ) -> Array:
-    """The factor of each channel (C,), their geometric mean 1."""
+    """The factor of each channel (C,), with geometric mean 1."""
     activation = np.max([largest[name] / max(largest[name].max(), 1e-30) for name in group.tensors], axis=0)
     columns = [_columns(constants[nodes[node].inputs[1]]) for node in group.readers if GROUP(node) == 1]
     exponent = share if columns else 1.0

@@ -1,7 +1,7 @@
-"""What the improvement of a layer is judged by: a few calibration samples, seen under a few windows of each layer.
+"""The data by which the improvement of a layer is judged: a few calibration samples under a few windows per layer.
 
-Of the float network only the results of every convolution under the chosen windows are kept, in steps of the
-layer's output, and the mean of what the windows see; so the memory does not depend on the size of the maps.
+Of the float network only the convolution results under the chosen windows are kept, in steps of the layer's
+output, and the mean input under the windows; so memory does not depend on the size of the feature maps.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from npuc.ops.windows import window_of
 
 MOST_WINDOWS = 2048
 MOST_TAPS = 1 << 21
-"""Elements of the taps of one layer under all its windows."""
+"""Bound on the taps of one layer under all its windows."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Windows of a layer: for each one the sample, and the row and column of the result."""
+    """Windows of a layer: the sample, row and column of the result for each."""
 
     sample: Array
     row: Array
     column: Array
 
     def of(self, index: int) -> Places:
-        """Those of one sample, which is then the only one."""
+        """The windows of one sample, renumbered as the only one."""
         mine = self.sample == index
         return Places(np.zeros(int(mine.sum()), np.int64), self.row[mine], self.column[mine])
 
@@ -46,7 +46,7 @@ class Places:
 
 
 def taps_under(x: Array, node: Node, kernel: tuple[int, ...], places: Places, groups: int) -> Array:
-    """What the windows see: (windows, groups, channels of a group * taps), as the weights of a channel lie.
+    """The inputs under the windows: (windows, groups, channels of a group * taps), in the weights' order.
 
     x: (samples, C, H, W); kernel: the shape of the weights.
     """
@@ -76,7 +76,7 @@ def sums(taps: Array, w: Array) -> Array:
 class Witness:
     """A convolution of the float network under its windows: results before the activation, (windows, Co).
 
-    mean: (groups, K), what the windows see on average over the samples that train.
+    mean: (groups, K), the mean input under the windows over the training samples.
     """
 
     places: Places
@@ -86,7 +86,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A few samples, which of them are held out, and what the float network's convolutions make of them."""
+    """A few samples, which of them are held out, and the float network's convolution results on them."""
 
     feeds: tuple[Mapping[str, Array], ...]
     held_out: Array
@@ -94,14 +94,14 @@ class Sampled:
 
     @property
     def training(self) -> Array:
-        """Which samples may be learned from."""
+        """The samples to learn from, as a mask."""
         return ~self.held_out
 
 
 def sampled(graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Array]], held_out: Array) -> Sampled:
-    """Runs the float graph on the samples and keeps what these convolutions give under windows chosen by chance.
+    """Runs the float graph on the samples and keeps these convolutions' results under random windows.
 
-    held_out: (samples,) bool, those that nothing is learned from.
+    held_out: (samples,) bool, the samples that are not learned from.
     """
     from npuc.reference import graph_session
 

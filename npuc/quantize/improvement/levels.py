@@ -1,4 +1,4 @@
-"""What each optimisation level does: -O0 the least, -O1 the best within about twice its time, -O2 everything."""
+"""The optimisation levels: -O0 the least, -O1 the best within about twice its time, -O2 everything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Variant:
     """A way to quantise a network: calibration method, zero points where they help, share of equalisation, and
     whether outlier channels are split.
 
-    alone: it is judged as it is, and not improved, which takes most of a level's time.
+    alone: judged as it is and not improved, since improving takes most of a level's time.
     """
 
     method: str
@@ -30,12 +30,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Level:
-    """The steps of a level, which are taken after those of the level below it.
+    """The steps of a level, taken after those of the level below it.
 
-    method: of calibration. variants: what is tried beside. samples: how many calibration samples improvements
-    learn from at most. proposals: sets of them, tried in lockstep; the first that is kept ends the search unless
-    thorough. depth: the most inputs of an output channel whose weights are rounded in turn. improved: on how many
-    variants, the best by themselves, the proposals are tried.
+    method: of calibration. variants: alternatives that are tried. samples: the most calibration samples that
+    improvements learn from. proposals: sets of them, tried in lockstep; the first that is kept ends the search
+    unless `thorough`. depth: the most inputs of an output channel whose weights are rounded in turn. improved: the
+    number of variants, the best on their own, on which the proposals are tried.
     """
 
     method: str
@@ -49,7 +49,7 @@ class Level:
 
     @property
     def rungs(self) -> tuple[Level, ...]:
-        """The levels from the lowest to this one: what a lower one finds is a candidate of this one."""
+        """The levels from the lowest to this one: results of lower levels are candidates of this one."""
         return (*(self.below.rungs if self.below else ()), self)
 
 
@@ -79,4 +79,4 @@ EVERYTHING = Level(
     below=USUAL,
 )
 LEVELS: Mapping[str, Level] = {"0": LEAST, "1": USUAL, "2": EVERYTHING}
-"""The rungs by the digit of -O."""
+"""The levels by the digit of -O."""

@@ -1,7 +1,7 @@
-"""Layer by layer through the integer network over a few samples, each convolution improved on what reaches it.
+"""Improves the convolutions of the integer network one by one, each on the inputs that it receives.
 
-What a layer gets as inputs is what the layers before it, already improved, give; so errors are made good where
-they can be seen. A layer keeps the proposal with the least error on the samples held out, or stays as it is.
+A layer's inputs come from the preceding layers, already improved, so later layers can compensate for their errors.
+A layer keeps the proposal with the least error on the held-out samples, or stays as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from npuc.quantize.network.layers import IntegerLayer, Layers, LayerWeights
 
 
 def weighted(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The float convolutions whose weights are rounded: not those that take elements as they are."""
+    """The float convolutions whose weights are rounded: not those that only select elements."""
     return tuple(node for node in nodes if node.op == "Conv" and not SELECTS(node))
 
 
@@ -41,8 +41,8 @@ def improved(
     """The integer network with the weights and biases that the proposals give, each layer on its own.
 
     graph: the float graph that was quantised; layers: how its convolutions are read; sampled: of the graph's
-    `weighted` nodes. depth: a layer with more inputs to
-    an output channel keeps its weights: rounding them in turn takes time with the cube of their number.
+    `weighted` nodes. depth: a layer with more inputs per output channel keeps its weights, as rounding them in
+    turn takes time cubic in their number.
     """
     integer = quantised.graph
     constants = dict(integer.constants)
@@ -70,7 +70,7 @@ def _data(node: Node, constants: Mapping[str, Array]) -> list[str]:
 
 
 def _improved(layer: JudgedLayer, best: LayerWeights, proposals: Sequence[Proposal]) -> LayerWeights:
-    """The best of a layer's weights and those proposed for it, each proposal made from the best so far."""
+    """The best of a layer's weights and its proposals; each proposal starts from the best so far."""
     least = layer.error(best)
     for proposal in proposals:
         candidate = proposal(layer, best)
@@ -83,7 +83,7 @@ def _improved(layer: JudgedLayer, best: LayerWeights, proposals: Sequence[Propos
 def _layer(
     graph: Graph, quantised: Quantised, sampled: Sampled, node: Node, found: IntegerLayer, x: Array
 ) -> JudgedLayer:
-    """What the layer is judged by, in steps of its scales."""
+    """The data by which the layer is judged, in steps of its scales."""
     source = graph.producers[found.source]
     witness = sampled.witnesses[found.source]
     x_scale, y_scale = quantised.scales[node.inputs[0]], found.scale
@@ -109,7 +109,7 @@ def _layer(
 def _run(
     integer: Graph, node: Node, constants: Mapping[str, Array], values: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """The node's outputs for all samples, by onnxruntime."""
+    """The node's outputs for all samples, computed by onnxruntime."""
     from npuc.export_onnx import onnx_bytes
     from npuc.reference import session
 

@@ -1,9 +1,9 @@
-"""Which few convolutions the host computes in float instead (`--mixed auto`): those whose int8 costs the most.
+"""The choice of a few convolutions that the host computes in float (`--mixed auto`): int8 costs them most.
 
-The noise that each layer adds to that of its inputs is measured in one pass of both networks over samples held
-out. Of the layers that add the most for their work, each leaves the integer network alone, and what that takes off
-the noise where int8 ends is measured on the same samples. They join in that order while the noise falls and the
-host has room.
+The noise that each layer adds to that of its inputs is measured in one pass of both networks over held-out
+samples. The layers that add the most per multiply-accumulate are then removed from the integer network one at a
+time, and the reduction of the final noise is measured on the same samples. Layers are moved to the host in that
+order, as long as the noise falls and the host has capacity.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from npuc.text import short
 MOST_MACS = 0.1
 """Share of the convolutions' multiply-accumulates that the host may take."""
 FEWER = 10**-0.01
-"""A layer joins if the noise falls by 0.1 dB."""
+"""A layer is moved if the noise falls by 0.1 dB."""
 WORTH = 10**-0.05
 """The host is used at all if the noise of the improved network falls by half a dB."""
 MOST_SAMPLES = 16
 MOST_MEASURED = 8
-"""So many candidates are measured alone."""
+"""The number of candidates measured individually."""
 REASON = "int8 would cost accuracy here (--mixed auto)"
-"""Why the host computes such a layer."""
+"""The reason reported for such a layer."""
 
 Host = frozenset[str]
 """Names of the nodes that the host computes."""
@@ -53,10 +53,10 @@ def mixed(
     samples: Samples,
     layers: Layers = SHIFTED,
 ) -> Result:
-    """The best network with these samples, a few layers of it on the host if that is worth it.
+    """The best network with these samples, with a few layers on the host if that is worthwhile.
 
-    drawn: the integer network of the float graph without these nodes, best: the same improved. layers: how its
-    convolutions are read. Nothing is chosen by fewer than FEWEST_SAMPLES samples, or by synthetic ones.
+    drawn: the integer network of the float graph without these nodes; best: the same, improved. layers: how its
+    convolutions are read. Nothing is moved on the basis of synthetic samples or fewer than FEWEST_SAMPLES.
     """
     nowhere: Host = frozenset()
     array, plain = best(nowhere), drawn(nowhere)
@@ -79,7 +79,7 @@ def mixed(
 
 
 def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict[str, float]:
-    """The convolutions that have a name of their own and room on the host: their share of all MACs."""
+    """The named convolutions that the host has capacity for, and their share of all MACs."""
     read = (layers.layer(plain, node) for node in plain.graph.nodes)
     integer = {layer.source for layer in read if layer is not None}
     macs = {node: _macs(graph, node) for node in graph.nodes if node.op == "Conv"}
@@ -103,7 +103,7 @@ def _macs(graph: Graph, node: Node) -> int:
 def _noisiest(
     graph: Graph, plain: Quantised, shares: Mapping[str, float], feeds: Sequence[Mapping[str, Array]]
 ) -> dict[str, float]:
-    """The candidates that add the most noise to that of their noisiest input, for each multiply-accumulate."""
+    """The candidates that add the most noise to that of their noisiest input, per multiply-accumulate."""
     nodes = [node for node in graph.nodes if node.op == "Conv" and node.name in shares]
     noise = _noises(graph, plain, {name for node in nodes for name in (*node.inputs, node.output)}, feeds)
 
@@ -117,7 +117,7 @@ def _noisiest(
 def _noises(
     graph: Graph, plain: Quantised, wanted: Collection[str], feeds: Sequence[Mapping[str, Array]]
 ) -> dict[str, float]:
-    """Squared error over squared signal of float tensors, where an integer tensor stands for them."""
+    """Squared error over squared signal of float tensors that have an integer form."""
     from npuc.export_onnx import onnx_bytes
     from npuc.reference import graph_session, session
 
@@ -136,7 +136,7 @@ def _noises(
 
 
 def _chosen(judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float]) -> Host:
-    """The candidates that together take most off the noise: the most sensitive first."""
+    """The candidates that together reduce the noise most: the most sensitive first."""
     least = judge.noise(drawn(frozenset()))
     alone = {name: judge.noise(drawn(frozenset((name,)))) for name in shares}
     host: Host = frozenset()

@@ -1,9 +1,9 @@
-"""Other weights and biases for a quantised layer, made from what its windows see.
+"""Alternative weights and biases for a quantised layer, computed from the inputs under its windows.
 
-bias_by_weights   the bias takes back what the rounding of the weights adds on average   (analytic)
-bias_by_results   the bias takes back the mean difference from the float results         (empirical)
-rounded_in_turn   weights rounded one after the other, each error made good by the rest
-A proposal is only that: whoever asks for it measures it on samples that it has not seen.
+bias_by_weights   the bias removes the mean error that rounding the weights adds         (analytic)
+bias_by_results   the bias removes the mean difference from the float results            (empirical)
+rounded_in_turn   weights rounded one after the other, each error compensated by the rest
+The caller measures every proposal on samples that were not used to make it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from npuc.quantize.network.layers import LayerWeights
 
 @dataclass(frozen=True)
 class JudgedLayer:
-    """A quantised convolution and what it is judged by, in steps of its input's and its output's scales.
+    """A quantised convolution and the data by which it is judged, in steps of its input and output scales.
 
-    exact, bias: (Co, K) and (Co,), the float weights as they act on steps: results = inputs @ exact.T + bias.
-    found: (windows, groups, K), what the integer network gives under the windows, less its zero point, float32.
+    exact, bias: (Co, K) and (Co,), the float weights in terms of steps: results = inputs @ exact.T + bias.
+    found: (windows, groups, K), the integer network's inputs under the windows, minus the zero point, float32.
     results: (windows, Co) of the float network before the activation. mean: (groups, K) of the float network's
-    inputs. sample: (windows,), training: (windows,) bool. lowest, largest: the limits of what can result; limited:
+    inputs. sample: (windows,), training: (windows,) bool. lowest, largest: the limits of the results; limited:
     whether an activation keeps results from falling below 0.
     """
 
@@ -55,27 +55,27 @@ class JudgedLayer:
         return float(np.square(found - exact).sum())
 
     def with_bias(self, weights: LayerWeights, bias: Array) -> LayerWeights:
-        """The weights with this bias, (Co,) in steps, which takes up the zero points."""
+        """The weights with this bias, (Co,) in steps, plus the contribution of the zero points."""
         rounded = np.rint((bias + self.y_zero) * weights.power)
         return replace(weights, bias=weights.rounded(rounded - self.x_zero * weights.total))
 
 
 Proposal = Callable[[JudgedLayer, LayerWeights], LayerWeights]
-"""Other weights for the layer, from those it has."""
+"""Makes alternative weights for a layer from its current ones."""
 
 
 def bias_by_weights(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
-    """The bias less the mean of what the rounding of the weights adds: (W' - W) E[x]."""
+    """The bias minus the mean error that rounding the weights adds: (W' - W) E[x]."""
     flat = weights.w.reshape(len(weights.w), -1) / weights.power[:, None]
     added = sums(layer.mean[None], flat - layer.exact)[0]
     return layer.with_bias(weights, layer.bias - corrections(added))
 
 
 def bias_by_results(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
-    """The bias less the mean difference from the float results, as far as the samples agree on it.
+    """The bias minus the mean difference from the float results, as far as the samples agree on it.
 
-    Windows of one sample resemble each other, so the samples' means count as the observations. A mean difference m
-    whose standard error is e is shrunk by max(0, 1 - e^2 / m^2), the positive part of James and Stein's rule.
+    Windows of one sample are similar, so the per-sample means count as the observations. A mean difference m with
+    standard error e is shrunk by max(0, 1 - e^2 / m^2), the positive part of James and Stein's rule.
     """
     learned = layer.training
     found = sums(layer.found[learned], weights.w.reshape(len(weights.w), -1)) / weights.power
@@ -89,14 +89,14 @@ def bias_by_results(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
 
 
 def rounded_in_turn(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
-    """`solved` weights with the bias that the results ask for."""
+    """`solved` weights with the bias corrected by the results."""
     return bias_by_results(layer, solved(layer, weights))
 
 
 def solved(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
-    """Weights rounded one after the other, the rest taking up each error as the inputs' correlations allow.
+    """Weights rounded one after the other; the remaining ones compensate each error, by the inputs' correlations.
 
-    Minimises |(W' - W) X|^2 for inputs X without their mean, which the bias takes: the most active inputs first,
+    Minimises |(W' - W) X|^2 for inputs X without their mean, which the bias absorbs: the most active inputs first,
     the inverse of the damped Hessian by Cholesky. Source: Frantar et al., "GPTQ: Accurate Post-Training
     Quantization for Generative Pre-trained Transformers", 2022.
     """
@@ -115,13 +115,13 @@ def solved(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
 
 BLOCK = 32
 DAMPING = 0.01
-"""Share of the mean squared input that is added to every input's, so that the Hessian can be inverted."""
+"""Share of the mean squared input that is added to that of every input, so that the Hessian can be inverted."""
 
 
 def _in_order(wanted: Array, hessian: Array) -> Array:
     """int8 weights (groups, Co, K) for the Hessians (groups, K, K), column after column.
 
-    Columns behind a block take its errors up at once.
+    Columns after a block are corrected for all its errors at once.
     """
     depth = hessian.shape[-1]
     damping = DAMPING * np.trace(hessian, axis1=1, axis2=2) / depth + 1e-6

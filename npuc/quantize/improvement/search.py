@@ -1,6 +1,6 @@
-"""From a float graph and calibration samples to the best integer network within a level's cost.
+"""From a float graph and calibration samples to the best integer network within a level's budget.
 
-Every step makes another network, which is kept only where it has less noise on calibration samples held out.
+Every step makes another network, which is kept only if it has less noise on held-out calibration samples.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from npuc.quantize.scales.sides import one_sided
 from npuc.storage.data import Samples
 
 FEWEST_SAMPLES = 4
-"""With fewer, none can be held out."""
+"""With fewer samples, none can be held out."""
 MOST_JUDGES = 32
-"""Of the samples held out, as many judge: the same at every level."""
+"""The most held-out samples that are used for judging: the same at every level."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A step of the search: whether it was kept, the noise held out before and with it (dB), its CPU seconds."""
+    """A step of the search: whether it was kept, the held-out noise before and after (dB), its CPU seconds."""
 
     name: str
     kept: bool
@@ -51,7 +51,7 @@ class Trial:
 
 
 def as_json(steps: Sequence[Trial]) -> list[dict[str, str | bool | float | None]]:
-    """The steps for a report, without their times, which differ from run to run."""
+    """The steps for a report, without their times, which vary between runs."""
     return [
         {
             "name": step.name,
@@ -71,8 +71,8 @@ def _rounded(value: float | None) -> float | None:
 class Recipe:
     """How a target quantises: which nodes of a float graph, and into what.
 
-    layers: how the convolutions of the integer graph are read. zero_points: None where there are none.
-    splits: whether outlier channels may be split, as limits at any value cost nothing.
+    layers: how the convolutions of the integer graph are read. zero_points: None if the target has none. splits:
+    whether outlier channels may be split, which requires that clipping at any value is free.
     """
 
     select: Callable[[Graph], tuple[Node, ...]]
@@ -85,7 +85,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Network:
-    """A float graph, the histograms of its tensors, the factors of its channels, and its integer form once made.
+    """A float graph, the histograms of its tensors, the factors of its channels, and, once made, its integer form.
 
     layers: how the convolutions of the integer form are read.
     """
@@ -112,10 +112,10 @@ def best_network(
     method: str | None = None,
     known: Mapping[str, Histogram] | None = None,
 ) -> tuple[Network, tuple[Trial, ...]]:
-    """The best integer network of a float graph within the level, and what was tried.
+    """The best integer network of a float graph within the level, and the steps tried.
 
-    method: of calibration, instead of the level's. known: the histograms of the graph's tensors, if they have been
-    found before. Synthetic samples only give scales: nothing is learned from them.
+    method: of calibration, instead of the level's. known: the histograms of the graph's tensors, if found before.
+    Synthetic samples only determine scales: nothing else is learned from them.
     """
     maker = _Maker(recipe, samples)
     plain = maker.drawn(graph, method or level.method, known=known)
@@ -129,7 +129,7 @@ def best_network(
 def best_weights(
     network: Network, recipe: Recipe, samples: Samples, level: Level
 ) -> tuple[Network, tuple[Trial, ...]]:
-    """A network whose scales are given, with the weights and biases that suit them best, and what was tried."""
+    """A network with fixed scales and the weights and biases that suit them best, and the steps tried."""
     judged = bool(ends(network.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
     if not level.proposals or not judged:
         return network, ()
@@ -139,7 +139,7 @@ def best_weights(
 
 
 WEIGHT_SAMPLES = 64
-"""Where scales are given there is but one network to improve, which leaves time for more samples."""
+"""With fixed scales there is only one network to improve, which leaves time for more samples."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Maker:
         return self.quantised(Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers), method, {})
 
     def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
-        """The network with scales by a method and these steps."""
+        """The network with scales by a method, and these scales and zero points fixed."""
         made = self.recipe.quantise(network.graph, network.nodes, network.histograms, method, given)
         return replace(network, integer=_named(made, network.factors))
 
@@ -184,7 +184,7 @@ def _named(quantised: Quantised, factors: Mapping[str, Array]) -> Quantised:
 
 
 def _under_old_names(quantised: Quantised) -> Quantised:
-    """The network in which integers are named after the tensor of the model, whatever channels were divided by."""
+    """The network with its integers renamed after the model's tensors, whatever their channels were divided by."""
     graph = quantised.graph
 
     def old(name: str) -> str:
@@ -208,9 +208,9 @@ def _under_old_names(quantised: Quantised) -> Quantised:
 
 
 class _Climb:
-    """Climbs the levels up to one: every variant of the network, and each improved in lockstep.
+    """Climbs the levels: tries every variant of the network, and improves them in lockstep.
 
-    All levels judge by the same samples, so that a higher one is never worse by them.
+    All levels judge by the same samples, so that by them a higher level is never worse.
     """
 
     def __init__(self, maker: _Maker, top: Level, method: str | None, plain: Network) -> None:
@@ -224,7 +224,7 @@ class _Climb:
         self.noise = self.acceptance.noise(plain.quantised)
         self.steps: list[Trial] = []
         self.equal: dict[tuple[bool, float | None, int], Network] = {}
-        """Equalised networks with their histograms, which every method but "output" shares."""
+        """Equalised networks with their histograms, shared by every method except "output"."""
 
     def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
         """The best network and the steps."""
@@ -253,7 +253,7 @@ class _Climb:
         self.training = self.learned[: level.samples]
 
     def _method(self, of_level: str) -> str:
-        """The method of calibration: the one asked for, else the level's."""
+        """The requested calibration method, otherwise the level's."""
         return self.method or of_level
 
     def _plain(self, method: str) -> Network:
@@ -276,14 +276,14 @@ class _Climb:
                 return
 
     def _try(self, name: str, make: Callable[[], Network]) -> tuple[Network, float] | None:
-        """Makes another network, if it can be, and keeps it if it has less noise than the best so far.
+        """Makes another network, if possible, and keeps it if it has less noise than the best so far.
 
-        Gives the network and its noise.
+        Returns the network and its noise.
         """
         started = process_time()
         try:
             candidate = make()
-        except UnsupportedOperator:  # weights that these scales do not allow, say: a variant is only an offer
+        except UnsupportedOperator:  # for example weights that these scales do not allow: the variant is skipped
             return None
         noise = self.acceptance.noise(candidate.quantised)
         kept = better(noise, self.noise)
@@ -338,7 +338,7 @@ class _Climb:
 
 
 def divided(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
-    """Samples to learn from, at most so many, and of a third of all some to judge by: in an order like chance."""
+    """At most `most` samples to learn from, and some to judge by, from a third of all; in pseudo-random order."""
     digests = [_digest(feed) for feed in samples.feeds()]
     order = sorted(range(len(digests)), key=digests.__getitem__)
     third = max(len(order) // 3, 1)
@@ -349,5 +349,5 @@ def divided(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], lis
 
 
 def _digest(feed: Mapping[str, Array]) -> bytes:
-    """A sample's place in the order, which depends on its values alone: files may be given in any order."""
+    """The sort key of a sample, which depends only on its values: the order of files does not matter."""
     return b"".join(blake2b(np.ascontiguousarray(value).data, digest_size=8).digest() for value in feed.values())

@@ -1,8 +1,8 @@
-"""Outlier channels in two: a channel that reaches twice as far as the others need not make all of them coarse.
+"""Outlier channel splitting: a channel with twice the range of the others need not make all of them coarse.
 
-Of a ReLU's channel v above a limit T, min(v, T) and min(max(v - T, 0), T) are two channels whose sum is v up to
-2 T, and which are read with the same weights. Both keep to the limit, so the tensor's steps are half as large,
-also for the split channel over its whole range. Every split costs a channel more to write and to read.
+For a ReLU's channel v that exceeds a limit T, min(v, T) and min(max(v - T, 0), T) are two channels whose sum is v
+up to 2 T, and which are read with the same weights. Both stay within the limit, so the tensor's steps are half as
+large, also for the split channel over its whole range. Every split costs one more channel to write and to read.
 After Zhao et al., "Improving Neural Network Quantization without Retraining using Outlier Channel Splitting",
 2019, where channels are halved instead.
 """
@@ -20,19 +20,19 @@ from npuc.quantize.arithmetic.steadiness import upward
 from npuc.quantize.network.renaming import renamed
 
 SUFFIX = "/split"
-"""A tensor with more channels is no longer that of the ONNX model, whose name it therefore leaves."""
+"""A tensor with more channels differs from the ONNX model's tensor, so it gets another name."""
 MOST = 0.125
 """Share of a tensor's channels that may be split."""
 BITS = 12
-"""Of a limit."""
+"""Significant bits of a limit."""
 ROOM = 0.8
-"""A channel that reaches this share of the limit on the samples may exceed it on others: it is split too."""
+"""A channel that reaches this share of the limit on the samples may exceed it on others, so it is split too."""
 
 
 def split(graph: Graph, feeds: Iterable[Mapping[str, Array]]) -> Graph:
-    """The graph with the outlier channels of ReLUs between dense convolutions in two; itself where there are none.
+    """The graph with outlier channels of ReLUs between dense convolutions split; unchanged if there are none.
 
-    feeds: samples that say how far every channel reaches.
+    feeds: samples that determine the range of every channel.
     """
     writers = [node for node in graph.nodes if _splits(graph, node)]
     reached = _reach(graph, [node.output for node in writers], feeds)
@@ -83,7 +83,7 @@ def _reach(graph: Graph, names: list[str], feeds: Iterable[Mapping[str, Array]])
 
 
 def _written(constants: dict[str, Array], node: Node, outliers: Array, limit: float) -> Node:
-    """The convolution that also writes what is above the limit."""
+    """The convolution, extended to write the part above the limit as well."""
     x, weights, *rest = node.inputs
     w = constants[weights]
     bias = constants[rest[0]] if rest and rest[0] else np.zeros(len(w), np.float32)
@@ -95,7 +95,7 @@ def _written(constants: dict[str, Array], node: Node, outliers: Array, limit: fl
 
 
 def _read(constants: dict[str, Array], node: Node, outliers: Array) -> Node:
-    """The convolution that reads both channels with the same weights."""
+    """The convolution, extended to read both channels with the same weights."""
     x, weights, *rest = node.inputs
     name = f"{node.output}{SUFFIX}_v"
     constants[name] = np.concatenate([constants[weights], constants[weights][:, outliers]], axis=1)

@@ -1,7 +1,7 @@
-"""The integer graph: which tensors become int8, at which scale, and the integer operators between them.
+"""The integer graph: which tensors become int8, with which scales, and the integer operators between them.
 
-A node is integer where the target runs it so; data movement is integer between integer nodes. QuantizeLinear
-and DequantizeLinear stand where the two worlds meet. The int8 form of tensor `t` is named `t/int8`.
+A node becomes integer if the target runs it so; data movement is integer between integer nodes. QuantizeLinear and
+DequantizeLinear separate the float and integer parts. The int8 form of tensor `t` is named `t/int8`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def quantise(
     *,
     power_of_two: bool = False,
 ) -> Quantised:
-    """The integer graph of a float graph, these of whose nodes become integer.
+    """The integer graph of a float graph; these of its nodes become integer.
 
-    histograms: of every tensor in tensors_of(nodes) without given steps. tabulate: makes the target's activation
-    tables. power_of_two: what every scale that is not given must be. Raises UnsupportedOperator (E205) for a node
-    without an integer form.
+    histograms: of every tensor in tensors_of(nodes) without given scale and zero point. tabulate: makes the
+    target's activation tables. power_of_two: whether every chosen scale must be a power of two. Raises
+    UnsupportedOperator (E205) for a node without an integer form.
     """
     free = {name: histograms[name] for name in tensors_of(nodes) if name not in given}
     constraints = replace(constraints_of(graph, nodes, given, free), floors=floors(graph, nodes, free))
@@ -66,7 +66,7 @@ def quantise(
 
 
 def quantiser(tabulate: Tabulate | None, *, power_of_two: bool = False) -> Quantise:
-    """`quantise` with a search for tables that remembers what it found."""
+    """`quantise` with a cached search for tables."""
     tables: dict[bytes, Table] = {}
 
     def remembered(values: Array) -> Table:
@@ -90,7 +90,7 @@ def quantiser(tabulate: Tabulate | None, *, power_of_two: bool = False) -> Quant
 
 
 MOST_ROUNDS = 4
-"""How often scales are chosen while weights do not fit: a coarser result may be the input of another layer."""
+"""The most times that scales are chosen while weights do not fit: coarsening a result may affect another layer."""
 
 
 def free_steps(
@@ -102,7 +102,7 @@ def free_steps(
     given: Mapping[str, Steps],
     rounds: int = MOST_ROUNDS,
 ) -> dict[str, Steps]:
-    """The chosen scales; chosen again with coarser results where weights would not fit."""
+    """The chosen scales; chosen again with coarser results if weights do not fit."""
     steps = {name: Steps(scale) for name, scale in choose_scales(free, constraints, method).items()}
     finest = _weight_floors(graph, nodes, {**steps, **given})
     too_fine = {name: floor for name, floor in finest.items() if name in free}
@@ -113,7 +113,7 @@ def free_steps(
 
 
 def _weight_floors(graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps]) -> dict[str, float]:
-    """For results so fine that weights would exceed 8 bits at shift 0: the finest scale with which they fit."""
+    """The smallest scales at which weights fit, of results so fine that weights would exceed 8 bits at shift 0."""
     found: dict[str, float] = {}
     for node in nodes:
         if node.op == "Conv":
@@ -176,9 +176,10 @@ class Builder(GraphBuilder):
         return self.steps(node.inputs[0]) == self.steps(node.output)
 
     def clips(self, node: Node) -> bool:
-        """Whether a FakeQuantize limits values that its input has, and that the steps of its result hold.
+        """Whether a FakeQuantize clips values that occur in its input and that its result's scale could represent.
 
-        They do where a machine gives the result other steps than the node says. A step beyond is as good.
+        That happens if a machine gives the result another scale than the node demands. One step of difference is
+        tolerated.
         """
         if steps_of(self.float, node) is None:
             return False
@@ -189,23 +190,23 @@ class Builder(GraphBuilder):
 
     @cached_property
     def spans(self) -> Mapping[str, Span]:
-        """What is known of the values of the float graph's tensors."""
+        """The known value ranges of the float graph's tensors."""
         return spans(self.float)
 
     def limits(self, node: Node) -> tuple[int, int] | None:
-        """The limits of a fused activation that neither saturation nor a ReLU at 0 gives, if there are any."""
+        """The limits of a fused activation, unless saturation or a ReLU at 0 already imposes them."""
         if ACTIVATION(node) not in ("Relu", "Clip"):
             return None
         zero, high = self.zeros[node.output], self.highest(node)
         return None if zero in (0, -128) and high == 127 else (zero, high)
 
     def highest(self, node: Node) -> int:
-        """The integer at the upper limit of a node's result."""
+        """The integer for the upper limit of a node's result."""
         top = MAX(node) / self.scales[node.output] + self.zeros[node.output]
         return 127 if top >= 126.5 else round(top)
 
     def _saturates(self, node: Node) -> bool:
-        """Whether 0 and saturation are the limits of a node's result."""
+        """Whether the limits of a node's result are 0 and saturation."""
         return not self.zeros[node.output] and self.highest(node) == 127
 
     def form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
@@ -233,14 +234,14 @@ class Builder(GraphBuilder):
                 return self._activation(node)
 
     def window(self, node: Node) -> dict[str, Attr]:
-        """The attributes of a window that an integer operator shares with its float one, and what surrounds x."""
+        """The window attributes that an integer operator shares with its float one, and the padding value of x."""
         keys = ("strides", "pads", "dilations", "group", "blocks", "selects")
         found = {key: node.attrs[key] for key in keys if key in node.attrs}
         zero = self.zeros[node.inputs[0]]
         return {**found, "padding": zero} if zero and any(PADS(node)) else found
 
     def sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
-        """A plain addition where the scales allow it, else one that multiplies its operands."""
+        """A plain addition if the scales allow it, otherwise one that multiplies its operands."""
         ratios = [self.scales[name] / self.scales[node.output] for name in node.inputs]
         zeros = [self.zeros[name] for name in (*node.inputs, node.output)]
         shift = -np.log2(ratios[0])
@@ -270,7 +271,7 @@ class Builder(GraphBuilder):
         raise UnsupportedOperator("E205", "no int8 form", node=node.name, op=node.op)
 
     def _expect_no_zeros(self, node: Node) -> None:
-        """No operand or result has a zero point. Raises UnsupportedOperator (E205)."""
+        """Checks that no operand or result has a zero point. Raises UnsupportedOperator (E205)."""
         zeros = {name: self.zeros[name] for name in (*data_inputs(node), node.output) if self.zeros[name]}
         for name, zero in zeros.items():
             raise UnsupportedOperator(
@@ -278,7 +279,7 @@ class Builder(GraphBuilder):
             )
 
     def _table(self, stem: str, values: Array) -> tuple[dict[str, Attr], tuple[str, ...]]:
-        """Attributes and constants of the table that gives these values."""
+        """Attributes and constants of the table for these values."""
         if self.tabulate is None:
             raise UnsupportedOperator("E205", "the target has no activation tables", tensor=stem)
         table = self.tabulate(values)
@@ -287,7 +288,7 @@ class Builder(GraphBuilder):
         return {"shift": table.shift, "error_lsb": table.error}, constants
 
     def _slopes(self, node: Node, x_scale: float, y_scale: float) -> tuple[str, ...]:
-        """Factors and shifts of a PRelu, quantised as the weights of one tap."""
+        """Factors and shifts of a PRelu, quantised as single-tap weights."""
         slope = self.float.constants[node.inputs[1]].reshape(-1, 1)
         channels = self.float.shape(node.inputs[0])[1]
         sides = {"positive": np.ones((channels, 1)), "negative": np.broadcast_to(slope, (channels, 1))}
@@ -298,7 +299,7 @@ class Builder(GraphBuilder):
         return self.named(node, named)
 
     def _product_shift(self, node: Node) -> int:
-        """The right shift of a product. Raises UnsupportedOperator (E205) where it would have to be a left one."""
+        """The right shift of a product. Raises UnsupportedOperator (E205) if a left shift would be needed."""
         first, second = (self.scales[name] for name in node.inputs)
         shift = round(np.log2(self.scales[node.output] / first / second))
         if not 0 <= shift <= MOST_SHIFT:
@@ -324,7 +325,7 @@ class Builder(GraphBuilder):
         return self.layer(node, found.w, found.bias, found.shift)
 
     def average(self, node: Node) -> tuple[str, ...]:
-        """Taps whose sum takes up the ratio of the scales; where that is a power of two, the shift does."""
+        """Constants of an average. The taps absorb the ratio of the scales; a power of two goes into the shift."""
         channels = self.float.shape(node.inputs[0])[1]
         x, y = self.steps(node.inputs[0]), self.steps(node.output)
         kernel, ratio = average_kernel(self.float, node), x.scale / y.scale
@@ -349,10 +350,10 @@ class Builder(GraphBuilder):
 
 
 def expect_weights(node: Node, w: Array, ratio: float) -> None:
-    """The weights fit 8 bits without a left shift. Raises UnsupportedOperator (E205), also for NaN.
+    """Checks that the weights fit 8 bits without a left shift. Raises UnsupportedOperator (E205), also for NaN.
 
-    ratio: scale of the input / scale of the result. Finer results than inputs bring are never chosen, but a limit
-    of the result (Clip) may demand them.
+    ratio: scale of the input / scale of the result. Results finer than the inputs justify are never chosen, but a
+    limit of the result (Clip) may require them.
     """
     largest = float(np.abs(w).max(initial=0)) * ratio
     if not largest < LARGEST_WEIGHT:
@@ -368,7 +369,7 @@ def expect_weights(node: Node, w: Array, ratio: float) -> None:
 
 
 def expect_accumulators(node: Node, w: Array, bias: Array) -> None:
-    """No accumulator can leave 32 bits, whatever the input. Raises DoesNotFit (E304)."""
+    """Checks that no accumulator can exceed 32 bits, whatever the input. Raises DoesNotFit (E304)."""
     bound = int(accumulator_bound(w, bias).max())
     if bound >= ACCUMULATOR_LIMIT:
         raise DoesNotFit(

@@ -1,9 +1,9 @@
-"""An integer graph under construction: what any target's integer form of a network shares.
+"""Builder of an integer graph, for what all targets' integer forms of a network share.
 
-A target adds its integer operators one after the other; everything else of the float graph is kept. Where the two
-worlds meet, QuantizeLinear and DequantizeLinear arise. The int8 form of tensor `t` is named `t/int8`. A machine
-may compute in other numbers: in int16, whose forms are named `t/int16`, or in floating point, where a tensor is
-its own form and nothing arises in between.
+A target adds its integer operators one after the other; the rest of the float graph is kept. QuantizeLinear and
+DequantizeLinear are inserted where float and integer parts meet. The int8 form of tensor `t` is named `t/int8`. A
+machine may use other number formats: int16, with forms named `t/int16`, or floating point, where a tensor is its
+own form and nothing is inserted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from npuc.quantize.scales.model_scales import Steps, steps_of
 
 @dataclass(frozen=True)
 class Quantised:
-    """The integer graph, the scale of every int8 tensor, and the float tensor each one stands for.
+    """The integer graph, the scale of every int8 tensor, and the float tensor that each one represents.
 
-    zeros: the integer that stands for 0, of the tensors where it is another than 0. factors: what the scale of
-    each channel (axis 1) is multiplied by, of the tensors whose channels were equalised.
+    zeros: the zero points that are not 0. factors: for equalised tensors, what the scale of each channel (axis 1)
+    is multiplied by.
     """
 
     graph: Graph
@@ -37,7 +37,7 @@ class Quantised:
 
 
 class Quantise(Protocol):
-    """How a target makes its integer graph."""
+    """A target's function that makes its integer graph."""
 
     def __call__(
         self,
@@ -48,9 +48,10 @@ class Quantise(Protocol):
         given: Mapping[str, Steps],
         /,
     ) -> Quantised:
-        """The integer graph of a float graph, these of whose nodes become integer.
+        """The integer graph of a float graph; these of its nodes become integer.
 
-        histograms: of every tensor that becomes int8 and has no given steps. method: of calibration.
+        histograms: of every tensor that becomes int8 and has no given scale and zero point. method: of
+        calibration.
         """
         ...
 
@@ -61,7 +62,7 @@ def int8_name(tensor: str) -> str:
 
 
 def float_name(tensor: str) -> str:
-    """The name of the float tensor behind this int8 tensor."""
+    """The name of the float tensor that this int8 tensor represents."""
     return tensor.removesuffix("/int8")
 
 
@@ -92,28 +93,28 @@ class GraphBuilder:
         return Steps(self.scales[tensor], self.zeros[tensor])
 
     def int8(self, tensor: str) -> str:
-        """The name of a float tensor's form in the machine's numbers: its own, or one that it shares."""
+        """The name of a float tensor's form in the machine's number format: its own, or one that it shares."""
         return self._shared.get(tensor, self._own(tensor))
 
     def _own(self, tensor: str) -> str:
         return tensor if self.dtype == "float32" else f"{tensor}/{self.dtype}"
 
     def share(self, tensor: str, integers: str) -> None:
-        """Lets these integers be the int8 form of a tensor as well."""
+        """Makes these integers the int8 form of a further tensor."""
         self._shared[tensor] = integers
         self._stands.setdefault(integers, tensor)
 
     def stand(self, integers: str, tensor: str) -> None:
-        """Says that integers have the steps of a float tensor, whose int8 form they need not be."""
+        """Gives integers the scale and zero point of a float tensor, whose int8 form they need not be."""
         self._stands[integers] = tensor
 
     def add(self, node: Node) -> None:
-        """Appends an integer node, whose tensors have their names in the integer graph."""
+        """Appends an integer node, given in terms of the integer graph's tensor names."""
         self.nodes.append(node)
         self.have.update(node.outputs)
 
     def keep(self, node: Node) -> None:
-        """Appends a node of the float graph as it is; integers that are there are copied."""
+        """Appends a node of the float graph unchanged; results that already exist as integers are copied."""
         x = node.inputs[0]
         if node.op == "QuantizeLinear" and x in self.scales and self.int8(x) in self.have and self._gives(node, x):
             self.add(replace(node, op="Identity", inputs=(self.int8(x),), attrs={}))
@@ -123,7 +124,7 @@ class GraphBuilder:
         self.add(node)
 
     def as_int8(self, tensor: str) -> str:
-        """The form in the machine's numbers of a float tensor that exists in either form."""
+        """The form in the machine's number format of a float tensor that exists in either form."""
         producer = self.float.producers.get(tensor)
         if producer is not None and producer.op == "DequantizeLinear" and self._gives(producer, tensor):
             self.share(tensor, producer.inputs[0])
@@ -131,7 +132,7 @@ class GraphBuilder:
         return self.int8(tensor)
 
     def _gives(self, node: Node, tensor: str) -> bool:
-        """Whether the integers that the model itself converts are those of a tensor's int8 form."""
+        """Whether the integers that the model itself converts equal a tensor's int8 form."""
         steps = steps_of(self.float, node)
         integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
         return steps == self.steps(tensor) and self.float.tensors[integers].dtype == self.dtype
@@ -155,7 +156,7 @@ class GraphBuilder:
         return Quantised(graph, {name: self.scales[tensor] for name, tensor in present.items()}, floats, zeros)
 
     def _onnx_tensor(self, tensor: str) -> str:
-        """The tensor of the ONNX model with the same elements: behind a reshape that a pass put after a node."""
+        """The ONNX model's tensor with the same elements: a pass may have put a reshape after a node."""
         producer = self.float.producers.get(tensor)
         for reader in self.float.readers.get(tensor, ()):
             if producer is not None and reader.op == "Reshape" and reader.sources == producer.sources:
@@ -163,7 +164,7 @@ class GraphBuilder:
         return tensor
 
     def _border(self, source: str, result: str, op: str, tensor: str) -> None:
-        """Quantises or dequantises a tensor, unless its other form is there already."""
+        """Quantises or dequantises a tensor, unless its other form already exists."""
         if result in self.have:
             return
         scale = self.constant(f"{tensor}/scale", np.array(self.scales[tensor], np.float32))

@@ -1,8 +1,8 @@
-"""The weights of integer convolutions as any machine has them, for whoever changes them.
+"""A machine-independent view of the weights of integer convolutions, for code that changes them.
 
-A convolution's sums are whole numbers; the bias is added in steps of the sums; then a real factor per channel
-makes steps of the result. How a target's node says that, and how it takes other weights, is the target's affair
-(Layers).
+A convolution's sums are integers; the bias is added in units of the sums; a real factor per channel then converts
+them to steps of the result. How a target's node encodes this, and how its weights are replaced, is up to the
+target (Layers).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npuc.quantize.network.construction import Quantised, float_name
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """w: (Co, ...) int8; bias: (Co,) int64, multiples of `grain` up to `most`; power: (Co,), sums in a step."""
+    """w: (Co, ...) int8; bias: (Co,) int64, multiples of `grain` up to `most`; power: (Co,), sums per step."""
 
     w: Array
     bias: Array
@@ -35,16 +35,16 @@ class LayerWeights:
         return self.w.astype(np.int64).reshape(len(self.w), -1).sum(axis=1)
 
     def rounded(self, bias: Array) -> Array:
-        """The nearest bias that the layer can have."""
+        """The nearest bias that the layer can represent."""
         wanted = np.rint(bias / self.grain).clip(-(self.most // self.grain), self.most // self.grain)
         return wanted.astype(np.int64) * self.grain
 
 
 @dataclass(frozen=True)
 class IntegerLayer:
-    """A float convolution as integers: its result's scale, and the zero point that the bias holds.
+    """A float convolution as integers: its result's scale, and the zero point included in the bias.
 
-    source: the result of the float convolution. lowest, largest: what the steps of the result are limited to.
+    source: the result of the float convolution. lowest, largest: the limits of the integer results.
     """
 
     source: str
@@ -56,24 +56,24 @@ class IntegerLayer:
 
 
 class Layers(Protocol):
-    """How a target's nodes say which convolution they are."""
+    """How a target's nodes encode convolutions."""
 
     def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
         """The convolution that a node of the integer graph computes; None for other nodes."""
         ...
 
     def constants(self, quantised: Quantised, node: Node, weights: LayerWeights) -> Mapping[str, Array]:
-        """The constants by which the node has other weights and another bias."""
+        """The node's constants with other weights and another bias."""
         ...
 
 
 def source_of(node: Node) -> str:
-    """The float convolution whose weights a node of the integer graph has."""
+    """The float convolution to which the weights of an integer node belong."""
     return float_name(node.inputs[1].removesuffix("/w"))
 
 
 class Shifted:
-    """IntConv: every channel is requantised by a right shift; the bias holds the zero point of the result."""
+    """IntConv: every channel is requantised by a right shift; the bias includes the zero point of the result."""
 
     def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
         """The convolution of an IntConv."""

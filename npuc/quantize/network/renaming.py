@@ -1,4 +1,4 @@
-"""A graph whose nodes have changed what some tensors hold: those get other names, as their values are others."""
+"""Renaming of tensors whose values a change of nodes has altered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npuc.ops import build as build_graph
 def renamed(
     graph: Graph, nodes: Iterable[Node], names: Mapping[str, str], constants: Mapping[str, Array]
 ) -> Graph:
-    """The graph of these nodes and constants, with the inputs and outputs of another; names: new ones by old."""
+    """The graph with these nodes and constants, and the inputs and outputs of `graph`; names: new ones by old."""
     changed = [
         replace(
             node,

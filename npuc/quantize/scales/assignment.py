@@ -1,10 +1,10 @@
-"""One scale per tensor, chosen jointly where operators tie tensors together.
+"""One scale per tensor, chosen jointly where operators constrain several tensors.
 
-On a machine that requantises by shifts only, an operator with weights leaves its input and output scales free
-(the weights absorb their ratio), but pooling, addition and data movement tie them: equal, or a power of two
-apart. Tensors with equal scales form a class; classes that are a power of two apart form a group with one free
-real base. Each group's base and exponents minimise the sum, over its tensors, of the quantisation error
-relative to the tensor's energy: for every base the best exponents there are (module elimination).
+On a machine that requantises only by shifts, an operator with weights leaves its input and output scales free (the
+weights absorb their ratio), but pooling, addition and data movement require scales that are equal or a power of
+two apart. Tensors with equal scales form a class; classes that are a power of two apart form a group with one free
+real base. Each group's base and exponents minimise the sum, over its tensors, of the quantisation error relative
+to the tensor's energy: for every base the best exponents there are (module elimination).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FRACTIONS = 16
 EXPONENTS = np.arange(-40, 41)
 
 TIE = 1e-9
-"""A share of a cost that is no difference."""
+"""Costs that differ by less than this share count as equal."""
 LIMIT = 1e-4
-"""The cost of a scale above the ceiling: the Clip takes an operation of its own."""
+"""The cost of a scale above the ceiling: the Clip then needs an operation of its own."""
 
 
 @dataclass(frozen=True)
@@ -41,37 +41,37 @@ class Ratio:
 
 @dataclass(frozen=True)
 class ScaleConstraints:
-    """What the operators demand of the scales."""
+    """The constraints that operators impose on scales."""
 
     equal: tuple[tuple[str, str], ...] = ()
     ratios: tuple[Ratio, ...] = ()
     ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The largest scale of a tensor with which saturation does the work of a Clip: beyond it are no values."""
+    """The largest scale of a tensor at which saturation can replace a Clip: values stop there."""
     powers: tuple[str, ...] = ()
     """Tensors whose scale must be a power of two (factors of a product)."""
     given: Mapping[str, float] = field(default_factory=dict[str, float])
     """Scales fixed from outside."""
     floors: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The scale of a tensor below which its steps hold nothing but the error that its inputs bring; a ceiling
-    comes first."""
+    """The scale below which finer steps would only resolve the error of the tensor's inputs; ceilings take
+    precedence."""
     unsaturated: frozenset[str] = frozenset()
     """Tensors whose calibration values must not saturate, whatever the method."""
 
 
 def in_powers_of_two(constraints: ScaleConstraints, tensors: Iterable[str]) -> ScaleConstraints:
-    """The same constraints, with a power of two as the scale of each of these tensors."""
+    """The same constraints, with power-of-two scales for these tensors."""
     return replace(constraints, powers=tuple(tensors))
 
 
 def next_power(scale: float) -> float:
-    """The least power of two that is not below a scale."""
+    """The smallest power of two that is at least the scale."""
     return 2.0 ** math.ceil(math.log2(scale))
 
 
 def choose_scales(
     histograms: Mapping[str, Histogram], constraints: ScaleConstraints, method: str = "mse"
 ) -> dict[str, float]:
-    """A scale for every tensor that satisfies the constraints with the least relative error.
+    """A scale for every tensor, with the least relative error under the constraints.
 
     method: of calibration, one of clipping.METHODS.
     """
@@ -113,7 +113,7 @@ def _solve_group(
     constraints: ScaleConstraints,
     method: str,
 ) -> dict[str, float]:
-    """The scale of each class of a group: the best base of an octave with the best exponents for it."""
+    """The scale of each class of a group: the best base within an octave, with the best exponents for it."""
     bases = [2.0 ** (k / FRACTIONS) for k in range(FRACTIONS)]
     if any(tensor in constraints.powers for tensors in members.values() for tensor in tensors):
         bases = [1.0]
@@ -163,6 +163,6 @@ def _class_cost(
             cost += np.where(octaves_above(scales, ceiling) > 0, LIMIT, 0.0)
         if tensor in constraints.given:
             cost += 1e12 * np.abs(np.log2(scales / constraints.given[tensor]))
-    if empty:  # any scale holds zeros: the one that the demands allow next to a range of 1
+    if empty:  # any scale represents zeros: use the permitted one next to a range of 1
         cost += np.abs(EXPONENTS + math.log2(127)) * 1e-12
     return cost

@@ -1,4 +1,4 @@
-"""Which nodes of a float graph become integer, and what they demand of the scales of their tensors."""
+"""The choice of the float graph's nodes that become integer, and the constraints on their tensors' scales."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from npuc.quantize.scales.model_scales import steps_of
 
 NOT_KNOWN: Mapping[str, Histogram] = {}
 ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
-"""Those operators of ONNX that only move elements."""
+"""The ONNX operators that only move elements."""
 
 MOVEMENT = (*ONNX_MOVEMENT, "Interleave")
 """Operators that only move elements: the same on int8, if all their tensors share one scale."""
 
 SELECTION = ("MaxPool", "GlobalMaxPool")
-"""Operators whose every result is one of their elements."""
+"""Operators that select each result from their elements."""
 
 
 def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, ...]:
-    """The nodes that run on int8: those the target accepts, and data movement from such to such.
+    """The nodes that run on int8: those the target accepts, and data movement between them.
 
-    A concatenation is such movement if any of its operands is: the others become int8 for it. A conversion runs
-    on int8 behind or before any of these, and so does movement that the target accepts, as it has an operation for
-    it. What the model itself dequantises is int8 already.
+    A concatenation counts as such movement if any of its operands is int8: the others are quantised for it. A
+    conversion runs on int8 next to any of these nodes, and so does movement that the target accepts, for which it
+    has an operation. Tensors that the model itself dequantises are int8 already.
     """
     after: set[str] = set()
     forward: list[Node] = []
@@ -78,7 +78,7 @@ def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
 
 
 def equal_scales(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
-    """Tensors that share scale and zero point, as the integer operator between them has no arithmetic."""
+    """Pairs of tensors that share scale and zero point: the integer operator between them has no arithmetic."""
     found: list[tuple[str, str]] = []
     for node in nodes:
         limits = is_relu(node) and not _between_conversions(graph, node)
@@ -88,7 +88,7 @@ def equal_scales(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], 
 
 
 def _between_conversions(graph: Graph, node: Node) -> bool:
-    """Whether the node's input or result is rounded to given steps of its own."""
+    """Whether the node's input or result is rounded to a given scale and zero point of its own."""
     producer = graph.producers.get(node.inputs[0])
     around = (*graph.readers[node.output], *([producer] if producer else ()))
     return any(each.op in CONVERSIONS for each in around)
@@ -100,10 +100,10 @@ def constraints_of(
     given: Collection[str] = (),
     histograms: Mapping[str, Histogram] = NOT_KNOWN,
 ) -> ScaleConstraints:
-    """What the operators demand of the scales of their tensors.
+    """The constraints of the operators on the scales of their tensors.
 
-    given: tensors whose scales are known. An operator with arithmetic of its own takes them as they are, so it
-    constrains nothing. histograms: of tensors whose values are known.
+    given: tensors with known scales. An operator with its own arithmetic accepts these as they are, so it imposes
+    no constraint. histograms: of tensors with known values.
     """
     equal = [pair for pair in equal_scales(graph, nodes) if pair[0] not in given]
     ratios: list[Ratio] = []
@@ -136,9 +136,9 @@ def constraints_of(
 
 
 def visible(graph: Graph) -> frozenset[str]:
-    """The graph's outputs, and what is only moved or averaged on its way to one: a user sees each of their values.
+    """The graph's outputs and tensors that are only moved or averaged into one: users see their values.
 
-    The values that saturate are the largest of all, which then cannot be told apart.
+    Saturation would make their largest values indistinguishable.
     """
     found = set(graph.outputs)
     for node in reversed(graph.nodes):
@@ -149,7 +149,7 @@ def visible(graph: Graph) -> frozenset[str]:
 
 
 def selects(graph: Graph, node: Node) -> bool:
-    """Whether a Conv gives elements of its input as they are: with equal scales it is exact."""
+    """Whether a Conv only selects elements of its input: it is then exact with equal scales."""
     taps = graph.constant(node.inputs[1]) if node.op == "Conv" and len(node.inputs) == 2 else None
     if taps is None or not np.isin(taps, (0, 1)).all():
         return False
@@ -159,26 +159,26 @@ def selects(graph: Graph, node: Node) -> bool:
 MOST_GAIN = 5
 """A product's scale is at most 2^5 times finer than its larger operand's: a gate needs no more."""
 ROOM = 2
-"""Of the gain, behind a factor so small that all products are: they may be smaller by further octaves."""
+"""Octaves that a product's scale may be finer when a factor is so small that all products are small."""
 
 
 def _gain(factor: Histogram | None) -> int:
-    """By how many octaves a product's scale may be finer than that of its larger operand."""
+    """The octaves by which a product's scale may be finer than that of its larger operand."""
     largest = factor.largest if factor is not None else 0.0
     return max(MOST_GAIN, ROOM - math.floor(math.log2(largest))) if largest > 0 else MOST_GAIN
 
 
 def factor_of(graph: Graph, node: Node) -> int:
-    """Which operand of a product gets a scale that is a power of two: the smaller one, else the second."""
+    """The operand of a product that gets a power-of-two scale: the smaller one, otherwise the second."""
     sizes = [graph.tensors[name].size for name in node.inputs]
     return 0 if sizes[0] < sizes[1] else 1
 
 
 def floors(graph: Graph, nodes: Sequence[Node], histograms: Mapping[str, Histogram]) -> dict[str, float]:
-    """For the result of each convolution the deviation of the error that quantising its input alone brings.
+    """For the result of each convolution, the deviation of the error from quantising its input.
 
-    Finer steps would be spent on noise; the range that they cost is worth more, above all where few calibration
-    samples happen to cancel.
+    Finer steps would only resolve noise, at the expense of range, which is worth more, above all where the terms
+    happen to cancel on a few calibration samples.
     """
     found: dict[str, float] = {}
     for node in nodes:

@@ -1,8 +1,8 @@
-"""The best choice of a number for each of several names, where differences of numbers have limits.
+"""The assignment of a number to each of several names with the least total cost, under bounds on differences.
 
-Every number has a cost of its own; the sum is to be least. Names are eliminated one after the other: for every
-choice of those that it is tied to, a name has a best number, whose cost is theirs from then on. That is exact,
-whatever the costs, and quick where few names are tied to each other, as sums, pools and movements tie tensors.
+Every number has a cost of its own; their sum is minimised. Names are eliminated one after the other: for every
+choice of its neighbours a name has a best number, whose cost becomes part of theirs. This is exact for any costs,
+and fast if every name has few neighbours, as with sums, pools and movements.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Bounds = Sequence[tuple[str, str, int, int]]
 """coarse, fine, least, most: least <= number of coarse - number of fine <= most."""
 
 LARGEST_TABLE = 1 << 20
-"""Entries of a table of costs."""
+"""The most entries in a table of costs."""
 
 
 def least_cost(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
     """The number of each name, an index into its costs, with the least sum within the bounds.
 
-    cost: as many for every name. bounds: all equal numbers satisfy them. Where more names are tied to each other
-    than a table holds, the best numbers near those found so far, again and again until they stay.
+    cost: equally many for every name. bounds: satisfied if all numbers are equal. If names have more neighbours
+    than a table allows, the search covers numbers near the last result and repeats until nothing changes.
     """
     order, width = _order(cost, bounds)
     chosen, before = _allowed(cost, bounds), None
@@ -41,14 +41,14 @@ def least_cost(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
 
 
 def _near(number: int, reach: int, count: int) -> range:
-    """The numbers around one; all of them if the reach is half of them."""
+    """The numbers within `reach` of one; all of them if that window is no smaller."""
     return (
         range(count) if 2 * reach + 1 >= count else range(max(number - reach, 0), min(number + reach + 1, count))
     )
 
 
 def _order(names: Iterable[str], bounds: Bounds) -> tuple[list[str], int]:
-    """The names in the order of elimination, those tied to fewest first; how many the largest table is of."""
+    """The names in the order of elimination, fewest neighbours first, and the dimensions of the largest table."""
     tied: dict[str, set[str]] = {name: set() for name in names}
     for coarse, fine, *_ in bounds:
         tied[coarse] |= {fine} - {coarse}
@@ -65,7 +65,7 @@ def _order(names: Iterable[str], bounds: Bounds) -> tuple[list[str], int]:
 
 
 def _allowed(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
-    """The best number of each name alone, raised as far as the bounds ask."""
+    """The best number of each name alone, raised as far as the bounds require."""
     chosen = {name: int(np.argmin(values)) for name, values in cost.items()}
     for _ in cost:
         for coarse, fine, least, most in bounds:
@@ -76,13 +76,13 @@ def _allowed(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Table:
-    """A cost for every choice of some names, an axis each."""
+    """A cost for every combination of some names' numbers, one axis per name."""
 
     names: tuple[str, ...]
     values: Array
 
     def along(self, names: Sequence[str]) -> Array:
-        """The values with an axis for each of these names, of length 1 where they do not depend on it."""
+        """The costs with an axis for each of these names, of length 1 if they do not depend on it."""
         moved = self.values.transpose([self.names.index(name) for name in names if name in self.names])
         return moved[tuple(slice(None) if name in self.names else None for name in names)]
 
@@ -90,7 +90,7 @@ class _Table:
 def _eliminated(
     cost: Mapping[str, Array], numbers: Mapping[str, range], bounds: Bounds, order: Sequence[str]
 ) -> dict[str, int]:
-    """The best number of each name out of its range, whose costs these are."""
+    """The best number of each name in its range; `cost` covers that range."""
     tables = [_Table((name,), values) for name, values in cost.items()]
     tables += [_bound_table(each, numbers) for each in bounds]
     best: list[tuple[str, tuple[str, ...], Array]] = []

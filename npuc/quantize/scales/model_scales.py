@@ -1,8 +1,8 @@
-"""Scales and zero points that a quantised model brings along: taken as they are, without calibration.
+"""Scales and zero points that a quantised model contains: used as they are, without calibration.
 
-In the float graph a FakeQuantize node says that a tensor is rounded there, and how; QuantizeLinear and
-DequantizeLinear at the network's edges say the same of what they convert. A tensor shares its steps with those
-that a data movement makes of it. The given integers of weights need no annotation: see `integers_of`.
+In the float graph a FakeQuantize node specifies that and how a tensor is rounded; QuantizeLinear and
+DequantizeLinear at the network's boundaries do the same for the tensors they convert. Data movement passes scale
+and zero point on. Integer weights need no annotation: see `integers_of`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from npuc.quantize.scales.assignment import components
 
 @dataclass(frozen=True)
 class Steps:
-    """An int8 tensor's scale, and the integer that stands for 0: an element is scale * (integer - zero)."""
+    """An int8 tensor's scale and zero point: an element is scale * (integer - zero)."""
 
     scale: float
     zero: int = 0
 
     @property
     def reach(self) -> float:
-        """The largest magnitude that an int8 integer stands for."""
+        """The largest magnitude that an int8 can represent."""
         return self.scale * max(128 + self.zero, 127 - self.zero)
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The least and the largest value that an int8 integer stands for."""
+        """The least and the largest value that an int8 can represent."""
         return self.scale * (-128 - self.zero), self.scale * (127 - self.zero)
 
 
 def steps_of(graph: Graph, node: Node) -> Steps | None:
-    """What a FakeQuantize node, or a conversion to or from 8 bits, says of its tensor; None for other nodes.
+    """Scale and zero point in a FakeQuantize node or a conversion to or from 8 bits; None for other nodes.
 
-    An unsigned integer counts less 128, so that it is an int8.
+    Unsigned integers are shifted by -128 to int8.
     """
     if node.op == "FakeQuantize":
         scale, zero, dtype = SCALE(node), ZERO_POINT(node), DTYPE(node)
@@ -55,12 +55,12 @@ def steps_of(graph: Graph, node: Node) -> Steps | None:
 
 
 def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str, str]]) -> dict[str, Steps]:
-    """The steps of those of the tensors that the model gives any.
+    """Scales and zero points of the tensors for which the model gives any.
 
-    equal: tensors that share their steps whatever they are. What is said of a tensor where it is read comes
-    before what is said where it is made; of several the first in the graph holds, and the others take a
-    conversion (a FakeQuantize between different steps). Where something reads the tensor as it is, what another
-    reader rounds to says nothing of it. A limit at 0 or a negative of what has steps needs no others.
+    equal: pairs of tensors that always share them. The node that computes a tensor takes precedence over nodes
+    that read it; among several the first in the graph counts, and the others become conversions (a FakeQuantize
+    between different scales). A reader's rounding applies only if every reader rounds the tensor. A limit at 0 and
+    a negation inherit from their input.
     """
     pairs = list(equal)
     class_of, tied = components(tensors, pairs), frozenset(pairs)
@@ -85,9 +85,9 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
 
 
 def _only_rounded(graph: Graph, tensor: str, equal: Collection[tuple[str, str]]) -> bool:
-    """Whether all that reads a tensor rounds it, or moves it to a result with its steps.
+    """Whether every reader of a tensor rounds it, or moves it to a result with the same scale and zero point.
 
-    Otherwise given steps need not reach the values that others read.
+    Otherwise the given scale need not cover the values that others read.
     """
     return tensor not in graph.outputs and all(
         each.op in ("FakeQuantize", "QuantizeLinear") or _moves(each, tensor, equal)
@@ -96,20 +96,20 @@ def _only_rounded(graph: Graph, tensor: str, equal: Collection[tuple[str, str]])
 
 
 def _moves(reader: Node, tensor: str, equal: Collection[tuple[str, str]]) -> bool:
-    """Whether it is the reader that ties its result to the tensor."""
+    """Whether the reader requires that its result shares the tensor's scale and zero point."""
     first = reader.inputs[0]
     return all((first, other) in equal for other in {tensor, reader.output} - {first})
 
 
 def _handed_on(node: Node, steps: Steps | None) -> Steps | None:
-    """The steps in which a node's result is exact, if its input has these: -1 - q is the negative of q."""
+    """The scale and zero point that make a node's result exact, given its input's: -1 - q is the negative of q."""
     if steps is None or is_relu(node):
         return steps
     return Steps(steps.scale, -1 - steps.zero if steps.zero else 0) if node.op == "Neg" else None
 
 
 def reaches(nodes: Sequence[Node], given: Mapping[str, Steps]) -> dict[str, float]:
-    """The largest magnitude of the tensors beside a Rescale whose other side has given steps."""
+    """The largest magnitude of tensors on one side of a Rescale whose other side has a given scale."""
     found: dict[str, float] = {}
     for node in nodes:
         x, y = node.inputs[0], node.output
@@ -119,11 +119,11 @@ def reaches(nodes: Sequence[Node], given: Mapping[str, Steps]) -> dict[str, floa
 
 
 def integers_of(w: Array) -> tuple[Array, Array] | None:
-    """The integers that float weights were dequantised from, and the scale of each output channel.
+    """The integers from which float weights were dequantised, and the scale of each output channel.
 
-    w: (Co, ...) float32, every channel a scale times integers of -255..255. Result: integers (int16) in w's shape,
-    scales (Co,) float64, the largest that fit; None where a channel is no such multiple. As it needs nothing but
-    the values, no pass can lose what it finds: transposed, permuted, sliced and rescaled weights keep their grid.
+    w: (Co, ...) float32, every channel a scale times integers in -255..255. Result: integers (int16) in w's shape,
+    scales (Co,) float64, the largest that fit; None if a channel is no such multiple. Only the values are used, so
+    passes lose nothing: transposed, permuted, sliced and rescaled weights keep their grid.
     """
     flat = w.reshape(len(w), -1).astype(np.float64)
     largest = np.abs(flat).max(axis=1)
@@ -141,7 +141,7 @@ def integers_of(w: Array) -> tuple[Array, Array] | None:
 
 
 def _float32_scale(w: Array, integers: Array, scale: float) -> float:
-    """The float32 that these integers were multiplied by, of those within two steps; the scale if none was."""
+    """The float32 within two units in the last place that reproduces the weights exactly; else the scale."""
     near = np.float32(scale)
     for offset in (0, 1, -1, 2, -2):
         found = near + offset * np.spacing(near)
@@ -151,6 +151,6 @@ def _float32_scale(w: Array, integers: Array, scale: float) -> float:
 
 
 STRAY = 2.0**-21
-"""By how much of the largest weight a float32 product of scale and integer may miss the grid."""
+"""Permitted deviation of a float32 product of scale and integer from the grid, relative to the largest weight."""
 
 NOTHING_GIVEN: Mapping[str, Steps] = {}

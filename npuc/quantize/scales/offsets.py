@@ -1,8 +1,8 @@
 """Zero points for tensors without negative values: with 0 at -128 they have twice the resolution.
 
-A bias takes the offset up exactly where every reader is a convolution. Windows that reach into the padding need
-the padding at -128 too, which costs an instruction of its own (2.5 % of a ResNet-8): left to the highest level,
-and to the network's inputs, as nothing behind them is better than they are.
+If every reader is a convolution, its bias absorbs the offset exactly. Windows that reach into the padding need
+padding with -128, which costs an extra instruction (2.5 % of a ResNet-8); this is done only at the highest level,
+and for the network's inputs, whose errors affect everything after them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ LEVELS = 255
 """Steps from -128 to 127."""
 PER_OCTAVE = 16
 SCALES = np.exp2(np.arange(-40 * PER_OCTAVE, 40 * PER_OCTAVE) / PER_OCTAVE)
-"""Candidate scales: the same for every tensor, so that a choice hardly depends on where its histogram's bins
-lie."""
+"""Candidate scales: the same for every tensor, so that choices hardly depend on a histogram's bin edges."""
 
 
 @dataclass(frozen=True)
 class ZeroPoints:
-    """Where a target takes zero points at no cost, or at one that is worth it.
+    """Where a target supports zero points, for free or at an acceptable cost.
 
-    reads: whether a node takes such an input; its second argument: whatever it costs. writes: the operators that
-    give such results where a ReLU ends them. power_of_two: what every scale must be. tables: whether tables read
+    reads: whether a node accepts such an input; second argument: at any cost. writes: the operators that can give
+    such results if a ReLU follows. power_of_two: whether scales must be powers of two. tables: whether tables read
     and write tensors with any zero point.
     """
 
@@ -41,22 +40,22 @@ class ZeroPoints:
     tables: bool = False
 
     def scale(self, wanted: float) -> float:
-        """The finest scale allowed that is not below the one wanted."""
+        """The smallest permitted scale that is not below the one wanted."""
         return next_power(wanted) if self.power_of_two else wanted
 
     @property
     def candidates(self) -> Array:
-        """The scales to choose from."""
+        """The candidate scales."""
         return SCALES[::PER_OCTAVE] if self.power_of_two else SCALES
 
 
 def by_convolutions(node: Node, anyway: bool) -> bool:
-    """Whether a machine whose windows are surrounded by zeros takes a zero point: the bias does, padding costs."""
+    """Whether a machine that pads windows with zeros supports a zero point: the bias absorbs it, padding costs."""
     return node.op == "Conv" and not SELECTS(node) and (anyway or not any(PADS(node)))
 
 
 IN_BIASES = ZeroPoints(by_convolutions, tables=True)
-"""Of a machine without zero points: biases take them."""
+"""For a machine without zero points, where biases absorb them."""
 
 
 def offset_inputs(
@@ -67,9 +66,9 @@ def offset_inputs(
     *,
     anyway: bool,
 ) -> dict[str, Steps]:
-    """Steps for the quantised inputs without negative values whose readers take a zero point.
+    """Scales and zero points of the quantised inputs without negative values whose readers accept a zero point.
 
-    anyway: whatever it costs. Whole numbers up to 255, as images are, keep their values.
+    anyway: at any cost. Whole numbers up to 255, as in images, keep their values.
     """
     integer = set(nodes)
     sources = {name: _source(graph, name) for name in {node.inputs[0] for node in nodes if node.op == "Conv"}}
@@ -88,7 +87,7 @@ def offset_inputs(
 
 
 def _source(graph: Graph, name: str) -> str | None:
-    """The network input that a tensor has the elements of, moved at most; None for others."""
+    """The network input whose elements a tensor contains, possibly moved; None for others."""
     while name in graph.producers:
         producer = graph.producers[name]
         if producer.op not in ("Transpose", "Reshape"):
@@ -105,7 +104,7 @@ def offset_results(
     *,
     anyway: bool = False,
 ) -> dict[str, Steps]:
-    """Steps for the results of ReLUs whose readers take a zero point at no cost; anyway: whatever it costs."""
+    """Scales and zero points of ReLU results whose readers accept a zero point for free; anyway: at any cost."""
     integer = set(nodes)
     found: dict[str, Steps] = {}
     for node in nodes:
@@ -127,7 +126,7 @@ def offset_results(
 
 
 def finest(graph: Graph, node: Node, known: Mapping[str, Histogram]) -> float:
-    """The scale with which a step of a convolution's input is up to FINEST steps of its result; 0 for others."""
+    """The scale at which one step of a convolution's input is up to FINEST steps of its result; 0 for others."""
     if node.op != "Conv" or node.inputs[0] not in known:
         return 0.0
     w = float(np.abs(graph.constants[node.inputs[1]]).max(initial=0))
@@ -135,11 +134,11 @@ def finest(graph: Graph, node: Node, known: Mapping[str, Histogram]) -> float:
 
 
 FINEST = 64
-"""Weights are 8 bits, and finer steps would hold nothing but the error of the input."""
+"""Weights have 8 bits, and finer steps would only resolve the error of the input."""
 
 
 def _taken(graph: Graph, name: str, integer: set[Node], zero_points: ZeroPoints, *, anyway: bool) -> bool:
-    """Whether all readers of a tensor are integer nodes that take a zero point."""
+    """Whether all readers of a tensor are integer nodes that accept a zero point."""
     readers = graph.readers[name]
     fits = all(node in integer and zero_points.reads(node, anyway) for node in readers)
     return bool(readers) and name not in graph.outputs and fits

@@ -1,7 +1,7 @@
-"""Calibration with the results of tables in view: which inputs matter depends on how large results get.
+"""Calibration that takes the results of tables into account: which inputs matter depends on how large results get.
 
-The scale of what only tables read reaches no further than to inputs that change a result. Where all results are
-small (the scores of a detector, of a Conv with bias -8 and a Sigmoid), that is much further than where some are 1.
+The scale of a tensor that only tables read covers just the inputs that change a result. If all results are small
+(the scores of a detector, from a Conv with bias -8 and a Sigmoid), that interval is much wider than if some are 1.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def node_histograms(
     known: Mapping[str, Histogram] | None = None,
     gains: Mapping[str, Array] | None = None,
 ) -> dict[str, Histogram]:
-    """The histograms of tensors that these nodes read and write, as far as they matter to results that occur.
+    """The histograms of the tensors that these nodes read and write, as far as they matter to actual results.
 
-    given: steps of other tensors. known: histograms of other tensors. The samples are
-    read a second time only where results are small. Raises DataError (E402) for a value that is infinite or NaN.
+    given: scales of other tensors. known: histograms of other tensors. The samples are read a second time only if
+    results are small. Raises DataError (E402) for a value that is infinite or NaN.
     """
     usual = domains(graph, nodes)
     found = find(graph, samples.feeds(), tensors, usual, gains)

@@ -1,10 +1,10 @@
-"""Zero points for tensors whose values reach further to one side than to the other, whatever reading them costs.
+"""Zero points for tensors whose values are asymmetric around 0, regardless of the cost of reading them.
 
-What tables read or write seldom lies evenly around 0: a HardSwish needs nothing below -3 and gives nothing below
--0.375, a detector's logits are nearly all negative. With the zero point where 8 bits hold both ends, steps are up
-to half as large. The bias of the convolution that writes the tensor takes the zero point up, as do the entries of
-the table that reads or writes it and the bias of a convolution that reads it; windows that reach into padding cost
-an instruction (module offsets).
+Inputs and results of tables are seldom symmetric: a HardSwish needs nothing below -3 and gives nothing below
+-0.375, and a detector's logits are nearly all negative. With a zero point that makes 8 bits cover both ends, steps
+are up to half as large. The zero point is absorbed by the bias of the convolution that writes the tensor, by the
+entries of the table that reads or writes it, and by the bias of a convolution that reads it; windows that reach
+into padding cost an instruction (module offsets).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import LEVELS, ZeroPoints, finest
 
 SHARES = np.linspace(0, 1, 5)[:, None]
-"""Of what exceeds 8 bits: how much of it is cut off below rather than above."""
+"""Shares of the clipped excess beyond 8 bits that are cut off at the low end."""
 MOST_STEPS = 2048
-"""Of the whole range of a tensor, however much of it saturates."""
+"""The most steps for the whole range of a tensor, however much of it saturates."""
 WORTH = 0.9
-"""Of the error with the zero point 0: what it must fall to at least."""
+"""The error must fall to this share of that with zero point 0."""
 
 
 def one_sided(
@@ -36,10 +36,10 @@ def one_sided(
     known: Mapping[str, Histogram],
     zero_points: ZeroPoints,
 ) -> dict[str, Steps]:
-    """Steps for tensors that tables write or read, where another zero point than 0 lessens their error.
+    """Scales and zero points of table inputs and results for which a zero point other than 0 reduces the error.
 
-    feeds: samples that show how far values reach to either side. known: histograms of tensors, by which inputs of
-    tables matter. Whatever it costs to read them.
+    feeds: samples that show the range on both sides. known: histograms of tensors, from which the relevant inputs
+    of tables follow. The cost of reading the tensors is not considered.
     """
     names = _candidates(graph, nodes, zero_points) if zero_points.tables else []
     names = [name for name in names if name in known]
@@ -66,7 +66,7 @@ def one_sided(
 
 
 def _candidates(graph: Graph, nodes: Sequence[Node], zero_points: ZeroPoints) -> list[str]:
-    """The results of convolutions and tables that only such read, a table on one side at least."""
+    """Results of convolutions and tables that have a table on at least one side and only suitable readers."""
     integer = set(nodes)
     tables = {node for node in nodes if node.op in TABLE_OPS and as_unary(graph, node) is not None}
     found: list[str] = []
@@ -83,10 +83,10 @@ def _candidates(graph: Graph, nodes: Sequence[Node], zero_points: ZeroPoints) ->
 def _best(
     below: Histogram, above: Histogram, floor: float, zero_points: ZeroPoints, *, whole: bool
 ) -> Steps | None:
-    """The steps with the least error; None where the zero point 0 is as good.
+    """Scale and zero point with the least error; None if zero point 0 is as good.
 
-    below, above: the magnitudes of negative and of positive values. whole: none may saturate, as all of them
-    change a result: the rare large ones most, which are a detector's objects.
+    below, above: the magnitudes of negative and of positive values. whole: none may saturate, since all of them
+    change a result, above all the rare large ones, which are a detector's objects.
     """
     reach = below.largest + above.largest
     least = max(floor, reach / (LEVELS - 1) if whole else reach / MOST_STEPS)
@@ -110,5 +110,5 @@ def _usual(below: Histogram, above: Histogram, least: float, zero_points: ZeroPo
 
 
 def _error(below: Histogram, above: Histogram, scales: Array, zeros: Array) -> Array:
-    """The expected squared error with each of these scales and its zero point."""
+    """The expected squared error for each of these scales with its zero point."""
     return below.error(scales, zeros + 128) + above.error(scales, 127 - zeros)

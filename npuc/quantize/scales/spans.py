@@ -1,4 +1,4 @@
-"""Between which limits the values of tensors lie, as far as what made them says so."""
+"""Value ranges of tensors, as far as the nodes that compute them imply them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANYTHING: Span = -inf, inf
 def spans(graph: Graph) -> dict[str, Span]:
     """The least and the largest value that each tensor can have, where anything is known.
 
-    Movement and selection hand on what is known of all their inputs; a maximum takes none of its padding.
+    Movement and selection combine the ranges of all their inputs; a maximum ignores its padding.
     """
     found: dict[str, Span] = {}
     for node in graph.nodes:
@@ -31,7 +31,7 @@ def spans(graph: Graph) -> dict[str, Span]:
 
 
 def limits_of(graph: Graph, node: Node) -> Span:
-    """What a node limits its result to: by its activation, or by the integers that it rounds to or reads."""
+    """The limits of a node's result: of its activation, or of the integers that it rounds to or reads."""
     kind = ACTIVATION(node) or node.op
     if kind == "Relu":
         return 0.0, inf

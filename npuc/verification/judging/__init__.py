@@ -1,1 +1,1 @@
-"""What outputs are good for, and how good they are at it: classes, boxes, sequences, values."""
+"""Task metrics: the kind of a network's outputs and their accuracy: classes, boxes, sequences, values."""

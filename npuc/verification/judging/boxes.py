@@ -1,4 +1,4 @@
-"""Boxes: how much they overlap, which of them are left, which belong together, and how precise they are."""
+"""Boxes: overlap, non-maximum suppression, matching, and average precision."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from npuc.ir import Array
 from npuc.verification.judging.intervals import ratio
 
 LEAST_OVERLAP = 0.5
-"""Intersection over union of a detection that is right."""
+"""The least intersection over union of a correct detection."""
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Of one sample, the highest score first. Corners: (boxes, 4) float64, x1, y1, x2, y2."""
+    """The boxes of one sample, in order of descending score. Corners: (boxes, 4) float64, x1, y1, x2, y2."""
 
     corners: Array
     scores: Array
@@ -25,16 +25,16 @@ class Boxes:
         return len(self.corners)
 
     def taken(self, which: Array) -> Boxes:
-        """Some of them, by number or as bool."""
+        """A selection of the boxes, by index or mask."""
         return Boxes(self.corners[which], self.scores[which], self.classes[which])
 
     def scaled(self, width: float, height: float) -> Boxes:
-        """The same in other units."""
+        """The boxes with their coordinates scaled."""
         return Boxes(self.corners * (width, height, width, height), self.scores, self.classes)
 
 
 def overlaps(first: Array, second: Array) -> Array:
-    """Intersection over union of each with each: (n, 4) and (m, 4) corners give (n, m); 0 where both are empty.
+    """Intersection over union of all pairs: corners (n, 4) and (m, 4) give (n, m); 0 if both boxes are empty.
 
     >>> overlaps(np.array([[0.0, 0, 2, 2]]), np.array([[1.0, 0, 3, 2], [5, 5, 6, 6]])).round(3).tolist()
     [[0.333, 0.0]]
@@ -48,7 +48,7 @@ def overlaps(first: Array, second: Array) -> Array:
 
 
 def suppressed(boxes: Boxes, most_overlap: float) -> Boxes:
-    """What non-maximum suppression leaves: of a class no two that overlap more; the higher score stays."""
+    """The boxes left by non-maximum suppression: of two of a class that overlap more, the higher score stays."""
     left = np.ones(len(boxes), bool)
     for at in range(len(boxes)):
         if left[at]:
@@ -59,10 +59,11 @@ def suppressed(boxes: Boxes, most_overlap: float) -> Boxes:
 
 
 def matched(found: Boxes, wanted: Boxes) -> Array:
-    """The number of the true box that each detection finds, -1 for none: (detections,) int64.
+    """The index of the true box that each detection matches, -1 for none: (detections,) int64.
 
-    A detection looks at the box of its class that it overlaps most. It finds it where that is LEAST_OVERLAP or
-    more and no detection of a higher score has found it: a second one is wrong.
+    A detection is compared with the box of its class that it overlaps most. It matches if the overlap is
+    LEAST_OVERLAP or more and no detection of a higher score has matched that box: further detections of it are
+    wrong.
     Source: Everingham et al., The PASCAL Visual Object Classes Challenge, 2010, section 4.2, and its VOCevaldet.m.
     """
     result = np.full(len(found), -1, np.int64)
@@ -78,10 +79,10 @@ def matched(found: Boxes, wanted: Boxes) -> Array:
 
 
 def average_precision(right: Array, weights: Array, truths: Array) -> Array:
-    """The area under the precision that is reached at each recall or beyond: (drawings,).
+    """The area under the curve of the best precision at each recall or above: (drawings,).
 
-    right: (detections,) bool, the highest score first; weights: how often each counts, (drawings, detections);
-    truths: the true boxes, (drawings,); where there are none the result is NaN.
+    right: (detections,) bool, in order of descending score; weights: how often each detection counts, (drawings,
+    detections); truths: the number of true boxes, (drawings,). The result is NaN without true boxes.
     Source: VOC development kit from 2010 on, VOCap.m.
 
     >>> right = np.array([True, False, True, False])

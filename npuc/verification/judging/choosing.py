@@ -1,4 +1,4 @@
-"""Which metric is meant: what the shapes of outputs and labels tell, and what the user says instead."""
+"""The choice of a metric: from the shapes of outputs and labels, or from the user's options."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ METRICS = ("top1", "detections", "ctc", "regression")
 LAYOUTS = ("pair", "rows", "columns")
 BY_FP32 = "fp32"
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
-"""Of the maps on which detectors with one output place their boxes, in pixels of the image."""
+"""Strides, in pixels of the image, of the feature maps of single-output detectors."""
 ANCHORS = (1, 3)
-"""Boxes at each place of them."""
+"""Boxes per position of a feature map."""
 IMAGE_CHANNELS = (1, 3, 4)
 RECOGNISED = (
     "one class label a sample (top1); labels of the first output's shape, or a single value (regression); "
@@ -34,12 +34,12 @@ RECOGNISED = (
 
 
 class NotTaken(ValueError):
-    """An option that is of another metric, or has a value that there is not, as the command line spells it."""
+    """An option of another metric, or with an invalid value; the message names it as on the command line."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user says of the outputs; None: what the metric takes by default."""
+    """The user's options on outputs; None: the metric's default."""
 
     metric: str | None = None
     truth: str | None = None
@@ -52,7 +52,7 @@ class Asked:
     blank: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises NotTaken for a value that there is not."""
+        """Raises NotTaken for an invalid value."""
         for name, values in VALUES.items():
             if (value := getattr(self, name)) is not None and value not in values:
                 raise NotTaken(f"{_option(name)} is {value!r}, and may be {', '.join(values)}")
@@ -76,14 +76,14 @@ USES = {
     "ctc": ("truth", "layout", "blank"),
     "regression": ("truth",),
 }
-"""What each metric takes of it."""
+"""The options that each metric accepts."""
 
 
 def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, str, Array | None]:
-    """The metric, why it is this one, and the labels that it takes, if any.
+    """The metric, the reason for choosing it, and the labels that it uses, if any.
 
-    Raises DataError (E401, E402) where shapes do not tell, or do not fit what is asked; NotTaken for what the
-    metric does not take.
+    Raises DataError (E401, E402) if the shapes are ambiguous or do not fit the options; NotTaken for options that
+    the metric does not accept.
     """
     name, why = (asked.metric, "--metric") if asked.metric else _recognised(program, samples)
     given = [key for key in (*USES["detections"], "blank") if getattr(asked, key) is not None]
@@ -108,7 +108,7 @@ def _option(name: str) -> str:
 
 
 def _truths(samples: Samples, asked: str | None) -> Array | None:
-    """The labels of any shape; None where fp32 is the truth. Raises DataError (E401) for missing labels."""
+    """The labels, of any shape; None if fp32 is the reference. Raises DataError (E401) for missing labels."""
     if asked == BY_FP32 or (asked is None and samples.truth is None and not samples.left_out):
         return None
     if samples.truth is None:
@@ -178,7 +178,7 @@ def _image(program: Program) -> tuple[int, int] | None:
 
 
 def _counts(image: tuple[int, int] | None) -> set[int]:
-    """How many boxes a detector with one output has on such an image."""
+    """The possible numbers of boxes of a single-output detector on such an image."""
     height, width = image or (0, 0)
     places = [
         sum((height // each) * (width // each) for each in strides)
@@ -189,7 +189,7 @@ def _counts(image: tuple[int, int] | None) -> set[int]:
 
 
 def _layout(program: Program) -> tuple[str, str] | None:
-    """The layout of a detector's outputs by their shapes, and what tells it."""
+    """The layout of a detector's outputs, inferred from their shapes, and the reason for it."""
     ports = program.outputs
     if len(ports) == 2 and (pair := _pair(ports)) is not None:
         return "pair", f"boxes {_text(pair[0])} and scores {_text(pair[1])}"
@@ -206,7 +206,7 @@ def _layout(program: Program) -> tuple[str, str] | None:
 
 
 def _pair(ports: Sequence[Port]) -> tuple[Port, Port] | None:
-    """Boxes and scores; None where either could be the other."""
+    """The ports of boxes and scores; None if the shapes are ambiguous."""
     shapes = [_flat(port) for port in ports]
     if not all(len(shape) == 2 for shape in shapes) or shapes[0][0] != shapes[1][0] or shapes[0][0] < 2:
         return None
@@ -269,7 +269,7 @@ def _values(program: Program, *, labelled: bool) -> Metric:
 
 
 def _numbers(port: Port) -> Port:
-    """The output, if it has numbers and a shape that is known. Raises DataError (E402)."""
+    """The output, if it is numeric and of known shape. Raises DataError (E402)."""
     if port.dtype in (STRING, OBJECT) or min(port.shape, default=1) < 1:
         raise _misfit(port, "numbers in a shape that is known before the run")
     return port

@@ -16,7 +16,7 @@ from npuc.verification.metrics import CLASSES_FOR_TOP5, ranks
 
 @dataclass(frozen=True)
 class Classes:
-    """The first output counts, and how many classes come before the label in it."""
+    """Top-1 and top-5 of the first output; the digest is the label's rank and the largest class."""
 
     output: str
     classes: int
@@ -24,16 +24,16 @@ class Classes:
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """The one output."""
+        """The name of the first output."""
         return (self.output,)
 
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> tuple[int, int]:  # noqa: ARG002
-        """The rank of the labelled class, and the class of the largest element."""
+        """The rank of the labelled class, and the class with the largest element."""
         values = outputs[self.output].reshape(1, -1)
         return int(ranks(values, np.asarray(truth))[0]), int(values.argmax())
 
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:  # noqa: ARG002
-        """Shares of samples, with Wilson's intervals, and the paired difference from fp32."""
+        """Shares of samples with Wilson's intervals, and the paired difference from fp32."""
         pairs = {name: np.array(found, np.int64).reshape(-1, 2) for name, found in digests.items()}
         return {"classes": self.classes, **{name: self._row(found, pairs[FP32]) for name, found in pairs.items()}}
 

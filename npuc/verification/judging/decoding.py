@@ -1,4 +1,4 @@
-"""How outputs become boxes: layouts of detectors, and what is assumed of them."""
+"""Decoding of outputs into boxes: detector layouts and their parameters."""
 
 from __future__ import annotations
 
@@ -11,38 +11,37 @@ from npuc.verification.judging.boxes import Boxes, suppressed
 from npuc.verification.judging.metric import Outputs, finite
 
 CANDIDATES = 3000
-"""Of a sample, those of the highest scores that suppression looks at."""
+"""The number of boxes per sample, those with the highest scores, that enter suppression."""
 MOST = 300
-"""Of a sample, those of the highest scores that are left in the end."""
+"""The number of boxes per sample, those with the highest scores, that are kept after suppression."""
 SURE = 1e-3
-"""What rounding may add to probabilities."""
+"""Tolerance on probabilities for rounding."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What the outputs are."""
+    """How to interpret the outputs."""
 
     layout: str
-    """pair: boxes (N, 4) and scores (N, classes); rows: one output (N, 4 + 1 + classes), whose fifth column says
-    whether there is an object at all; columns: one output (4 + classes, N)."""
+    """pair: (N, 4) and (N, classes); rows: (N, 4 + objectness + classes); columns: (4 + classes, N)."""
     boxes: str
     scores: str
-    """Names of outputs; the same where there is one."""
+    """Names of the two outputs; equal if there is only one."""
     rows: int
     columns: int
-    """Of the scores' output, without its batch axis."""
+    """Shape of the scores' output without its batch axis."""
     box_format: str
     """corners (x1, y1, x2, y2) or centre (x, y, width, height)."""
     score_threshold: float = 0.25
     nms_iou: float = 0.45
     background: str = ""
-    """Which class is none: first, last or none of them; empty where nothing says it."""
+    """Which class is the background: first, last or none; empty if not specified."""
     score_function: str = "identity"
-    """What makes probabilities of the scores: identity, sigmoid or softmax."""
+    """The function that turns scores into probabilities: identity, sigmoid or softmax."""
 
     @property
     def classes(self) -> int:
-        """How many there are, without the background."""
+        """The number of classes without the background."""
         return {
             "pair": self.columns - (self.background in ("first", "last")),
             "rows": self.columns - 5,
@@ -52,18 +51,18 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The detections of a sample, and what shows whether the assumptions hold."""
+    """The detections of a sample, and evidence on whether the parameters are right."""
 
     boxes: Boxes
     low: float
     high: float
-    """The least and the largest probability."""
+    """The smallest and the largest probability."""
     distributions: bool
-    """Whether the probabilities of each row sum to one, over two or more columns."""
+    """Whether every row of probabilities sums to one, in pair layout with two or more columns."""
 
 
 def decoded(outputs: Outputs, decoding: Decoding) -> Decoded:
-    """The boxes of one sample: the best class of each, of at least the score threshold, after suppression.
+    """The boxes of one sample: the best class of each, if it reaches the score threshold, after suppression.
 
     Corners are in the model's own units. Raises DataError (E402) for values that are not finite.
     """
@@ -84,7 +83,7 @@ def decoded(outputs: Outputs, decoding: Decoding) -> Decoded:
 
 
 def _parts(outputs: Outputs, decoding: Decoding) -> tuple[Array, Array]:
-    """Places (N, 4) and scores (N, classes), with that of an object before them in rows."""
+    """Box coordinates (N, 4) and scores (N, classes); in rows layout the objectness is the first score."""
     values = finite(outputs[decoding.scores], decoding.scores).reshape(decoding.rows, decoding.columns)
     if decoding.layout == "pair":
         return finite(outputs[decoding.boxes], decoding.boxes).reshape(-1, 4), values

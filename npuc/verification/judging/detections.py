@@ -1,4 +1,4 @@
-"""Detectors: mean average precision, how many of fp32's detections are found, and how far boxes are off."""
+"""Detectors: mean average precision, recall of fp32's detections, and box errors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from npuc.verification.judging.intervals import estimated, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth
 
 UNIT = 2.0
-"""Boxes whose coordinates all lie below are parts of the image; in pixels they would be smaller than two."""
+"""Coordinates that are all below this are fractions of the image: in pixels the boxes would be tiny."""
 NAMES = ("map50", "difference", "recall", "box_error_px")
-"""The figures of a computation."""
+"""The figures of each computation."""
 INSIDE = 0.9
-"""The share of fp32's boxes that touch the image, at least, if the boxes are what they are taken for."""
+"""The least share of fp32's boxes that must touch the image if the boxes are decoded correctly."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Detections:
 
     decoding: Decoding
     image: tuple[int, int] | None
-    """Height and width of the input image; None where no input tells them."""
+    """Height and width of the input image; None if no input gives them."""
     certain: bool = True
-    """Whether the user or two outputs say that these are boxes; else fp32's must be in pixels."""
+    """Whether the user or two outputs establish that these are boxes; otherwise fp32's must be in pixels."""
     name: str = "detections"
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """That of the boxes and that of the scores, which may be one."""
+        """The outputs of boxes and scores, which may be the same."""
         return tuple(dict.fromkeys((self.decoding.boxes, self.decoding.scores)))
 
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Decoded:  # noqa: ARG002
@@ -73,7 +73,7 @@ class Detections:
         return boxes.scaled(width, height)
 
     def _expect_inside(self, exact: Sequence[Boxes], *, unit: bool) -> None:
-        """Raises DataError (E402) where fp32's boxes do not touch the image."""
+        """Raises DataError (E402) if too few of fp32's boxes touch the image."""
         if not unit and self.image is None:
             return
         height, width = (1, 1) if unit or self.image is None else self.image
@@ -84,7 +84,7 @@ class Detections:
             raise _wrong(self.decoding.boxes, reason, "check --box-format; boxes must be decoded in the model")
 
     def _labels(self, truths: Array, *, unit: bool) -> list[Boxes]:
-        """The true boxes of every sample. Raises DataError (E402) for labels that are none."""
+        """The true boxes of every sample. Raises DataError (E402) for labels that are not boxes."""
         limit = "[samples, boxes, 5] of class, x1, y1, x2, y2; class -1 where a sample has fewer boxes"
         if truths.ndim != 3 or truths.shape[2] != 5 or truths.dtype.kind not in "iuf":
             raise DataError("E402", f"the labels are {truths.dtype} {list(truths.shape)}", tensor="y", limit=limit)
@@ -110,12 +110,12 @@ class Detections:
 
 
 def _in_units(boxes: Sequence[Boxes]) -> bool:
-    """Whether the coordinates are parts of the image."""
+    """Whether the coordinates are fractions of the image."""
     return all(np.abs(each.corners).max(initial=0) <= UNIT for each in boxes)
 
 
 def _expect_sound(exact: Sequence[Decoded], decoding: Decoding) -> None:
-    """Raises DataError (E402) where fp32's outputs are not what they are taken for."""
+    """Raises DataError (E402) if fp32's outputs contradict the decoding."""
     low, high = min(each.low for each in exact), max(each.high for each in exact)
     if low < -SURE or high > 1 + SURE:
         reason = f"the scores in fp32 lie in {low:.4g}..{high:.4g}: they are no probabilities"
@@ -142,28 +142,28 @@ def _wrong(tensor: str, reason: str, remedy: str) -> DataError:
 
 @dataclass(frozen=True)
 class ClassMatches:
-    """The detections of one class in all samples, the highest score first: which are right, and whose they are."""
+    """The detections of one class in all samples, in order of descending score: correctness and sample of each."""
 
     right: Array
     sample: Array
     truths: Array
-    """(samples,): the true boxes of the class in each."""
+    """(samples,): the number of true boxes of the class in each."""
 
 
 @dataclass(frozen=True)
 class Matches:
-    """What the detections of a computation find of the true boxes."""
+    """Matches between the detections of a computation and the true boxes."""
 
     by_class: tuple[ClassMatches, ...]
-    """Of every class that has a true box."""
+    """One for every class that has a true box."""
     hits: Array
     truths: Array
     apart: Array
-    """(samples,) each: boxes found, true boxes, and the sum of the errors of the boxes found."""
+    """(samples,) each: numbers of boxes found and of true boxes, and the sum of the errors of those found."""
 
     @classmethod
     def of(cls, found: Sequence[Boxes], wanted: Sequence[Boxes]) -> Matches:
-        """Sample by sample. The error of a box: the mean distance of its four coordinates from the true ones."""
+        """Matches sample by sample. A box's error is the mean distance of its coordinates from the true ones."""
         pairs = [matched(*each) for each in zip(found, wanted, strict=True)]
         apart = [
             float(np.abs(each.corners[pair >= 0] - true.corners[pair[pair >= 0]]).mean(axis=1).sum())
@@ -174,7 +174,7 @@ class Matches:
         return cls(tuple(_by_class(found, wanted, pairs)), hits, truths, np.array(apart))
 
     def precision(self, weights: Array) -> Array:
-        """Mean average precision of each row of weights (drawings, samples); NaN without a true box."""
+        """Mean average precision for each row of weights (drawings, samples); NaN without a true box."""
         total, classes = np.zeros(len(weights)), np.zeros(len(weights))
         for each in self.by_class:
             found = average_precision(each.right, weights[:, each.sample], weights @ each.truths)
@@ -183,7 +183,7 @@ class Matches:
         return ratio(total, classes)
 
     def recall(self, weights: Array) -> tuple[Array, Array]:
-        """The share of the true boxes that are found, and the mean error of those: (drawings,), NaN for none."""
+        """The share of the true boxes that are found, and their mean error: (drawings,), NaN if there are none."""
         hits = weights @ self.hits
         return ratio(hits, weights @ self.truths), ratio(weights @ self.apart, hits)
 

@@ -1,4 +1,4 @@
-"""95 % confidence intervals of what samples tell: closed forms of shares, the bootstrap of everything else."""
+"""95 % confidence intervals of sample statistics: closed forms for shares, the bootstrap for everything else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from npuc.ir import Array
 
 NORMAL_95 = 1.959964
-"""Of a normal variable's values 95 % are within so many deviations."""
+"""95 % of a normal distribution lies within this many standard deviations."""
 RESAMPLES, AT_ONCE = 1000, 50
 SEED = 0
 
@@ -33,7 +33,7 @@ def interval(right: int, count: int) -> Interval:
 def paired_difference(first: Array, second: Array) -> tuple[float, float, float]:
     """The mean of second - first, both (samples,) bool, and its 95 % confidence interval.
 
-    Source: Agresti and Min, 2005: half a sample is added to each of the four cells of the table of pairs.
+    Source: Agresti and Min, 2005: half a sample is added to each of the four cells of the contingency table.
     """
     count = len(first) + 2
     gained, lost = (float((a & ~b).sum()) + 0.5 for a, b in ((second, first), (first, second)))
@@ -43,15 +43,16 @@ def paired_difference(first: Array, second: Array) -> tuple[float, float, float]
 
 
 Statistic = Callable[[Array], Array]
-"""Values, (drawings, values), of weights, (drawings, samples) float64: sample i counts weights[:, i] times.
-NaN where there is no value."""
+"""Maps weights, (drawings, samples) float64, where sample i counts weights[:, i] times, to values,
+(drawings, values); NaN if a value is undefined."""
 
 
 def estimated(statistic: Statistic, samples: int) -> list[tuple[float | None, Interval | None]]:
-    """Each value of a statistic with its 95 % confidence interval: percentiles over drawings of the samples.
+    """Each value of a statistic with its 95 % confidence interval: bootstrap percentiles over resampled samples.
 
-    The drawings are the same for each call with as many samples, so that differences may be formed between what
-    two computations make of the same samples. None for what has no value; no interval below two samples.
+    The drawings are the same in every call with the same number of samples, so differences between two
+    computations on the same samples can be formed. An undefined value is None; below two samples there is no
+    interval.
     Source: Efron, 1979; the percentile interval.
     """
     (values,) = statistic(np.ones((1, samples)))
@@ -68,7 +69,7 @@ def ratio(above: Array, below: Array) -> Array:
 
 
 def _drawings(samples: int) -> Iterator[Array]:
-    """Some at a time."""
+    """The resampling weights, AT_ONCE drawings at a time."""
     random = np.random.default_rng(SEED)
     for _ in range(RESAMPLES // AT_ONCE):
         drawn = random.integers(0, samples, (AT_ONCE, samples))

@@ -1,4 +1,4 @@
-"""What every metric does: a sample's outputs become a digest, the digests of all computations a report."""
+"""The protocol of metrics: a sample's outputs become a digest, the digests of all computations a report."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from npuc.errors import DataError
 from npuc.ir import Array
 
 Outputs = Mapping[str, Array]
-"""Of one sample, by name, in the model's own shapes."""
+"""Outputs of one sample by name, in the model's own shapes."""
 Truth = Array | np.generic | None
-"""What the labels say of one sample."""
+"""The label of one sample."""
 FP32 = "fp32"
-"""The computation that the others are compared with."""
+"""The computation that serves as the reference for the others."""
 
 
 class Metric(Protocol):
-    """Goes to the workers of a cluster and back: a frozen dataclass of plain values."""
+    """A frozen dataclass of plain values, so that it can be sent to workers of a cluster."""
 
     @property
     def name(self) -> str:
-        """As --metric has it."""
+        """The name, as for --metric."""
         ...
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """Names of the outputs that it looks at."""
+        """Names of the outputs that are judged."""
         ...
 
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Any:
-        """What the report needs of one sample: plain values and small arrays.
+        """The data of one sample that the report needs: plain values and small arrays.
 
-        exact: the same outputs in fp32. Raises DataError (E402) for labels or outputs that it cannot judge.
+        exact: the same outputs in fp32. Raises DataError (E402) for labels or outputs that cannot be judged.
         """
         ...
 
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:
-        """The figures by computation, and what they rest on: JSON values, with a dict for each computation.
+        """The figures by computation and their basis: JSON values, with a dict for each computation.
 
-        truths: the labels of all samples. Raises DataError (E402) where there is nothing to judge.
+        truths: the labels of all samples. Raises DataError (E402) if there is nothing to judge.
         """
         ...
 
 
 def finite(values: Array, name: str) -> Array:
-    """The values as float64. Raises DataError (E402) where they are not finite."""
+    """The values as float64. Raises DataError (E402) if they are not finite."""
     found = np.asarray(values, np.float64)
     if not np.isfinite(found).all():
         raise DataError("E402", "the output has values that are not finite", tensor=name)

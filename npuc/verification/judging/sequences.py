@@ -1,4 +1,4 @@
-"""CTC: what greedy decoding reads, and how many characters of it are wrong."""
+"""CTC: greedy decoding, and the character error rate."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from npuc.verification.judging.intervals import estimated, interval, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
 
 SURE = 1e-2
-"""How far from 1 the probabilities of a step may sum up to."""
+"""How far from 1 the probabilities of a step may sum."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """What greedy decoding reads of one sample."""
+    """The result of greedy decoding for one sample."""
 
     characters: Array
     """(characters,) int64 classes."""
     probable: bool
-    """Whether every step has probabilities, or logarithms of them."""
+    """Whether every step consists of probabilities, or of their logarithms."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class Sequences:
     steps: int
     classes: int
     layout: str = "rows"
-    """Where the steps of time are: rows, (steps, classes), or columns, (classes, steps)."""
+    """Axes of the output: rows, (steps, classes), or columns, (classes, steps)."""
     blank: str = "first"
-    """Which class is no character: first or last."""
+    """Which class is the blank: first or last."""
     certain: bool = True
-    """Whether user or labels say that these are sequences; else fp32's probabilities must show it."""
+    """Whether user or labels establish that these are sequences; otherwise fp32's probabilities must show it."""
     name: str = "ctc"
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """The one output."""
+        """The name of the output."""
         return (self.output,)
 
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Read:  # noqa: ARG002
-        """What greedy decoding reads."""
+        """The result of greedy decoding."""
         values = finite(outputs[self.output], self.output)
         shape = (self.steps, self.classes)
         steps = values.reshape(shape) if self.layout == "rows" else values.reshape(shape[::-1]).T
@@ -59,7 +59,7 @@ class Sequences:
         return 0 if self.blank == "first" else self.classes - 1
 
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:
-        """Errors over characters of all samples; intervals by the bootstrap over samples."""
+        """Errors per character over all samples; intervals by the bootstrap over samples."""
         if not self.certain and not all(each.probable for each in digests[FP32]):
             reason = f"the outputs may be {self.steps} steps of {self.classes} classes, but are no probabilities"
             remedy = "say what they are: --metric ctc, detections (with --layout) or regression"
@@ -85,7 +85,7 @@ class Sequences:
         }
 
     def _labels(self, truths: Array) -> list[Array]:
-        """The characters of every sample: classes up to the first that is negative. Raises DataError (E402)."""
+        """The characters of every sample: the classes before the first negative one. Raises DataError (E402)."""
         if truths.ndim != 2 or truths.dtype.kind not in "iuf" or (truths != np.floor(truths)).any():
             limit = "[samples, characters] of class numbers, -1 behind the last"
             raise DataError("E402", f"the labels are {truths.dtype} {list(truths.shape)}", tensor="y", limit=limit)
@@ -105,7 +105,7 @@ def _probable(steps: Array) -> bool:
 
 
 def greedy(steps: Array, blank: int) -> Array:
-    """The most probable class of every step, repeats joined and blanks left out. Source: Graves et al., 2006.
+    """The most probable class of every step, repeats merged and blanks removed. Source: Graves et al., 2006.
 
     steps: (steps, classes).
 
@@ -119,7 +119,7 @@ def greedy(steps: Array, blank: int) -> Array:
 
 
 def edit_distance(found: Array, wanted: Array) -> int:
-    """How many characters to insert, delete or replace at least. Source: Levenshtein, 1966.
+    """The least number of characters to insert, delete or replace. Source: Levenshtein, 1966.
 
     >>> text = lambda word: np.frombuffer(word.encode(), np.uint8)
     >>> edit_distance(text("kitten"), text("sitting"))
@@ -129,7 +129,7 @@ def edit_distance(found: Array, wanted: Array) -> int:
     row = columns.copy()
     for each in found:
         changed = np.minimum(row[1:] + 1, row[:-1] + (wanted != each))
-        # what inserting costs: the least of the row so far, plus one for each column since
+        # insertions: the least of the row so far, plus one for each column since
         row = np.minimum.accumulate(np.concatenate([[row[0] + 1], changed]) - columns) + columns
     return int(row[-1])
 

@@ -1,4 +1,4 @@
-"""Regression: how far values are from the labels, or from fp32's, and how they go together."""
+"""Regression: error and correlation of values with the labels, or with fp32's."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from npuc.verification.judging.intervals import estimated, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
 
 CONSTANT = 1e-12
-"""A variance below this share of the mean square is rounding: the values are all the same."""
+"""A variance below this share of the mean square is rounding: the values are considered constant."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """Pearson's correlation and the mean absolute error (L1) of every output; of the first against labels."""
+    """Pearson's correlation and the mean absolute error (L1) of every output; with labels, of the first only."""
 
     outputs: tuple[str, ...]
     labelled: bool
-    """Whether the first output is compared with labels; else all are compared with fp32."""
+    """Whether the first output is compared with labels; otherwise all are compared with fp32."""
     name: str = "regression"
 
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Array:
-        """Sums over the elements: (outputs, 7) float64: count, x, y, xx, yy, xy, |x - y|; y is the truth."""
+        """Sums over the elements: (outputs, 7) float64: count, x, y, xx, yy, xy, |x - y|; y is the reference."""
         wanted = {self.outputs[0]: np.asarray(truth)} if self.labelled else exact
         return np.stack([_sums(finite(outputs[name], name), finite(wanted[name], name)) for name in self.judged])
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """The first output where there are labels, else all."""
+        """The first output if there are labels, otherwise all."""
         return self.outputs[:1] if self.labelled else self.outputs
 
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:  # noqa: ARG002
-        """A row of each output, and those of the first for the whole; intervals by the bootstrap over samples."""
+        """A row for each output, and the first one's figures as the overall result; intervals by the bootstrap."""
         sums = {name: np.stack(found) for name, found in digests.items()}
         return {name: self._row(found, sums[FP32]) for name, found in sums.items()}
 
     def _row(self, found: Array, exact: Array) -> dict[str, Any]:
-        """found, exact: (samples, outputs, 7)."""
+        """A row of the report. found, exact: (samples, outputs, 7)."""
         rows = [{"name": name, **_figures(found[:, at], exact[:, at])} for at, name in enumerate(self.judged)]
         return {**{key: value for key, value in rows[0].items() if key != "name"}, "outputs": rows}
 
@@ -56,7 +56,7 @@ def _sums(found: Array, wanted: Array) -> Array:
 
 
 def _figures(found: Array, exact: Array) -> dict[str, Any]:
-    """found, exact: (samples, 7)."""
+    """The figures of one output. found, exact: (samples, 7)."""
 
     def of(weights: Array) -> Array:
         total, reference = weights @ found, weights @ exact
@@ -70,7 +70,7 @@ def _figures(found: Array, exact: Array) -> dict[str, Any]:
 
 
 def _pearson(total: Array) -> Array:
-    """The correlation of each row of sums; NaN where one side is constant."""
+    """The correlation for each row of sums; NaN if one side is constant."""
     count, x, y, xx, yy, xy, _ = total.T
     spread_x, spread_y = xx - x * x / count, yy - y * y / count
     varied = (spread_x > CONSTANT * xx) & (spread_y > CONSTANT * yy)
