@@ -1,8 +1,8 @@
 """Elementwise calls, divided where a tensor exceeds the interface's extents.
 
 A call without strides treats each channel as one row of elements, so its rows and columns may be regrouped freely;
-if no even grouping fits, it is divided further, by images and channels. A call with strides is
-divided along its axes.
+if no even grouping fits, it is divided further, by images and channels. A call with strides is divided along its
+axes.
 """
 
 from __future__ import annotations
