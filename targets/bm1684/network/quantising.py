@@ -22,7 +22,7 @@ from npuc.targets.bm1684.quantisation.rescale_at_limits import RescaleAtLimits
 from npuc.targets.bm1684.quantisation.steps import constraints
 
 UNSIGNED = ZeroPoints(lambda _node, _anyway: True, ())
-"""Every layer can read unsigned maps; results of ReLUs are always unsigned."""
+"""Every layer can read unsigned maps, such as results of ReLUs."""
 
 
 def integer(graph: Graph) -> tuple[Node, ...]:
