@@ -120,14 +120,14 @@ def rows(texts: Sequence[str]) -> Iterator[Row]:
 
 HEAD = """# Families of networks on every target
 
-Seven networks as TensorFlow, PyTorch's dynamo exporter and Paddle spell them (`npuc.models.families`; small
+Seven networks as TensorFlow, PyTorch's dynamo exporter and Paddle export them (`npuc.models.families`; small
 inputs, random weights), compiled, proved and verified on every target by `python benchmarks/families.py --page`.
-A cell says the share of multiply-accumulates on the NPU, whether its parts are exact in every bit, and how many
-parts and places on the host there are. fp16 and fp32 have no integer network: every layer alone is within
-rounding, and the cell says the signal to noise of the whole against onnxruntime (60 dB or more where it says 60).
+A cell has the share of multiply-accumulates on the NPU, whether its parts are bit-exact, and the number of NPU
+parts plus host regions. fp16 and fp32 have no integer network: every single layer is within rounding errors, and
+the cell has the signal-to-noise ratio of the whole network against onnxruntime ("60 dB" means 60 dB or more).
 
-LSTM and GRU are the host's, and products of two activations on EasyNPU and NVDLA. Integers of networks on
-synthetic samples are exact, which says nothing of their accuracy.
+LSTM and GRU run on the host, and so do products of two activations on EasyNPU and NVDLA. The integers are exact,
+but on synthetic samples this says nothing about the networks' accuracy.
 
 """
 
