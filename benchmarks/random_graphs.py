@@ -53,7 +53,7 @@ def out_of_time(_signal: int, _frame: FrameType | None) -> None:
 
 
 def passes_check(seed: int) -> Check:
-    """Checks all passes separately, then the passes of one target in order; targets take turns."""
+    """Checks all passes separately, and the passes of one target in order, which alternates with the seed."""
     names = tuple(TARGETS)
     name = names[seed % len(names)]
 

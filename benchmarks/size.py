@@ -27,7 +27,7 @@ from npuc.text import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 SPLIT = {"targets"}
-"""Packages whose folders are rows of their own."""
+"""Packages whose folders have separate rows."""
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 

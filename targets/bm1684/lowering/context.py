@@ -64,7 +64,7 @@ class Lowering:
         return name
 
     def new(self, stem: str, shape: Dim4, npu: int = 0) -> Tensor:
-        """A new tensor in a buffer of its own."""
+        """A new tensor in its own buffer."""
         size = Tensor(shape, Local("", npu)).bytes(self.machine)
         return Tensor(shape, Local(self.buffer(stem, size), npu))
 
