@@ -1,12 +1,12 @@
-"""Accuracy of npuc's integer networks beside fp32 and onnxruntime's own quantisation, task by task.
+"""Accuracy of npuc's integer networks compared with fp32 and onnxruntime's own quantisation, task by task.
 
     python benchmarks/accuracy.py [--level 0|1|2] [--task NAME] [--methods MinMax,...] [--seed N] [--json]
 
-The tasks beside the checkout, else the digits that npuc brings; models without a task get synthetic inputs,
-standard normal, other ones for calibration than for the test (--seed makes others). onnxruntime: quantize_static,
-QDQ, per channel, int8 activations and weights, symmetric, on the same calibration samples, by every method of
---methods. Errors are those of each output, top-1 and agreement those of the first. A network that a target refuses
-has no row; stderr says why.
+The tasks are those beside the checkout, else npuc's own digits. Models without a task get synthetic inputs:
+standard normal, different for calibration and test (--seed changes them). onnxruntime: quantize_static, QDQ, per
+channel, int8 activations and weights, symmetric, on the same calibration samples, with every method of --methods.
+Errors are per output, top-1 and agreement those of the first output. A network that a target refuses has no row;
+stderr has the reason.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def rows(
 
 
 def _of_target(name: str, model: Path, calibration: Path, level: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """The target's QDQ model and the integer network that it compiles: what each is called, and what makes it."""
+    """The target's QDQ model and the integer network that it compiles: names, and functions that make them."""
     machine, options = find(name), Options(level=level, precision="int8")
     if isinstance(machine, Quantising):
         yield f"{name} QDQ", lambda: driver.quantise_model(model, machine, options, {}, [calibration])[0]
@@ -133,7 +133,7 @@ def _of_target(name: str, model: Path, calibration: Path, level: str) -> Iterato
 
 
 def _outputs(model: bytes, samples: data.Samples, count: int | None = None) -> list[Array]:
-    """(samples, elements) of each of the first outputs; evidence has the network's first, then all its tensors."""
+    """The first outputs, each (samples, elements); evidence has the network's outputs before its other tensors."""
     run = session(model)
     names = [each.name for each in run.get_outputs()][:count]
     found = [[values.ravel() for values in run.run(names, feed)] for feed in samples.feeds()]
@@ -161,13 +161,13 @@ def _row(
 
 
 def _decibels(found: Array, exact: Array) -> float | None:
-    """Signal to noise; None of equal values."""
+    """The signal-to-noise ratio in dB; None for equal values."""
     noise = float(np.square(found.astype(np.float64) - exact).sum())
     return 10 * float(np.log10(float(np.square(exact, dtype=np.float64).sum()) / noise)) if noise else None
 
 
 def by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:
-    """The model as onnxruntime's quantize_static makes it with a CalibrationMethod."""
+    """The model quantised by onnxruntime's quantize_static with a CalibrationMethod."""
     import onnx
     from onnx import version_converter
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
@@ -192,7 +192,7 @@ def by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:
         if proto.opset_import[0].version < 13:  # quantisation per axis
             proto = version_converter.convert_version(proto, 17)
         onnx.save(proto, source)
-        with redirect_stdout(sys.stderr):  # it prints what it does
+        with redirect_stdout(sys.stderr):  # it prints its progress
             quantize_static(
                 str(source),
                 str(result),
@@ -208,7 +208,7 @@ def by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:
 
 
 def _cells(row: Row) -> tuple[Any, ...]:
-    """Of the table."""
+    """The columns of the table."""
     errors = ", ".join("exact" if each is None else f"{each:.1f}" for each in row.sqnr_db)
     return tuple((asdict(row) | {"sqnr_db": errors}).values())
 

@@ -1,9 +1,9 @@
-"""The memory that calibration takes with data larger than it.
+"""The memory that calibration takes with data larger than that memory.
 
     python benchmarks/calibration_memory.py [MODEL] [--bytes 1e9]
 
-Writes a file of so many bytes, compressed or not, and compiles the model with it in a process of its own; the peak
-is what the system says of that process. Beside it the same with eight samples.
+Writes a file of the given size, compressed and not, and compiles the model with it in a separate process; the peak
+is the system's figure for that process. For comparison, the same with eight samples.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ print(json.dumps({"kib": peak, "seconds": time.process_time()}))
 
 
 def write(path: Path, shape: tuple[int, ...], count: int, *, compressed: bool) -> None:
-    """Synthetic images of float64 in 0..1, few of which are different, sample by sample."""
+    """Synthetic float64 images in 0..1, sample by sample, only a few of them different."""
     random = np.random.default_rng(0)
     some = [np.round(random.uniform(0, 1, shape), 2).tobytes() for _ in range(8)]
     kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED

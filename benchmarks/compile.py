@@ -1,8 +1,8 @@
-"""CPU seconds and peak memory of npuc's commands as whole processes, beside onnxruntime's quantize_static.
+"""CPU seconds and peak memory of npuc's commands as whole processes, compared with onnxruntime's quantize_static.
 
     python benchmarks/compile.py [--repeat N] [--json] [--check] [--history compare|append]
 
-Of several runs the least CPU time (user and system) and the most memory count.
+Of several runs, the least CPU time (user and system) and the most memory are taken.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ quantize_static(
     activation_type=QuantType.QInt8, weight_type=QuantType.QInt8,
 )
 """
-"""Per channel, MinMax, on the same samples."""
+"""quantize_static per channel, with MinMax, on the same samples."""
 
 HELP_LIMIT = 0.12
 COMPILE_LIMITS = {"ResNet-8": 1.0, "MobileNetV1-0.25": 1.2}
 MB_LIMIT = 200.0
 PROVED = "MobileNetV1-0.25"
-"""Of the networks the one whose proof has a limit, beside the onnx package's light ResNet-50."""
+"""The network whose proof has a limit, in addition to the onnx package's light ResNet-50."""
 PROOF_LIMIT = 0.15
-"""What the proof of a compile may take of it."""
+"""The limit of a proof's time, relative to the compile without it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A measured command; the ratio is to quantize_static on the same model, None where there is no model."""
+    """A measured command, with its ratio to quantize_static on the same model (None without a model)."""
 
     command: str
     network: str | None
@@ -66,7 +66,7 @@ class Row:
 
     @property
     def within(self) -> bool:
-        """Whether no limit is exceeded."""
+        """Whether all limits are met."""
         limits = ((self.cpu_seconds, self.cpu_limit), (self.peak_mb, self.mb_limit))
         return all(limit is None or value < limit for value, limit in limits)
 
@@ -74,7 +74,7 @@ class Row:
 def cost(command: Sequence[str], repeat: int, output: Path = Path(os.devnull)) -> tuple[float, float]:
     """CPU seconds and peak MB of a command. Raises CalledProcessError if it fails.
 
-    output: gets what the last run prints.
+    output: receives the output of the last run.
     """
     runs = [_run(command, output) for _ in range(repeat)]
     return min(seconds for seconds, _ in runs), max(megabytes for _, megabytes in runs)
@@ -87,12 +87,12 @@ def _run(command: Sequence[str], output: Path) -> tuple[float, float]:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, command)
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KB elsewhere
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KB elsewhere
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit / 1e6
 
 
 def rows(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
-    """The help; then quantize_static, compile and verify for every network."""
+    """Measures the help, then quantize_static, compile and verify for every network."""
     npuc = (sys.executable, "-m", "npuc")
     yield Row("npuc --help", None, *cost([*npuc, "--help"], repeat), cpu_limit=HELP_LIMIT)
     for network in found:
@@ -110,7 +110,7 @@ def rows(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
 
 
 def proofs(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
-    """What a compile takes without its proof, and what the proof takes."""
+    """CPU seconds of a compile without its proof, and of the proof."""
     mobilenet = next(each for each in found if each.name == PROVED)
     resnet = str(light("resnet50", Path(folder)))
     large = ("--target", "easynpu", "--machine", "large")

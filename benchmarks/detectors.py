@@ -1,11 +1,11 @@
-"""Detectors: how well integers keep boxes, and scores that are rarely large, beside onnxruntime's quantisation.
+"""Detectors: accuracy of boxes and of rarely large scores in integers, compared with onnxruntime's quantisation.
 
     python benchmarks/detectors.py [--target T ..] [--level 0|1|2] [--bias 4 ..] [--seed N ..] [--trunk relu|..]
 
-A trunk with random weights over images of random blocks, a head for boxes and one for scores with a Sigmoid. As in
-a trained detector most logits lie near the bias of -4 to -9, and few reach beyond 0: the head's weights are scaled
-so that 3 of 1,000 exceed 1.5. A detection is a place whose score of fp32 is at least .25. 40 images for
-calibration, 60 for the test.
+A trunk with random weights on images of random blocks, a head for boxes and one for scores with a Sigmoid. As in
+a trained detector, most logits are near the bias of -4 to -9, and few exceed 0: the head's weights are scaled
+so that 3 of 1,000 exceed 1.5. A detection is a position whose fp32 score is at least .25. There are 40 images for
+calibration and 60 for the test.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ RARE, HIGH = 0.997, 1.5
 
 @dataclass(frozen=True)
 class Row:
-    """Signal to noise of boxes and of scores in dB; of the detections of fp32, how many are found, and of those
-    found, how many are among them."""
+    """Signal-to-noise ratios of boxes and scores in dB; the share of fp32's detections that are found, and the
+    share of found detections that are fp32's."""
 
     computation: str
     bias: float
@@ -97,7 +97,7 @@ TRUNKS: Mapping[str, Callable[[NetworkBuilder, str], str]] = {
 
 
 def detector(trunk: str, bias: float, seed: int) -> onnx.ModelProto:
-    """1x3xSIZExSIZE -> (4 of a box, score) for every place."""
+    """A detector from 1x3xSIZExSIZE to a box (4) and a score for every position."""
     net = NetworkBuilder("detector", seed)
     x = TRUNKS[trunk](net, net.input((1, 3, SIZE, SIZE)))
     boxes, logits = net.conv(x, 4, 1), net.conv(x, 1, 1)
@@ -109,7 +109,7 @@ def detector(trunk: str, bias: float, seed: int) -> onnx.ModelProto:
 
 
 def _scale_head(model: onnx.ModelProto, head: onnx.NodeProto, bias: float, seen: Array) -> None:
-    """Makes the median of the logits the bias, and the share RARE of them less than HIGH."""
+    """Sets the median of the logits to the bias, and the RARE quantile of them to HIGH."""
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
     shown.graph.output.append(onnx.ValueInfoProto(name=head.output[0]))
@@ -125,7 +125,7 @@ def _scale_head(model: onnx.ModelProto, head: onnx.NodeProto, bias: float, seen:
 
 
 def rows(folder: Path, trunk: str, bias: float, seed: int, targets: tuple[str, ...], level: str) -> Iterator[Row]:
-    """onnxruntime's int8, and each target's."""
+    """The results of onnxruntime's int8 and of each target's."""
     model, calibration = folder / "m.onnx", folder / "calibration.npz"
     onnx.save(detector(trunk, bias, seed), model)
     data.save(calibration, {"input": images(40, seed=[seed, 0])})
@@ -189,7 +189,7 @@ def main(
 
 
 def _cells(row: Row) -> tuple[Any, ...]:
-    """Of the table."""
+    """The columns of the table."""
     return tuple(f"{each:.3g}" if isinstance(each, float) else each for each in astuple(row))
 
 

@@ -1,9 +1,9 @@
-"""The families of models.families on every target: what the NPU computes, and the page docs/families.md.
+"""The families of models.families on every target: the NPU's share, and the page docs/families.md.
 
     python benchmarks/families.py [--page] [TEXT ...]
 
-Each is compiled, proved and verified bit by bit; a line says the share of multiply-accumulates on the NPU, and
-below it what the host runs. With texts only those whose line contains all of them. --page writes the page.
+Each is compiled, proved and verified bit for bit; a line has the share of multiply-accumulates on the NPU, and
+below it the nodes on the host. With texts, only those whose line contains all of them. --page writes the page.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MACHINES = {
     "nvdla-full fp16": ("nvdla-full", "fp16"),
     "bm1684": ("bm1684", "fp32"),
 }
-"""Column -> target and precision."""
+"""The target and precision of each column."""
 SAMPLES = 2
-"""That each program is verified on, beside the one that it is proved on."""
+"""Samples on which each program is verified, in addition to the one of its proof."""
 USUAL_DB, LEAST_DB = 60, 40
-"""What fp16 and fp32 usually reach, and what a deep network must reach; every layer alone is within rounding."""
+"""SQNR that fp16 and fp32 usually reach, and that a deep network must reach; each layer is within rounding."""
 BESIDE = "W201"
-"""The code of what is on the host only because its neighbours are."""
+"""The code of nodes that are on the host only because their neighbours are."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Row:
     share: float | None = None
     exact: bool | None = None
     sqnr_db: float = inf
-    """Of the least accurate output against onnxruntime."""
+    """SQNR of the least accurate output against onnxruntime."""
     parts: int = 0
     regions: int = 0
     host: Mapping[str, str] | None = None
-    """Operator with its count -> why the host runs it; what is there for its neighbours left out."""
+    """The reasons for host nodes, by operator with its count; without nodes there only for their neighbours."""
     failure: str = ""
 
     @property
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def cell(self) -> str:
-        """The share, and whether the parts are exact in every bit."""
+        """The NPU's share, whether the parts are bit-exact or the SQNR, and the numbers of parts and regions."""
         if self.failure:
             return f"failed: {self.failure}"
         precise = f"{self.sqnr_db:.1f} dB" if self.sqnr_db < USUAL_DB else f"{USUAL_DB} dB"
@@ -99,7 +99,7 @@ def row(family: str, style: str, machine: str) -> Row:
 
 
 def _grouped(told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Operator with its count -> reason, the first of each operator and code."""
+    """The first reason of each operator and code, by operator with its count."""
     counts: Counter[tuple[str, str]] = Counter()
     reasons: dict[tuple[str, str], str] = {}
     for each in told:
@@ -120,20 +120,20 @@ def rows(texts: Sequence[str]) -> Iterator[Row]:
 
 HEAD = """# Families of networks on every target
 
-Seven networks as TensorFlow, PyTorch's dynamo exporter and Paddle spell them (`npuc.models.families`; small
+Seven networks as TensorFlow, PyTorch's dynamo exporter and Paddle export them (`npuc.models.families`; small
 inputs, random weights), compiled, proved and verified on every target by `python benchmarks/families.py --page`.
-A cell says the share of multiply-accumulates on the NPU, whether its parts are exact in every bit, and how many
-parts and places on the host there are. fp16 and fp32 have no integer network: every layer alone is within
-rounding, and the cell says the signal to noise of the whole against onnxruntime (60 dB or more where it says 60).
+A cell has the share of multiply-accumulates on the NPU, whether its parts are bit-exact, and the number of NPU
+parts plus host regions. fp16 and fp32 have no integer network: every single layer is within rounding errors, and
+the cell has the signal-to-noise ratio of the whole network against onnxruntime ("60 dB" means 60 dB or more).
 
-LSTM and GRU are the host's, and products of two activations on EasyNPU and NVDLA. Integers of networks on
-synthetic samples are exact, which says nothing of their accuracy.
+LSTM and GRU run on the host, and so do products of two activations on EasyNPU and NVDLA. The integers are exact,
+but on synthetic samples this says nothing about the networks' accuracy.
 
 """
 
 
 def page(found: Sequence[Row]) -> str:
-    """The page: a table of shares, and what the host runs where."""
+    """The page: a table of shares, and a table of the nodes on the host."""
     lines = [f"| network | style | {' | '.join(MACHINES)} |", f"|--|--|{'--|' * len(MACHINES)}"]
     for family in FAMILIES:
         for style in STYLES:

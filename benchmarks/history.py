@@ -1,11 +1,11 @@
-"""benchmarks/history.json: the ratios of each release, a line a benchmark, so that a regression is seen.
+"""benchmarks/history.json: the ratios of each release, a line per benchmark, to detect regressions.
 
     python benchmarks/history.py [BENCHMARK]
 
-prints the file. A benchmark with `--history compare` says which of its ratios have grown by more than NOISE since
-the last release (or, where there is none, since the last line of this one) and ends with exit code 1 if any has;
-with `--history append` it says so and writes its line, in place of one of the same version. Ratios are to a
-yardstick in the same run, so that machine and load matter little; seconds are not kept.
+prints the file. A benchmark with `--history compare` prints which of its ratios have grown by more than NOISE
+since the last release (or, if there is none, since the last line of this one) and ends with exit code 1 if any
+has; with `--history append` it prints them and writes its line, replacing one of the same version. Ratios are to a
+baseline in the same run, so that machine and load matter little; seconds are not recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from npuc.text import table
 
 FILE = Path(__file__).with_name("history.json")
 NOISE = 1.2
-"""A ratio that grows by less may be chance."""
+"""Growth of a ratio below this may be chance."""
 history_option = click.option(
     "--history",
     type=click.Choice(("compare", "append")),
@@ -56,7 +56,7 @@ def entries() -> list[Entry]:
 
 
 def regressions(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """What has grown by more than chance, a sentence each.
+    """A sentence for each ratio that has grown by more than NOISE.
 
     >>> regressions({"a": 1.0, "b": 2.0, "gone": 1.0}, {"a": 1.1, "b": 2.5, "new": 9.0})
     ['b: 2.500, before 2.000 (+25 %)']
@@ -69,7 +69,7 @@ def regressions(before: Mapping[str, float], now: Mapping[str, float]) -> list[s
 
 
 def follow(benchmark: str, ratios: Mapping[str, float], asked: str | None, note: str = "") -> None:
-    """What `--history` asks for; nothing where it is None. note: what a reader of the line must know."""
+    """Does what `--history` asks for; nothing if it is None. note: a remark for readers of the line."""
     if asked is None:
         return
     known = entries()
@@ -94,7 +94,7 @@ def _write(lines: list[Entry]) -> None:
 
 
 def _commit() -> str:
-    """The commit that is measured, with a + where files differ from it."""
+    """The measured commit, with a + if files differ from it."""
     command = ("git", "-C", str(FILE.parent), "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*")
     return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
 

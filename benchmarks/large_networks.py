@@ -2,7 +2,7 @@
 
     python benchmarks/large_networks.py [--network NAME].. [--target NAME].. [--precision P] [--json] [--check]
 
-The onnx package's light models with random weights in place of their constants; calibration data is made up.
+The onnx package's light models with random weights in place of their constants; calibration data is synthetic.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Row:
 
     @property
     def within(self) -> bool:
-        """Whether no limit is exceeded."""
+        """Whether all limits are met."""
         fast = self.compile_seconds < (RESNET50_SECONDS if self.network == "ResNet-50" else COMPILE_SECONDS)
         small = self.compile_mb < COMPILE_MB and self.verify_mb < VERIFY_MB
         return self.bit_exact and fast and small and self.verify_seconds < VERIFY_SECONDS
 
 
 def row(name: str, model: Path, target: str, precision: str) -> Row:
-    """What is measured of one network on one target."""
+    """Measures one network on one target."""
     npuc, program, printed = (sys.executable, "-m", "npuc"), model.with_suffix(".npu"), model.with_suffix(".json")
     options = ("--target", target, "--precision", precision, "-o", str(program), "--json")
     compiled = cost([*npuc, "compile", str(model), *options], 1, printed)
@@ -71,7 +71,7 @@ def row(name: str, model: Path, target: str, precision: str) -> Row:
 
 
 def rows(names: tuple[str, ...], targets: tuple[str, ...], precision: str) -> Iterator[Row]:
-    """Network by network; what was written of one is gone before the next."""
+    """The rows, network by network; files of one are removed before the next."""
     for name in names:
         with TemporaryDirectory() as folder:
             model = light(NAMES[name], Path(folder))

@@ -1,4 +1,4 @@
-"""CPU seconds of looking at programs: verification of ResNet-8 on many samples, and reports of ResNet-50.
+"""CPU seconds of inspecting programs: verification of ResNet-8 on many samples, and reports of ResNet-50.
 
     python benchmarks/looking.py [--repeat N] [--json] [--check]
 
@@ -31,7 +31,7 @@ LARGE = {"easynpu": ("--machine", "large")}
 
 @dataclass(frozen=True)
 class Row:
-    """A measured command; MB: what it wrote."""
+    """A measured command. MB: the size of its output."""
 
     command: str
     network: str
@@ -43,13 +43,13 @@ class Row:
 
     @property
     def within(self) -> bool:
-        """Whether no limit is exceeded."""
+        """Whether all limits are met."""
         small = self.mb is None or self.mb_limit is None or self.mb < self.mb_limit
         return self.cpu_seconds < self.cpu_limit and small
 
 
 def rows(network: Network, folder: Path, repeat: int) -> Iterator[Row]:
-    """verify on every target, then report where ResNet-50 compiles."""
+    """Measures verify on every target, then report on the targets of ResNet-50."""
     npuc = (sys.executable, "-m", "npuc")
     samples = _many(network, folder / "samples.npz")
     for target in TARGETS:
@@ -74,7 +74,7 @@ def _report(npuc: Sequence[str], model: Path, target: str, folder: Path, repeat:
 
 
 def _many(network: Network, path: Path) -> Path:
-    """The network's samples, again and again."""
+    """The network's samples, repeated."""
     with np.load(network.samples) as file:
         (name, *_) = [name for name in file.files if name != "y"]
         save(path, {name: np.resize(file[name], (SAMPLES, *file[name].shape[1:]))})

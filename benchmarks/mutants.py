@@ -1,12 +1,11 @@
-"""Small changes of conditions, each of which a test must notice: what survives is a condition that no test holds.
+"""Small changes of conditions, each of which a test must detect; a mutant that survives is an untested condition.
 
     python benchmarks/mutants.py [--only TEXT]... [--list FILE] [--check] [--json]
 
-`mutants.toml` lists them: a file by its name, a text that stands in it once, what takes its place, and the tests
-that shall fail then. No file is touched: every mutant has a process of its own, forked from one that has imported
-what all tests need, which compiles the changed text where the module is imported. A mutant whose text is not there
-(any more) is an error. Exit code 1 unless at least 95 % are killed and none is in error; --check only looks the
-texts up.
+`mutants.toml` lists them: a file name, a text that occurs once in the file, its replacement, and the tests that
+must then fail. No file is changed: every mutant runs in a separate process, forked from one that has imported what
+all tests need, which compiles the changed text when the module is imported. A mutant whose text is not found is an
+error. Exit code 1 unless at least 95 % are killed and none is in error; --check only looks the texts up.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
 SOURCES = ("npuc", "passes", "targets")
 SECONDS = 120
-"""What the tests of a mutant may take: one that never ends is killed."""
+"""The time limit for the tests of a mutant; tests that exceed it are killed."""
 LEAST_KILLED = 0.95
 KILLED, SURVIVED, ERROR = "killed", "survived", "error"
 FAILED, PASSED = 1, 0
@@ -57,7 +56,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant."""
+    """The result of a mutant."""
 
     mutant: Mutant
     result: str
@@ -83,7 +82,7 @@ def _files(root: Path) -> Mapping[str, Sequence[Path]]:
 
 
 def place_of(mutant: Mutant, root: Path = ROOT) -> tuple[Path, str]:
-    """The file and its changed text. Raises ValueError where the old text does not stand in one file, once."""
+    """The file and its changed text. Raises ValueError unless the old text occurs once, in one file."""
     named = _files(root).get(Path(mutant.file).name, ())
     files = [path for path in named if path.as_posix().endswith(f"/{mutant.file}")]
     holding = [path for path in files if mutant.old in path.read_text(encoding="utf-8")]
@@ -106,7 +105,7 @@ def place_of(mutant: Mutant, root: Path = ROOT) -> tuple[Path, str]:
 
 
 def run(mutant: Mutant) -> Outcome:
-    """The mutant's tests in a process of their own."""
+    """Runs the mutant's tests in a separate process."""
     began = perf_counter()
     try:
         path, changed = place_of(mutant)
@@ -128,7 +127,7 @@ def run(mutant: Mutant) -> Outcome:
 
 
 def _tested(mutant: Mutant, path: Path, changed: str) -> int:
-    """pytest's exit code, with the changed text in the place of the file."""
+    """pytest's exit code with the changed text in place of the file."""
     import pytest
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -155,7 +154,7 @@ def _replace(path: Path, changed: str) -> None:
 
 
 def _prepare() -> None:
-    """Imports what every test needs, but nothing of npuc, so that each process of a mutant starts with it."""
+    """Imports what every test needs, but nothing of npuc, before the mutants' processes are forked."""
     sys.path.insert(0, str(ROOT))
     import networkx  # noqa: F401
     import numpy  # noqa: F401
@@ -202,7 +201,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def report(outcomes: Sequence[Outcome], *, check: bool, as_json: bool) -> int:
-    """Prints what survived; gives the exit code."""
+    """Prints the survivors; returns the exit code."""
     results = {kind: [each for each in outcomes if each.result == kind] for kind in (KILLED, SURVIVED, ERROR)}
     killed = len(results[KILLED]) / len(outcomes)
     failed = bool(results[ERROR]) or (not check and killed < LEAST_KILLED)

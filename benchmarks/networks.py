@@ -1,13 +1,13 @@
-"""The networks of the benchmarks: trained ones beside the checkout where they are, else npuc's own builders.
+"""The networks of the benchmarks: trained ones if they are beside the checkout, else npuc's own builders.
 
     python benchmarks/networks.py FOLDER
 
-writes into the folder what is not there yet and prints the networks as JSON;
+writes missing networks to the folder and prints all as JSON;
 
     python benchmarks/networks.py FILE NAME
 
-writes a light model of the onnx package with random weights. Processes of their own, so that the benchmark stays
-small: a child's peak memory starts at its parent's.
+writes a light model of the onnx package with random weights. These run as separate processes to keep the benchmark
+small, since a child's peak memory starts at its parent's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def networks(folder: str) -> list[Network]:
 def light(name: str, folder: Path) -> Path:
     """One of the onnx package's light models with normal weights in place of its ConstantOfShape.
 
-    Vectors (biases, statistics) lie between 0.5 and 1.5.
+    Vectors (biases, statistics) are between 0.5 and 1.5.
     """
     path = folder / f"{name}.onnx"
     subprocess.run([sys.executable, __file__, str(path), name], check=True)

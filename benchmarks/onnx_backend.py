@@ -2,7 +2,8 @@
 
     python benchmarks/onnx_backend.py [--check] [--jobs N] [NAME ...]
 
-Writes the page; with names prints the tests whose names contain one of them. --check: exit code 1 if a test fails.
+Writes the page; with names, prints the tests whose names contain one of them. --check: exit code 1 if a test
+fails.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from npuc.onnx_suite import MOST_STEPS, Suite, runtime_suite, suite
 from npuc.target import TARGETS
 
 ONNX_VERSION = "1.23.2"
-"""The tests are those of the onnx package; each version has others."""
+"""The tests are those of the onnx package, which differ by version."""
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx-backend.md"
 CATEGORIES = {
     "NodeModel": "single operators",
@@ -33,14 +34,14 @@ CATEGORIES = {
     "PyTorchConvertedModel": "layers converted from PyTorch",
     "PyTorchOperatorModel": "operators exported by PyTorch",
 }
-"""Of the suite; the networks of its RealModel are left out: their weights are all alike."""
+"""The groups of the suite; the networks of RealModel are left out, as all their weights are equal."""
 PLACES = {"npu": "all on the NPU", "mixed": "mixed", "host": "all on the host"}
 SEVERAL = "(several nodes)"
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a test ended: passed, refused (and why), failed (and how)."""
+    """The result of a test: passed, refused or failed, with the reason."""
 
     name: str
     category: str
@@ -48,11 +49,11 @@ class Result:
     kind: str
     reason: str = ""
     place: str | None = None
-    """Where it ran, of those that passed: on the NPU, mixed, or on the host."""
+    """Where a passed test ran: on the NPU, mixed, or on the host."""
 
 
 def results(names: Sequence[str], target: str) -> list[Result]:
-    """Every test of the suite, or those that contain one of the names, on a target."""
+    """Runs every test of the suite, or those that contain one of the names, on a target."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(_results(names, target))
@@ -77,7 +78,7 @@ def _result(tests: Suite, test: unittest.TestCase, category: str, name: str) -> 
         kind, reason = "passed", ""
     except unittest.SkipTest as refusal:
         kind, reason = "refused", str(refusal).splitlines()[0]
-    except Exception as error:  # whatever else the suite or npuc raises is a failure
+    except Exception as error:  # any other exception of the suite or npuc is a failure
         kind, reason = "failed", " ".join(f"{type(error).__name__}: {error}".split())
     place = tests.place() if kind == "passed" else None
     return Result(
@@ -103,7 +104,7 @@ _operators: dict[str, str] = {}
 
 
 def operator_of(name: str) -> str:
-    """The operator that a test is of."""
+    """The operator that a test is for."""
     if not _operators:
         _operators.update(operators())
     return _operators.get(name, SEVERAL)
@@ -185,14 +186,14 @@ def _counts(results: Sequence[Result]) -> str:
 
 
 def _passed(results: Sequence[Result], operator: str) -> str:
-    """How many pass, and in brackets how many of them on the NPU alone, where the host has any."""
+    """How many pass and, in brackets, how many of them on the NPU alone, if the host runs any."""
     passed = [each for each in results if each.operator == operator and each.kind == "passed"]
     alone = sum(each.place == "npu" for each in passed)
     return str(len(passed)) if alone == len(passed) else f"{len(passed)} ({alone})"
 
 
 def counts(results: Sequence[Result]) -> list[int]:
-    """How many run where, then how many pass, are refused, fail."""
+    """The numbers of tests by place, then of those passed, refused and failed."""
     places = [sum(each.place == place for each in results) for place in PLACES]
     return [*places, *(sum(each.kind == kind for each in results) for kind in ("passed", "refused", "failed"))]
 

@@ -1,4 +1,4 @@
-"""What a benchmark prints: a table or JSON, and with --check an exit code of 1 outside the limits."""
+"""The output of a benchmark: a table or JSON, and with --check an exit code of 1 outside the limits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from npuc.text import as_json, table
 
 
 class Measured(Protocol):
-    """A row: a frozen dataclass that knows its limits."""
+    """A row: a frozen dataclass with its limits."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def within(self) -> bool:
-        """Whether no limit is exceeded."""
+        """Whether all limits are met."""
         ...
 
 
 def conclude(
     header: Sequence[str], rows: Sequence[Measured], found: Sequence[Network], *, json_wanted: bool, check: bool
 ) -> None:
-    """Prints the rows and where the networks come from; exits with 1 if checked and a limit is exceeded."""
+    """Prints the rows and the origin of the networks; exits with 1 if checked and a limit is exceeded."""
     if json_wanted:
         entries = [{**asdict(row), "within": row.within} for row in rows]
         click.echo(as_json({"networks": {each.name: each.origin for each in found}, "rows": entries}))

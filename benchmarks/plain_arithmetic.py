@@ -1,9 +1,9 @@
-"""Random networks on NVDLA: every layer of every program beside plain arithmetic, on data that is not only noise.
+"""Random networks on NVDLA: every layer of every program compared with plain arithmetic, not only on noise.
 
     python benchmarks/plain_arithmetic.py [--networks N] [--seed S]
 
-A line for each network whose program leaves another element than numpy computes from the description; exit status
-1 if there is one. tests/nvdla/test_plain_arithmetic.py does the same with a few.
+Prints a line for each network of which an element differs from numpy's result for its description; exit status 1
+if there is one. tests/nvdla/test_plain_arithmetic.py does the same with a few networks.
 """
 
 from __future__ import annotations

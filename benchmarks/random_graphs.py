@@ -2,10 +2,10 @@
 
     python benchmarks/random_graphs.py [--count N] [--seed S] [--target NAME]... [--out FOLDER] [--json]
 
-A target is `passes` (each pass by itself, all passes of a target in order, against the float interpreter and
-onnxruntime), or one with its precision, as `easynpu/int8` (compiled, run on the chip model, compared bit for bit
-with the integer network, and with onnxruntime); default: all in turn. Whatever is wrong is minimised and written
-to the folder as a model, its inputs, and what was seen. Exit code 1 if anything was found.
+A target is `passes` (each pass separately, and all passes of a target in order, against the float interpreter and
+onnxruntime), or a target with a precision such as `easynpu/int8` (compiled, run on the chip model, compared bit
+for bit with the integer network, and with onnxruntime); default: all in turn. Every finding is minimised and
+written to the folder as a model, its inputs and a description. Exit code 1 if anything was found.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.graphs.drawn import drawn
 from tests.graphs.minimising import Sample, minimised
 
 SECONDS = 20
-"""CPU time that a graph may take; a pass that never ends is a finding too."""
+"""The CPU time limit of a graph; a pass that never ends is also a finding."""
 EVERY = 60.0
 """Seconds between lines of progress."""
 PASSES = "passes"
 STEPS = {PASSES: (1, 9)}
-"""Operators or patterns of a graph; of one that is compiled fewer, so that more of them are not refused."""
+"""Operators or patterns in a graph; fewer in one that is compiled, so that fewer are refused."""
 FEW = (1, 5)
 
 Check = Callable[[Sample], "Finding | str"]
@@ -53,7 +53,7 @@ def out_of_time(_signal: int, _frame: FrameType | None) -> None:
 
 
 def passes_check(seed: int) -> Check:
-    """All passes by themselves; of the targets, whose passes then run in order, one after the other."""
+    """Checks all passes separately, and the passes of one target in order, which alternates with the seed."""
     names = tuple(TARGETS)
     name = names[seed % len(names)]
 
@@ -73,7 +73,7 @@ def compile_check(case: Case, folder: Path) -> Check:
 
 
 def checked(check: Check, sample: Sample) -> Finding | str:
-    """What a check says; whatever it raises is a finding."""
+    """The finding of a check; every exception is a finding."""
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         return check(sample)
@@ -84,7 +84,7 @@ def checked(check: Check, sample: Sample) -> Finding | str:
 
 
 def smallest(check: Check, sample: Sample, found: Finding) -> Sample:
-    """The minimised sample with the same finding."""
+    """A minimised sample with the same finding."""
 
     def fails(candidate: Sample) -> bool:
         again = checked(check, candidate)
@@ -94,13 +94,13 @@ def smallest(check: Check, sample: Sample, found: Finding) -> Sample:
 
 
 def written(folder: Path, name: str, seed: int, sample: Sample, found: Finding) -> None:
-    """The reproducer: model.onnx, inputs.npz, finding.txt."""
+    """Writes the reproducer: model.onnx, inputs.npz, finding.txt."""
     place = folder / f"{name.replace('/', '-')}-{seed}"
     place.mkdir(parents=True, exist_ok=True)
     (place / "finding.txt").write_text(f"seed {seed}\n{found}\n\n{sample.graph}\n", encoding="utf-8")
     stacked = {each: np.stack([feed[each] for feed in sample.feeds]) for each in sample.graph.inputs}
     np.savez(place / "inputs.npz", **stacked)
-    with suppress(Exception):  # what no exporter writes is the finding, and its text is there
+    with suppress(Exception):  # the finding may be that the exporter fails; its text is written anyway
         (place / "model.onnx").write_bytes(to_onnx(sample.graph).SerializeToString())
 
 
@@ -124,7 +124,7 @@ def main(count: int, seed: int, targets: Sequence[str], out: Path, as_json: bool
     outcomes: Counter[tuple[str, str]] = Counter()
     findings: dict[str, int] = {}
     began, told, spent = perf_counter(), perf_counter(), Counter[str]()
-    with TemporaryDirectory() as scratch, suppress(KeyboardInterrupt):  # what ran until then is reported
+    with TemporaryDirectory() as scratch, suppress(KeyboardInterrupt):  # the results so far are reported
         for number in range(seed, seed + count):
             name = names[number % len(names)]
             started = process_time()
@@ -163,7 +163,7 @@ def report(
     *,
     as_json: bool,
 ) -> None:
-    """How many ran, were refused, and were found wrong, by target."""
+    """The numbers of graphs that ran, were refused and had findings, by target."""
     rows: list[dict[str, object]] = []
     for name in dict.fromkeys(names):
         said = {what: number for (each, what), number in outcomes.items() if each == name}

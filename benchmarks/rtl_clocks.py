@@ -1,11 +1,11 @@
-"""Modelled clocks of NVDLA programs beside those of the RTL.
+"""Modelled clocks of NVDLA programs compared with those of the RTL.
 
     python benchmarks/rtl_clocks.py [FOLDER ...]
 
-Each folder holds a test program and a file `clocks` (`default N`, `fast N`); without arguments those beside the
-checkout. The operations are read from the registers that the program writes, and when each may begin from the
-waits between them. `default` is memory that takes a request every other clock, `fast` one that takes one every
-clock. The last line counts the figures within a tenth of the RTL.
+Each folder has a test program and a file `clocks` (`default N`, `fast N`); without arguments, those beside the
+checkout are used. The operations are read from the registers that the program writes, and their earliest starts
+from the waits between them. `default` is memory that accepts a request every other clock, `fast` memory that
+accepts one every clock. The last line counts the figures within a tenth of the RTL.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from npuc.targets.nvdla.operations.weight_form import WeightForm
 PROGRAMS = Path(__file__).resolve().parents[2] / "shared/nvdla/rtl"
 MACHINES = {"nv_small": SMALL, "nv_full": FULL}
 MEMORIES = {"default": 0.5, "fast": 1.0}
-"""Requests of a beat (8 bytes; nv_full: 64) that memory takes in a clock."""
+"""Requests of one beat (8 bytes; nv_full: 64) that memory accepts per clock."""
 PRECISIONS = ("int8", "int16", "fp16")
 TABLE = Tables(Ramp((), 0, 0, 0))
 WINDOW = KernelWindow(1, 1, 1, 1, 0, 0, 0, 0)
@@ -56,14 +56,14 @@ WINDOW = KernelWindow(1, 1, 1, 1, 0, 0, 0, 0)
 
 @dataclass
 class Registers:
-    """What a program has written, in both groups of every block, and the operations that it enabled."""
+    """The registers that a program has written, in both groups of every block, and the operations it enabled."""
 
     map: RegisterMap
     values: dict[tuple[str, int, str], int] = field(default_factory=dict[tuple[str, int, str], int])
     producer: dict[str, int] = field(default_factory=dict[str, int])
     found: list[tuple[Operation, Admission]] = field(default_factory=list[tuple[Operation, Admission]])
     waits: list[int] = field(default_factory=list[int])
-    """How many interrupts each operation has."""
+    """The number of interrupts of each operation."""
     waited: int = 0
     program: int | None = None
     fetch: int | None = None
@@ -73,7 +73,7 @@ class Registers:
     tables: bool = False
 
     def take(self, command: Command) -> None:
-        """One more command."""
+        """Processes a command."""
         if isinstance(command, Wait):
             self.waited += 1
         elif isinstance(command, Write):
@@ -97,7 +97,7 @@ class Registers:
         return self.values.get((block, self.producer.get(block, 0), name), 0)
 
     def _ended(self) -> int:
-        """How many operations have ended by the interrupts waited for."""
+        """The number of operations that have ended according to the interrupts waited for."""
         left, count = self.waited, 0
         for each in self.waits:
             if left < each:
@@ -128,7 +128,7 @@ class Registers:
         return PRECISIONS[getattr(self.get(block, name), key)]
 
     def _cube(self, block: str, prefix: str, fields: str, precision: str) -> Surface:
-        """A cube of three registers; fields: how the names of their fields begin."""
+        """A cube from three registers. fields: the prefixes of their field names."""
         width, height, channels = (
             getattr(self.get(block, f"{prefix}_{extent}"), f"{fields}{extent}") + 1
             for extent in ("WIDTH", "HEIGHT", "CHANNEL")
@@ -221,7 +221,7 @@ def _machine(name: str, memory: str) -> Machine:
 
 
 def measured_clocks(folder: Path) -> Iterator[tuple[str, int]]:
-    """What the RTL took, by memory."""
+    """Clocks of the RTL, by memory."""
     words = (folder / "clocks").read_text().split()
     return ((name, int(count)) for name, count in zip(words[::2], words[1::2], strict=True))
 

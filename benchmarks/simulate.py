@@ -1,8 +1,8 @@
-"""CPU time a sample of npuc's simulator, beside onnxruntime on the fp32 model: one thread, loading excluded.
+"""CPU time per sample of npuc's simulator and of onnxruntime on the fp32 model: one thread, without loading.
 
     python benchmarks/simulate.py [--samples N] [--json] [--check] [--history compare|append]
 
-Both see the same samples: the simulator in its batches and one by one, onnxruntime one by one as models want it.
+Both run the same samples: the simulator in its batches and one by one, onnxruntime one by one, as models demand.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from npuc.storage.data import synthetic
 from npuc.target import Options, target
 
 RATIO_LIMITS = {"MobileNetV1-0.25": 1.3}
-"""Of many samples, where it is not 1."""
+"""Limits of the ratio on many samples, where they are not 1."""
 ALONE_LIMIT = 3.0
-"""Of one sample after the other."""
+"""The limit of the ratio one sample at a time."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds of CPU time a sample."""
+    """Milliseconds of CPU time per sample."""
 
     network: str
     samples: int
@@ -41,17 +41,17 @@ class Row:
     ratio: float
     ratio_limit: float
     alone: float
-    """The ratio where samples come one by one."""
+    """The ratio one sample at a time."""
     alone_limit: float = ALONE_LIMIT
 
     @property
     def within(self) -> bool:
-        """Whether the limits are kept."""
+        """Whether the limits are met."""
         return self.ratio <= self.ratio_limit and self.alone <= self.alone_limit
 
 
 def row(network: Network, count: int, folder: Path) -> Row:
-    """Both on the same samples, after a warm-up."""
+    """Measures both on the same samples, after a warm-up."""
     easynpu, directory = target("easynpu"), folder / f"{network.name}.npu"
     compiled, _ = driver.compile_model(Path(network.model), easynpu, Options(), {}, [Path(network.samples)])
     program.save(compiled, directory)
@@ -98,7 +98,7 @@ def _seconds(run: Callable[[Any], Any], feeds: Sequence[Any]) -> float:
 @history_option
 @note_option
 def main(samples: int, json_wanted: bool, check: bool, history: str | None, note: str) -> None:
-    """Measure the simulator's CPU time a sample."""
+    """Measure the simulator's CPU time per sample."""
     with TemporaryDirectory() as folder:
         found = networks(folder)
         measured = [row(network, samples, Path(folder)) for network in found]

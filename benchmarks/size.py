@@ -1,8 +1,9 @@
-"""Lines of the project, by package: all of them, those of code, and how long files and functions are.
+"""Lines of the project, by package: all lines, lines of code, and the lengths of files and functions.
 
     python benchmarks/size.py [--json] [--functions N]
 
-Code is what is neither blank, comment nor docstring. Lines outside tests are the sum of every package but tests.
+Lines of code are those that are not blank, comment or docstring. Lines outside tests are those of all other
+packages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from npuc.text import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 SPLIT = {"targets"}
-"""Packages whose folders are rows of their own."""
+"""Packages whose folders have separate rows."""
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -40,7 +41,7 @@ class Function:
 
 @dataclass(frozen=True)
 class File:
-    """A file of Python."""
+    """A Python file."""
 
     path: str
     lines: int
@@ -77,7 +78,7 @@ def read(path: Path) -> File:
 
 
 def _docstring(node: ast.AST) -> Iterable[int]:
-    """The lines of strings that stand alone: docstrings, also of attributes."""
+    """The lines of string statements: docstrings, including those of attributes."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return range(node.lineno, (node.end_lineno or node.lineno) + 1)
     return ()

@@ -1,9 +1,9 @@
-"""Sorts the tests into tiers by what they take: fast, the rest, slow. Writes tests/tiers.json.
+"""Sorts the tests into tiers by duration: fast, the rest, slow. Writes tests/tiers.json.
 
     pytest -n 2 -m "" --junitxml report.xml && python benchmarks/tiers.py report.xml
 
-slow: a test of more than MOST seconds, with all its parameters. fast: whole files, the cheapest first, as long as
-they fit the budget together. A test of a new file is in neither until this runs again.
+slow: a test that takes more than MOST seconds with all its parameters. fast: whole files, the fastest first, as
+long as they fit the budget together. A test in a new file is in neither until this runs again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 
 TIERS = Path(__file__).resolve().parents[1] / "tests" / "tiers.json"
 MOST = 10.0
-"""Seconds of a test that is not slow."""
+"""The most seconds of a test that is not slow."""
 BUDGET = 75.0
-"""Seconds of all fast tests, one after the other."""
+"""Seconds of all fast tests in sequence."""
 
 
 def main(report: Path) -> None:

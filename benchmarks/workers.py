@@ -1,9 +1,9 @@
-"""Seconds of `npuc accuracy` on this machine and on a Dask cluster of it, by the number of workers.
+"""Seconds of `npuc accuracy` on this machine and on a local Dask cluster, by the number of workers.
 
     python benchmarks/workers.py [--samples N] [--workers N ...] [--json] [--check] [--history compare|append]
 
-The network is MobileNetV1-0.25 on EasyNPU, the cluster distributed.LocalCluster with a process a worker, which has
-run a few samples before the clock starts. Needs npuc[dask]. The reports must be the same to the last bit.
+The network is MobileNetV1-0.25 on EasyNPU, the cluster distributed.LocalCluster with one process per worker, which
+has run a few samples before timing starts. Needs npuc[dask]. The reports must be the same to the last bit.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ FILES = 8
 
 @dataclass(frozen=True)
 class Row:
-    """Wall seconds by the number of workers, 0: in this process; ratio: to that."""
+    """Wall seconds by number of workers (0: in this process), and the ratio to this process."""
 
     workers: int
     samples: int
     seconds: float
     ratio: float
     same: bool
-    """Whether the report is that of this process."""
+    """Whether the report equals that of this process."""
 
     @property
     def within(self) -> bool:
-        """Whether the report is the same; times have no limit, as they are the machine's."""
+        """Whether the report is the same; times have no limit, as they depend on the machine."""
         return self.same
 
 

@@ -1,4 +1,4 @@
-"""A model of your own on three targets: check, calibrate, compile, verify, look inside.
+"""Your own model on three targets: check, calibrate, compile, verify, inspect.
 
 python examples/bring_your_model.py [MODEL.onnx SAMPLES.npz]
 """
@@ -16,7 +16,7 @@ TARGETS = ("easynpu", "nvdla-small", "bm1684")
 
 
 def small_model() -> onnx.ModelProto:
-    """Two convolutions and a classifier with random weights, as a model from anywhere would be."""
+    """A model of two convolutions and a classifier with random weights, in place of your own."""
     rng = np.random.default_rng(1)
     weights = {
         "w1": rng.normal(0, 0.3, (8, 3, 3, 3)),
@@ -43,7 +43,7 @@ def small_model() -> onnx.ModelProto:
 
 
 def main() -> None:
-    """Compiles the model for every target and prints what came out."""
+    """Compiles the model for every target and prints the results."""
     if len(sys.argv) == 3:
         model = sys.argv[1]
         with np.load(sys.argv[2]) as file:

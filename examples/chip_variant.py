@@ -1,4 +1,4 @@
-"""A variant of a machine from a TOML file: what more PEs or a wider memory cost and gain.
+"""Variants of a machine from a TOML file: costs and benefits of more PEs or a wider memory.
 
 python examples/chip_variant.py
 """

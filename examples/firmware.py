@@ -1,4 +1,4 @@
-"""A program as C: exported, built with make, run on the machine in software, compared with the simulator.
+"""A program as C: exported, built with make, run on the machine in software, and compared with the simulator.
 
 python examples/firmware.py (needs make and a C compiler)
 """
@@ -16,7 +16,7 @@ MODEL, CALIBRATION, TEST = "models/digits.onnx", "models/digits_calibration.npz"
 
 
 def main() -> int:
-    """Exit code 0 if C and simulator agree on every number of 20 samples."""
+    """Returns exit code 0 if C and simulator agree on every number of 20 samples."""
     with np.load(TEST) as file:
         images = file["x"][:20].astype(np.float32)
     with TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""The BM1684 target: fp32 kernels of OKK calls behind the Target protocol."""
+"""The BM1684 target: kernels of OKK calls, behind the Target protocol."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FIRMWARE_HEADER = "okk_fix8b.h"
 
 
 class Bm1684(Target):
-    """BM1684 as a Target: fp32 by the public interface, 8 bits by functions of the firmware library beside it."""
+    """BM1684 as a Target: fp32 by the public interface, int8 by functions of the firmware library."""
 
     name = "bm1684"
     summary = "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel; int8 outside its public interface"
@@ -63,13 +63,13 @@ class Bm1684(Target):
     chip_models = ("own", "vendor")
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
-        """What the machine has no calls for becomes what it has."""
+        """The passes that rewrite forms without calls of the machine."""
         from npuc.targets.bm1684.network.passes import FIXED, PASSES
 
         return FIXED if options.precision == "int8" else PASSES
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
-        """Every node that has no calls, each with its constraint."""
+        """Every node that no calls can compute, with the constraint it violates."""
         from npuc.host_nodes import emptiness
 
         machines.load(options.machine)
@@ -79,7 +79,7 @@ class Bm1684(Target):
         return [problem for problem in found if problem is not None]
 
     def foresee(self, graph: Graph, options: Options) -> None:
-        """Raises DoesNotFit (E302) where a layer of 8 bits does not fit local memory; fp32 needs no samples."""
+        """Raises DoesNotFit (E302) if an 8-bit layer does not fit local memory; fp32 needs no samples."""
         from npuc.quantize.calibration.foresight import expect_foreseen, one_sample, without_search
         from npuc.targets.bm1684.lowering import fixed
         from npuc.targets.bm1684.network import quantising
@@ -97,7 +97,7 @@ class Bm1684(Target):
         expect_foreseen(trial, lambda _made: True, planned)
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
-        """Lowers, plans and emits; for 8 bits also calibrates and quantises."""
+        """Lowers, plans and emits; for int8 also calibrates and quantises."""
         machine = machines.load(options.machine)
         if options.precision == "int8":
             return self._fixed(graph, samples, options, machine)
@@ -113,7 +113,7 @@ class Bm1684(Target):
         return Program({**manifest, **signature(graph)}, Files(files), float_evidence(graph, graph))
 
     def _fixed(self, graph: Graph, samples: Samples, options: Options, machine: Machine) -> Program:
-        """A program of 8 bits, with the integer network as its evidence."""
+        """An int8 program, with the integer network as its evidence."""
         from npuc.evidence import evidence
         from npuc.host_nodes import host_step
         from npuc.quantize.improvement.search import as_json
@@ -133,7 +133,7 @@ class Bm1684(Target):
 
         def dtype(name: str) -> str:
             producers = quantised.graph.producers
-            while name in producers and producers[name].op == "Identity":  # the same bytes, also as integers
+            while name in producers and producers[name].op == "Identity":  # the same bytes
                 name = producers[name].inputs[0]
             return "uint8" if quantised.zeros.get(name) == fixed.UNSIGNED else "int8"
 
@@ -152,39 +152,39 @@ class Bm1684(Target):
         return Program({**manifest, **signature(graph)}, Files(files), evidence(quantised))
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
-        """The integer network of --precision int8, and what was tried to make it better."""
+        """The integer network of --precision int8, and the trials made to improve it."""
         from npuc.targets.bm1684.network import quantising
 
         return quantising.network(graph, samples, options)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
-        """The calls of the table on npuc's model of the interface, or on the vendor's."""
+        """Runs the table's calls on npuc's model of the interface, or on the vendor's chip model."""
         return Runner(program, chip_model)
 
     def timeline(self, program: Program) -> Timeline:
-        """What GDMA and BDC do when, and the buffers of local memory."""
+        """The activities of GDMA and BDC, and the buffers in local memory."""
         return timeline(program)
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
-        """One entry a call: number, text, engine, region, layer, cycles."""
+        """One entry per call: number, text, nodes, tensor, engine, region, cycles."""
         return [_listed(each) for each in instructions(program)]
 
     def outline(self, program: Program) -> list[Heading]:
-        """The kernel with what the host copies, and its regions."""
+        """The headings of the kernel with the host's copies, layers and regions."""
         return outline(program)
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
-        """The call that does the work."""
+        """The call that computes an element."""
         return origin(program, tensor, element)
 
     def stored(self, program: Program, tensor: str) -> Stored | None:
-        """Its words in system memory."""
+        """The words of a tensor in system memory."""
         from npuc.targets.bm1684.program.stored import stored
 
         return stored(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
-        """What each part of an image is for."""
+        """Annotations of the parts of a memory image."""
         from npuc.targets.bm1684.program import annotation
 
         return annotation.memory_annotations(program, name)
@@ -195,7 +195,7 @@ class Bm1684(Target):
         form: str,  # noqa: ARG002
         player: str | None = None,  # noqa: ARG002
     ) -> dict[str, bytes]:
-        """The device C, the host launcher, the weights, a map of what goes where, and how to build it all."""
+        """The device C, the host launcher, the weights, a map of regions and placements, and build files."""
         name = network_name(program.manifest)
         contents = replace(Contents.of(program.manifest), kernel=f"{name}_kernel")
         summary = read(Mapping[str, Any], program.manifest.get("report"), "report")
@@ -211,7 +211,7 @@ class Bm1684(Target):
         }
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002
-        """Samples, what the simulator makes of them, and a make target that runs and compares them."""
+        """Samples, simulated outputs, and a make target that compares them."""
         from npuc.targets.bm1684.export import self_test
 
         return self_test.files(program, inputs)
@@ -221,7 +221,7 @@ class Bm1684(Target):
         return machines.load(name).as_dict()
 
     def operators(self) -> list[dict[str, str]]:
-        """Operators with the calls they become and their constraints."""
+        """The operators, with their calls and constraints."""
         return [
             {
                 "op": op,
@@ -233,7 +233,7 @@ class Bm1684(Target):
 
 
 def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
-    """Every node without a layer of 8 bits."""
+    """Every node that 8-bit layers cannot compute."""
     from npuc.host_nodes import conversion_refusal, emptiness
     from npuc.targets.bm1684.network import fixed, quantising
 
@@ -251,11 +251,11 @@ def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
 
 
 Plan = tuple[Graph, Lowered, Kernel]
-"""The graph that was lowered, its steps, and their plan."""
+"""The graph that was lowered, its lowered form, and the planned kernel."""
 
 
 def _planned(graph: Graph, machine: Machine) -> Plan:
-    """The plan of fewest cycles: of a batch together, or of its images one after the other."""
+    """The plan with the fewest cycles: the whole batch at once, or its images one after the other."""
     alone = images.apart(graph)
     if alone is None:
         return _fitted(graph, machine)
@@ -271,7 +271,7 @@ def _planned(graph: Graph, machine: Machine) -> Plan:
 
 
 def _fitted(graph: Graph, machine: Machine) -> Plan:
-    """The plan of a graph and, where its maps exceed local memory, of what they become in slices of rows."""
+    """The plan of a graph or, if its maps exceed local memory, of its rewriting into slices."""
     try:
         lowered = rules.lower(graph, machine)
         return graph, lowered, planner.plan(lowered, machine)

@@ -1,4 +1,4 @@
-"""Copies from system memory to local memory as rows of a table, and one function that makes some of them."""
+"""Copies from system to local memory as rows of a C table, and the function that executes some of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ static void load(const arguments *to, int first, int count)
 
 @dataclass
 class Copies:
-    """The rows of the table, which grows while the calls of the layers are written."""
+    """The rows of the table, appended while the layers' calls are written."""
 
     regions: Sequence[str]
     rows: list[str] = field(default_factory=list[str])
@@ -41,14 +41,14 @@ class Copies:
     layer: str = ""
 
     def begin(self, layer: str) -> int:
-        """The number of the next row; what follows runs in a layer, whose title is given."""
+        """The number of the next row. layer: the title of the layer that the following rows belong to."""
         if layer != self.layer:
             self.rows.append(f"    {c_comment(f'{self.count}: in {layer}')}")
             self.layer = layer
         return self.count
 
     def add(self, each: Instruction, write: Callable[[Address], str]) -> None:
-        """A copy, which `may_be_row` allows."""
+        """Appends a copy that `may_be_row` accepts."""
         to, start, shape, to_stride, from_stride = each.call.args
         assert isinstance(to, Address) and isinstance(start, System)
         dims = ", ".join(_dim(dim) for dim in (shape, to_stride, from_stride))
@@ -59,7 +59,7 @@ class Copies:
         self.count += 1
 
     def text(self) -> str:
-        """The table and the function; nothing without rows."""
+        """The table and the function in C; empty without rows."""
         if not self.count:
             return ""
         fields = ", ".join(f"to->{region}" for region in self.regions)
@@ -68,7 +68,7 @@ class Copies:
 
 
 def may_be_row(each: Instruction) -> bool:
-    """Whether a call is a copy whose strides are both given."""
+    """Whether a call is a copy from system to local memory with both strides explicit."""
     kinds = (Address, System, Dim4, Dim4, Dim4)
     args = each.call.args
     fits = len(args) == len(kinds) and all(map(isinstance, args, kinds))

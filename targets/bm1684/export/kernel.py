@@ -1,6 +1,6 @@
-"""The kernel as C for the device: the calls of the table, with names for what lies where, a function per layer.
+"""The device kernel in C: the calls of the table, with one function per layer and named local-memory buffers.
 
-Copies from system memory stand in one table; layers that make the same calls at other addresses share a function.
+Copies from system memory form one table; layers that make the same calls at different addresses share a function.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NOTICE = """\
 
 
 def device_code(program: Program, contents: Contents, cycles: int) -> str:
-    """The C file. contents: the program's, with the name of the function. Raises ArtefactError (E502)."""
+    """The C file of a program. contents: its contents, with the kernel's name. Raises ArtefactError (E502)."""
     calls = instructions(program)
     places, copies = Places.of(program, calls), Copies(contents.places)
     made = functions(layers(program, calls, places, copies))
@@ -74,14 +74,14 @@ def _head(contents: Contents, machine: Machine, cycles: int) -> str:
 
 
 def _enumeration(definitions: Sequence[str]) -> str:
-    """Constants for what lies in local memory; nothing without any."""
+    """The enumeration of local-memory buffers; empty without definitions."""
     if not definitions:
         return ""
     return "\n".join((WHERE, "enum {", *definitions, "};\n"))
 
 
 def _main(kernel: str, calls: dict[int, str]) -> str:
-    """The function that the host launches. calls: of each layer's function, by the layer's number."""
+    """The function that the host launches. calls: the call of each layer's function, by layer number."""
     lines = [f"{calls[number]}; NPUC_DONE({number});" for number in sorted(calls)]
     body = "\n".join(f"    {line}" for line in rolled(lines, tables=False))
     return (

@@ -1,4 +1,4 @@
-"""The host's side in C++: reads weights and inputs from files, launches the kernel, writes the outputs."""
+"""The host program in C++: reads weights and inputs from files, launches the kernel, writes the outputs."""
 
 from __future__ import annotations
 

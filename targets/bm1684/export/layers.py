@@ -1,4 +1,4 @@
-"""The layers of a program as functions of C; those that make the same calls at other addresses share one."""
+"""The layers of a program as C functions; layers that make the same calls at different addresses share one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from npuc.targets.bm1684.program.emission import FIRMWARE, call_text
 from npuc.targets.bm1684.program.table import Region
 
 NAMES = 12
-"""Nodes and tensors that a comment lists."""
+"""The most nodes or tensors that a comment lists."""
 SHORTEST = 2
-"""Lines of a function that layers share, at least."""
+"""The fewest lines of a function that layers share."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's number, what it computes and moves for others, its lines."""
+    """A layer's number, its comment (what it computes and moves for other layers) and its lines."""
 
     number: int
     comment: str
@@ -32,20 +32,20 @@ class Layer:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        """The lines in parts."""
+        """The lines, each split into text and values."""
         return tuple(map(Statement.of, self.lines))
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function of C, and how each layer calls it."""
+    """A C function, and each layer's call of it by layer number."""
 
     text: str
     calls: Mapping[int, str]
 
 
 def layers(program: Program, calls: Sequence[Instruction], places: Places, copies: Copies) -> list[Layer]:
-    """The layers in order. copies: gets their copies from system memory."""
+    """The layers in execution order. Their copies from system memory are appended to `copies`."""
     waiting, found = iter(calls), list[Layer]()
     for number, (regions, what) in enumerate(zip(table_of(program).layers, layers_of(program), strict=True)):
         own = [(region, [next(waiting) for _ in region.calls]) for region in regions]
@@ -57,7 +57,7 @@ def layers(program: Program, calls: Sequence[Instruction], places: Places, copie
 
 
 def _comment(heading: str, what: Computed, others: Sequence[str]) -> str:
-    """What a layer computes, of which ONNX nodes, and for what later layers it moves data beside that."""
+    """The comment of a layer: what it computes, its ONNX nodes, and the other layers it moves data for."""
     lines = [f"{heading}, of {_listed(what.nodes)}" if what.nodes else heading]
     lines += [f"    beside it: data for {_listed(others)}"] if others else []
     return "\n".join(map(c_comment, lines))
@@ -71,7 +71,7 @@ def _listed(names: Sequence[str]) -> str:
 def _lines(
     region: Region, calls: Sequence[Instruction], places: Places, copies: Copies, title: str
 ) -> Iterator[str]:
-    """The statements of a region; copies in a row are one."""
+    """The statements of a region; consecutive copies become one call of `load`."""
     kind = "npuc" if any(call.call.name.startswith(FIRMWARE) for call in calls) else "okk"
     if region.parallel:
         yield f"{kind}_parallel_start();"
@@ -89,7 +89,7 @@ def _lines(
 
 
 def functions(made: Sequence[Layer]) -> list[Function]:
-    """A function for each layer, or for several that make the same calls at other addresses."""
+    """One function per layer, or per group of layers that make the same calls at different addresses."""
     alike: dict[object, list[Layer]] = {}
     for layer in made:
         alike.setdefault(_shape(layer), []).append(layer)
@@ -97,7 +97,7 @@ def functions(made: Sequence[Layer]) -> list[Function]:
 
 
 def _shape(layer: Layer) -> object:
-    """What layers that share a function have in common: all but addresses and rows of the table of copies."""
+    """The key of layers that share a function: everything but addresses and rows of the copy table."""
     if len(layer.lines) < SHORTEST or any("static const" in line for line in layer.lines):
         return layer.number
     return tuple((each.texts, each.values[:0] if _moves(each) else _fixed(each)) for each in layer.statements)
@@ -108,7 +108,7 @@ def _moves(statement: Statement) -> bool:
 
 
 def _fixed(statement: Statement) -> tuple[str, ...]:
-    """The values that are no address of a buffer."""
+    """The values of a statement, with buffer addresses left empty."""
     return tuple("" if value.base else value.text for value in statement.values)
 
 
@@ -119,7 +119,7 @@ def _alone(layer: Layer) -> Function:
 
 
 def _shared(group: Sequence[Layer]) -> Function:
-    """A function of several layers, and the table of what differs."""
+    """A function for several layers, and the table of the values that differ."""
     columns = list(
         zip(*([each for line in layer.statements for each in line.values] for layer in group), strict=True)
     )

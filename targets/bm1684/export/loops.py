@@ -1,6 +1,6 @@
-"""Statements of C that repeat, written as loops where that is shorter.
+"""Repeated C statements, written as loops where that is shorter.
 
-Numbers that grow evenly are computed from the loop's counter; other numbers and addresses stand in a table.
+Values in arithmetic progression are computed from the loop counter; other values are read from a table.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from npuc.targets.bm1684.export.statements import MOST, Statement, Value, follows, step
 
 LONGEST = 12
-"""Statements of a loop's body."""
+"""The most statements in a loop body."""
 COLUMNS = 8
-"""Of a loop's table, at most."""
+"""The most columns in a loop's table."""
 INDENT = "    "
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """Statements of the body, how often they run, and in each turn the values that a table has."""
+    """The statements of the body, the number of iterations, and the table's row for each iteration."""
 
     body: tuple[str, ...]
     count: int
@@ -27,7 +27,7 @@ class _Loop:
 
     @property
     def lines(self) -> list[str]:
-        """As C."""
+        """The loop in C."""
         rows = [f"{2 * INDENT}{{{', '.join(row)}}}," for row in self.table]
         columns = len(self.table[0]) if self.table else 0
         head = f"{INDENT}static const int each[{self.count}][{columns}] = {{"
@@ -37,7 +37,7 @@ class _Loop:
 
 
 def rolled(lines: Sequence[str], *, tables: bool = True) -> list[str]:
-    """The same statements in as few lines, loops over i where they repeat. tables: loops may have some."""
+    """The statements, with repetitions as loops over `i` where that saves lines. tables: loops may use tables."""
     statements, found, at = [Statement.of(line) for line in lines], list[str](), 0
     while at < len(lines):
         loop = _best(statements, at, tables=tables)
@@ -51,7 +51,7 @@ def rolled(lines: Sequence[str], *, tables: bool = True) -> list[str]:
 
 
 def _best(statements: Sequence[Statement], at: int, *, tables: bool) -> _Loop | None:
-    """The loop from a statement on that saves most lines; None where none saves any."""
+    """The loop starting at a statement that saves most lines; None if none saves any."""
     best, saved = None, 0
     for period in range(1, min(LONGEST, (len(statements) - at) // 2) + 1):
         even = _repetitions(statements, at, period, even=True)
@@ -65,7 +65,7 @@ def _best(statements: Sequence[Statement], at: int, *, tables: bool) -> _Loop | 
 
 
 def _repetitions(statements: Sequence[Statement], at: int, period: int, *, even: bool) -> int:
-    """How often the next `period` statements follow each other; even: with evenly growing values."""
+    """How often the next `period` statements repeat; even: with every value in arithmetic progression."""
     count = 1
     while at + (count + 1) * period <= len(statements):
         start = at + count * period
@@ -79,13 +79,13 @@ def _repetitions(statements: Sequence[Statement], at: int, period: int, *, even:
 
 
 def _grows(statements: Sequence[Statement], first: int, later: int, period: int, count: int) -> bool:
-    """Whether a statement's values have grown evenly from the one that stands `count` periods before it."""
+    """Whether a statement's values continue the progression that starts `count` periods before it."""
     columns = zip(*(statements[each].values for each in (first, first + period, later)), strict=True)
     return all(follows(start, second, value, count) for start, second, value in columns)
 
 
 def _columns(statements: Sequence[Statement], at: int, period: int, count: int) -> list[list[Value]]:
-    """For each value of a loop's body what it is turn by turn."""
+    """Each value of a loop body in every iteration."""
     return [
         [statements[at + turn * period + j].values[k] for turn in range(count)]
         for j in range(period)
@@ -94,7 +94,7 @@ def _columns(statements: Sequence[Statement], at: int, period: int, count: int) 
 
 
 def _loop(statements: Sequence[Statement], at: int, period: int, count: int) -> _Loop | None:
-    """The loop of so many turns; None where a table would be too wide, or a number too large for it."""
+    """The loop of `count` iterations; None if its table would be too wide, or a number too large for an int."""
     written: list[str] = []
     table: dict[tuple[Value, ...], str] = {}
     for column in _columns(statements, at, period, count):

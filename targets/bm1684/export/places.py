@@ -1,4 +1,4 @@
-"""Names of what lies in local memory: a constant of C for every buffer, with its shape and layout in a comment."""
+"""Names of local-memory buffers: a C constant for each, with its shape and layout in a comment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npuc.targets.bm1684.program.artefact import Contents, Instruction, Observed
 from npuc.targets.bm1684.program.emission import local
 
 LONGEST = 40
-"""Characters of a buffer's name in its constant's."""
+"""The most characters of a buffer's name in the name of its constant."""
 WEIGHTS: Mapping[str, Callable[[tuple[Any, ...]], str]] = {
     "bdc_conv2d": lambda args: f"weights {[args[5], args[4].c, *args[6:8]]} in 2IC mode, compact",
     "bdc_fix8b_conv2d": lambda args: f"weights {[args[5], args[4].c, *args[6:8]]} of 8 bits, compact",
@@ -23,22 +23,22 @@ WEIGHTS: Mapping[str, Callable[[tuple[Any, ...]], str]] = {
     "bdc_fix8b_depthwise2d": lambda args: f"weights {[args[4].c, *args[5:7]]} of 8 bits, compact",
     "bdc_matmul": lambda args: f"right matrix {list(args[5:7])} in the matrix layout, W = {args[8]}",
 }
-"""What the third argument of a call is: its shape and layout."""
+"""By call, a description of its third argument: shape and layout."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """The buffers of local memory that calls use; each has a constant that is called after it."""
+    """The local-memory buffers that calls use, each with a constant named after it."""
 
     buffers: Sequence[Occupied]
     names: Sequence[str]
-    """The constant of each."""
+    """The constant of each buffer."""
     whats: Sequence[str]
-    """What each holds."""
+    """The shape and layout of each buffer's content."""
 
     @classmethod
     def of(cls, program: Program, calls: Sequence[Instruction]) -> Places:
-        """Raises ArtefactError (E502) for a damaged manifest."""
+        """The buffers of a program's calls. Raises ArtefactError (E502) for a damaged manifest."""
         regions = 1 + max((call.region for call in calls), default=-1)
         found = _Finder(Contents.occupied(program.manifest, regions))
         used = {
@@ -52,7 +52,7 @@ class Places:
         return cls(list(buffers.values()), _identifiers([each.buffer for each in buffers.values()]), whats)
 
     def writer(self, region: int) -> Callable[[Address], str]:
-        """How the calls of a region write an address: the buffer that it is in, and bytes from its start."""
+        """A function that writes an address used in a region: the buffer's constant and a byte offset."""
 
         def text(address: Address) -> str:
             at = self._finder.at(address, region)
@@ -68,7 +68,7 @@ class Places:
         return _Finder(self.buffers)
 
     def definitions(self) -> Iterator[str]:
-        """The lines of an enumeration, in the order of use."""
+        """The lines of the enumeration, in order of first use."""
         for name, each, what in zip(self.names, self.buffers, self.whats, strict=True):
             note = c_comment(f"{each.buffer}: {what}{each.end - each.start} bytes")
             yield f"    {name} = {each.start:#x},  {note}"
@@ -81,7 +81,7 @@ class _Finder:
     buffers: Sequence[Occupied]
 
     def at(self, arg: object, region: int) -> int | None:
-        """The number of the buffer in which an address is while a region runs."""
+        """The number of the buffer that contains an address while a region runs; None if there is none."""
         if isinstance(arg, Address):
             for number, each in enumerate(self.buffers):
                 if each.start <= arg.offset < each.end and each.first <= region <= each.last:
@@ -90,13 +90,13 @@ class _Finder:
 
 
 def _weighted(call: Call) -> bool:
-    """Whether a call tells the shape of its weights; a table that others wrote may hold anything."""
+    """Whether a call states the shape of its weights; the call table of a foreign program may be arbitrary."""
     args = call.args
     return call.name in WEIGHTS and len(args) > 8 and (call.name == "bdc_matmul" or isinstance(args[4], Dim4))
 
 
 def _identifiers(buffers: Sequence[str]) -> list[str]:
-    """A constant for each, no two the same."""
+    """A unique constant for each buffer."""
     found: dict[str, None] = {}
     for buffer in buffers:
         stem = name = f"AT_{c_identifier(buffer)[:LONGEST]}"
@@ -109,7 +109,7 @@ def _identifiers(buffers: Sequence[str]) -> list[str]:
 
 
 def _what(buffer: Occupied, kept: Observed | None, weighted: Call | None) -> str:
-    """Shape and layout of what a buffer holds, and a comma; nothing where no call tells them."""
+    """The shape and layout of a buffer's content, followed by a comma; empty if unknown."""
     if kept is not None and kept.offset == buffer.start:
         words = "in words of four images (4N), " if kept.dtype != "float32" else ""
         local_shape = "" if kept.local_shape == kept.shape else f"as {list(kept.local_shape)} "

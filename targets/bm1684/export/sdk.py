@@ -1,7 +1,7 @@
-"""The files that build an exported network with the SDK: named as its rules want them, a make and a CMake file.
+"""The files that build an exported network with the SDK: a Makefile and a CMake file.
 
 The firmware's linker script puts objects named *ok_device_*.o into DDR; a large kernel elsewhere overflows the
-memory for instructions. Files and functions begin with the network's name, so that several fit into one firmware.
+instruction memory. Names of files and functions begin with the network's, so that one firmware can hold several.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ target_link_libraries({name}_launch PRIVATE bmlib)
 
 
 def build_files(name: str) -> dict[str, bytes]:
-    """The make and the CMake file."""
+    """The Makefile and CMakeLists.txt, by file name."""
     return {"Makefile": MAKE.format(name=name).encode(), "CMakeLists.txt": CMAKE.format(name=name).encode()}

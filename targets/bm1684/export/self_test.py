@@ -1,4 +1,4 @@
-"""The self test of an OKKernel export: regions of system memory for stored samples, and what compares them."""
+"""The self-test of an OKKernel export: memory regions of stored samples, and a program that compares them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npuc.targets.bm1684.program.artefact import WEIGHTS_FILE, Placement, Region
 from npuc.targets.bm1684.simulate.running import Runner
 
 ROOM = 1e-4
-"""Of the largest magnitude of an fp32 output: sums that the chip adds in another order."""
+"""Tolerance relative to the largest magnitude of an fp32 output: the chip may add in another order."""
 MAKE = """
 # Stored samples on the device, compared with what npuc simulated: make check
 npuc_compare: npuc_compare.c
@@ -45,12 +45,12 @@ class _Recorder(Runner):
         return super()._results(memory)
 
     def _held(self, memory: Array, direction: str) -> list[bytes]:
-        """The bytes of the regions with inputs, or with outputs."""
+        """The bytes of the input or output regions."""
         starts = [(self.starts[region.name], region.bytes) for region, _ in self.placed(direction)]
         return [memory[start : start + size].tobytes() for start, size in starts]
 
     def placed(self, direction: str) -> list[tuple[Region, Placement]]:
-        """The regions with inputs, or with outputs, in the launcher's order, and what each holds first."""
+        """The input or output regions in the launcher's order, each with its first placement."""
         places = {each.region: each for each in reversed(self.contents.placements) if each.direction == direction}
         return [(each, places[each.name]) for each in self.contents.regions if each.name in places]
 
@@ -58,8 +58,8 @@ class _Recorder(Runner):
 def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     """Input and output regions by sample, npuc_compare.c, and a Makefile with `make check`.
 
-    inputs: (samples, *shape) by name. What is expected comes from npuc's chip model, which makes the calls of the
-    table on system memory.
+    inputs: (samples, *shape) by name. Expected outputs come from npuc's chip model, which executes the call table
+    on system memory.
     """
     recorder = _Recorder(program)
     recorder(inputs)
@@ -81,7 +81,7 @@ def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
 
 
 def _commands(kernel: str, folder: str, recorder: _Recorder) -> Iterator[str]:
-    """What runs a sample and compares its outputs."""
+    """The commands that run a sample and compare its outputs."""
     inputs = [f"{folder}/input_{number}.bin" for number in range(len(recorder.placed("input")))]
     outputs = recorder.placed("output")
     found = [f"found_{number}.bin" for number in range(len(outputs))]
@@ -92,7 +92,7 @@ def _commands(kernel: str, folder: str, recorder: _Recorder) -> Iterator[str]:
 
 
 def _mask(region: Region, place: Placement) -> bytes:
-    """A byte for each one of an output's region: 1 where it is an element of an image that exists."""
+    """The mask of an output region: one byte per byte, 1 where it belongs to an image of the batch."""
     bits = np.zeros(region.bytes, np.uint8)
     bits[place.address : place.address + place.bytes] = to_words(np.ones(place.shape, np.int8), "int8")
     return bits.tobytes()

@@ -1,4 +1,4 @@
-"""Lines of C as a text around numbers and addresses, so that lines which differ in those alone can be found."""
+"""C lines split into text and values (numbers, addresses), to find lines that differ in their values only."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VALUE = re.compile(r"(AT_\w+(?: \+ 0x[0-9a-f]+)?|(?<![\w.])-?(?:0x[0-9a-f]+|\d+)(?![\w.]))")
-"""A buffer's constant with bytes from its start, or a number that stands alone: no part of a name or a float."""
+"""A buffer's constant with a byte offset, or a separate integer: not part of a name or a float."""
 MOST = 1 << 31
-"""Where C's int ends."""
+"""The first number beyond C's int."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number or an address as it is written."""
+    """A number or an address, as written in C."""
 
     text: str
     base: str
     """The buffer's constant; empty for a number."""
     number: int
-    """The number, or the bytes from the buffer's start."""
+    """The number, or the byte offset from the buffer's start."""
 
     @classmethod
     def of(cls, text: str) -> Value:
-        """A value of a line."""
+        """Parses a value as it is written in a line."""
         base, _, offset = text.partition(" + ") if text.startswith("AT_") else ("", "", text)
         return cls(text, base, int(offset or "0", 0))
 
     def growing(self, step: int) -> str:
-        """The value with `i` times a step added to it."""
+        """The value plus `i` times a step, in C."""
         if step == 0:
             return self.text
         turns = "i" if abs(step) == 1 else f"i * {abs(step)}"
@@ -40,19 +40,19 @@ class Value:
 
 @dataclass(frozen=True)
 class Statement:
-    """A line's text around its values, and the values."""
+    """A line split into its values and the texts around them."""
 
     texts: tuple[str, ...]
     values: tuple[Value, ...]
 
     @classmethod
     def of(cls, line: str) -> Statement:
-        """The parts of a line."""
+        """Splits a line."""
         parts = VALUE.split(line)
         return cls(tuple(parts[::2]), tuple(map(Value.of, parts[1::2])))
 
     def line(self, values: Sequence[str]) -> str:
-        """The line with these in place of its values."""
+        """The line with its values replaced by these."""
         written = [self.texts[0]]
         for value, text in zip(values, self.texts[1:], strict=True):
             written += [value, text]
@@ -60,12 +60,12 @@ class Statement:
 
 
 def step(first: Value, second: Value) -> int | None:
-    """By what a value is larger than the one before it; None for another buffer's."""
+    """The difference between two values; None if they are offsets in different buffers."""
     return second.number - first.number if first.base == second.base else None
 
 
 def follows(first: Value, second: Value, later: Value, count: int) -> bool:
-    """Whether a value is the one that `count` even steps lead to."""
+    """Whether `later` is `first` plus `count` times the step from `first` to `second`."""
     by = step(first, second)
     return (
         by is not None

@@ -1,8 +1,8 @@
-"""A float graph as steps of OKK calls on buffers of local memory that have no addresses yet.
+"""Lowering of a float graph to steps of OKK calls on local-memory buffers that have no addresses yet.
 
-A tensor exists in local memory, in system memory, or both; rules ask for the form they need and lowering moves
-it. Reshape, Transpose and the like are views of system memory that cost nothing until somebody reads them.
-Channels of a Concat are written where they will lie, for a tensor may start at any NPU.
+A tensor exists in local memory, in system memory, or in both; a rule asks for the form it needs and lowering moves
+the data. Reshape, Transpose and the like are views of system memory that cost nothing until they are read.
+Operands of a channel Concat are computed in place in its result, since a tensor may start at any NPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Rule = Callable[["Lowering", Node], None]
 
 
 class Lowering:
-    """The state while the rules of a graph's nodes run in order."""
+    """The state of lowering, while the rules of a graph's nodes run in order."""
 
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph, self.machine = graph, machine
@@ -46,7 +46,7 @@ class Lowering:
         self._last = _last_readers(graph)
         self.node = Node("", (), ("",))
         self.sources: tuple[str, ...] = ()
-        """The ONNX nodes of the current node, and of those that it computes as well."""
+        """The ONNX nodes of the current node and of the producers that are computed with it."""
         self.regions = {name: f"input{i}" for i, name in enumerate(graph.inputs)}
         self.outputs = {name: f"output{i}" for i, name in enumerate(graph.outputs)}
         for name, region in self.regions.items():
@@ -55,7 +55,7 @@ class Lowering:
     # buffers and steps
 
     def buffer(self, stem: str, size: int) -> str:
-        """A new buffer of local memory, `size` bytes of each NPU."""
+        """The name of a new local-memory buffer of `size` bytes per NPU, rounded up to the alignment."""
         name, count = stem, 1
         while name in self.buffers:
             count += 1
@@ -64,12 +64,12 @@ class Lowering:
         return name
 
     def new(self, stem: str, shape: Dim4, npu: int = 0) -> Tensor:
-        """A new tensor in a buffer of its own."""
+        """A new tensor in its own buffer."""
         size = Tensor(shape, Local("", npu)).bytes(self.machine)
         return Tensor(shape, Local(self.buffer(stem, size), npu))
 
     def emit(self, *calls: Call) -> None:
-        """Appends a step of the current node, its calls within the interface's extents."""
+        """Appends a step of the current node; calls beyond the interface's extents are split."""
         engines = {call.on_gdma for call in calls}
         assert len(engines) == 1, calls
         made = tuple(piece for call in calls for piece in within(call, self.machine))
@@ -78,7 +78,7 @@ class Lowering:
     # constants
 
     def rows(self, stem: str, values: Array, npu: int = 0) -> Local:
-        """A buffer that holds row i of `values` (rows, columns) in NPU npu + i, loaded in time."""
+        """A buffer with row i of `values` (rows, columns) in NPU npu + i, loaded before it is read."""
         count, columns = values.shape
         assert npu + count <= self.machine.npus
         at, source = Local(self.buffer(stem, ELEMENT * columns), npu), self.weights.image(values)
@@ -93,14 +93,14 @@ class Lowering:
         return at
 
     def constant(self, stem: str, values: Array, npu: int = 0) -> Tensor:
-        """A constant (N, C, H, W) in local memory, loaded in time."""
+        """A constant (N, C, H, W) in local memory, loaded before it is read."""
         shape = Dim4(*values.shape)
         tensor = self.new(stem, shape, npu)
         self.fill(tensor, View.continuous(WEIGHTS, self.weights.image(values) // ELEMENT, shape))
         return tensor
 
     def fill(self, tensor: Tensor, view: View) -> None:
-        """Has a tensor loaded, in time, from a view of weights or of an input, which are there from the start."""
+        """Has a tensor loaded before it is read, from a view of weights or an input (present from the start)."""
         stride, count = tensor.stride(self.machine).n, tensor.shape.n
         count = count if len(view.axes[0]) == 1 else 1
 
@@ -122,7 +122,7 @@ class Lowering:
     # tensors of the graph
 
     def local(self, name: str, width: int | None = None, npu: int | None = None) -> Tensor:
-        """The tensor in local memory; width: W if it is a matrix, npu: where it has to start."""
+        """The tensor in local memory, loaded if need be. width: W of a matrix; npu: the NPU it has to start at."""
         found = self._local.get(name)
         if found is None or (width is not None and found.shape.w != width and len(self.graph.shape(name)) < 3):
             found = self._fetched(name, width)
@@ -140,16 +140,16 @@ class Lowering:
             return self.constant(name, matrices.padded(rows, shape) if value.ndim < 3 else value.reshape(shape))
         extents = self.graph.shape(name)
         if len(extents) < 3 and width is None:
-            width = ceil_div(prod(extents[-1:]), self.machine.npus)  # no rule has an opinion
+            width = ceil_div(prod(extents[-1:]), self.machine.npus)  # no rule asked for a width
         shape = local_shape(extents, width or 1)
         tensor = self.fetch(name, self.view(name), shape)
         self._local.setdefault(name, tensor)
         return tensor
 
     def fetch(self, stem: str, view: View, shape: Dim4, npu: int = 0) -> Tensor:
-        """A view of system memory brought into local memory as `shape`.
+        """A view of system memory loaded into local memory as `shape`.
 
-        The shape has as many elements, or is one of a matrix with a partial last channel.
+        The shape has the view's number of elements, or is that of a matrix with a partial last channel.
         """
         if prod(view.shape) != prod(shape):
             return self._fetched_matrix(stem, view, shape, npu)
@@ -167,7 +167,7 @@ class Lowering:
         return tensor
 
     def _fetched_matrix(self, stem: str, view: View, shape: Dim4, npu: int) -> Tensor:
-        """A matrix whose last channel is partial."""
+        """A loaded matrix whose last channel is partial."""
         columns = view.shape[-1]
         rows = view.reshaped((shape.n, columns))
         if rows is None or len(merged(rows.axes[1])) > 1:
@@ -183,11 +183,11 @@ class Lowering:
         return tensor
 
     def _from_start(self, view: View) -> bool:
-        """Whether the view is there before the first step: weights or an input."""
+        """Whether the view's data exists before the first step: weights or an input."""
         return view.region in (WEIGHTS, *self.regions.values())
 
     def view(self, name: str) -> View:
-        """The tensor in system memory, in the shape it has in the graph."""
+        """The tensor in system memory, in its shape in the graph; stored if need be."""
         if name not in self._views:
             value = self.graph.constant(name)
             if value is not None:
@@ -208,18 +208,18 @@ class Lowering:
         return to
 
     def scratch_view(self, shape: Sequence[int]) -> View:
-        """A new place in the scratch region."""
+        """A newly allocated view of the scratch region."""
         at = self.scratch // ELEMENT
         self.scratch += ceil_div(ELEMENT * prod(shape), ALIGNMENT) * ALIGNMENT
         return View.continuous(SCRATCH, at, shape)
 
     def destination(self, name: str) -> View:
-        """Where a tensor goes in system memory: its output's region, or scratch."""
+        """The view that a tensor is stored to: its output region, or new scratch."""
         shape = self.graph.shape(name)
         return View.continuous(self.outputs[name], 0, shape) if name in self.outputs else self.scratch_view(shape)
 
     def store(self, view: View, tensor: Tensor) -> None:
-        """Writes a local tensor to system memory, where it has the view's shape."""
+        """Stores a local tensor to system memory, in the view's shape."""
         shape = tensor.shape
         if prod(view.shape) != prod(shape):
             rows = view.reshaped((shape.n, view.shape[-1]))
@@ -232,14 +232,14 @@ class Lowering:
         self.emit(*moves.stores(shaped, tensor, self.machine))
 
     def output(self, name: str, shape: Dim4, npu: int | None = None) -> Tensor:
-        """Where a node writes a tensor: in its place of a Concat if it may start at that NPU, else anywhere."""
+        """The tensor that a node writes: its part of a Concat if that starts at `npu`, else a new one."""
         home = self.home(name)
         if home is not None and npu in (None, home.at.npu):
             return home
         return self.new(name, shape, npu or 0)
 
     def home(self, name: str) -> Tensor | None:
-        """The tensor's place inside a Concat, whose buffer is made when it is first asked for."""
+        """The tensor's part of a Concat, whose buffer is created on first use; None if it belongs to none."""
         if name not in self._homes:
             return None
         first, inner = 0, name
@@ -254,7 +254,7 @@ class Lowering:
         return root.channels(first, first + channels, self.machine)
 
     def define(self, name: str, tensor: Tensor) -> None:
-        """Says where a tensor of the graph lies; what belongs into a Concat is copied there."""
+        """Records where a tensor of the graph is in local memory; an operand of a Concat is copied into it."""
         home = self.home(name)
         if home is not None and home != tensor:
             self.emit(moves.copy(home, tensor, self.machine))
@@ -270,7 +270,7 @@ class Lowering:
             self.store(self._views[name], tensor)
 
     def join(self, name: str, whole: str, axis: int, first: int) -> None:
-        """Says that a tensor is part of a Concat in system memory, to be stored there when it is computed."""
+        """Marks a tensor as part of a Concat in system memory, to be stored there when it is computed."""
         self._joined[name] = (whole, axis, first)
 
     def is_joined(self, name: str) -> bool:
@@ -278,19 +278,19 @@ class Lowering:
         return name in self._joined
 
     def whole(self, name: str) -> View:
-        """Where a Concat in system memory lies."""
+        """The view of a Concat in system memory."""
         if name not in self._wholes:
             self._wholes[name] = self.destination(name)
         return self._wholes[name]
 
     def part(self, name: str, whole: str, axis: int, first: int) -> View:
-        """Where a part of a Concat in system memory lies."""
+        """The view of an operand's part of a Concat in system memory."""
         found = self.whole(whole).sliced(axis, first, self.graph.shape(name)[axis])
         assert found is not None
         return found
 
     def define_view(self, name: str, view: View) -> None:
-        """Says where a tensor of the graph lies in system memory."""
+        """Records where a tensor of the graph is in system memory."""
         self._views[name] = view
 
     def is_local(self, name: str) -> bool:
@@ -298,13 +298,13 @@ class Lowering:
         return name in self._local
 
     def overwritable(self, tensor: Tensor) -> bool:
-        """Whether nothing after the current node reads what is in the tensor's buffer."""
+        """Whether nothing after the current node reads the content of the tensor's buffer."""
         at = self._position
         residents = self._residents.get(tensor.at.buffer, set())
         return bool(residents) and all(self._last.get(name, -1) <= at for name in residents)
 
     def room(self, *tensors: Tensor) -> int:
-        """Bytes of each NPU that these tensors, and those that are read from the current node on, leave free."""
+        """Free bytes per NPU beside these tensors and those that the current or a later node reads."""
         kept = (name for name in self._local if self._last[name] >= self._position and not self.is_joined(name))
         alive = {self._local[name].at.buffer for name in kept}
         return self.machine.local_bytes - sum(
@@ -312,18 +312,18 @@ class Lowering:
         )
 
     def place(self, name: str, parent: str, channel: int) -> None:
-        """Says that a tensor's channels will lie in a Concat from a channel on."""
+        """Assigns a tensor to a channel Concat, starting at a channel."""
         self._homes.setdefault(name, (parent, channel))
 
     def refusal(self, reason: str) -> UnsupportedOperator:
-        """The error (E202) for a form of the current node that has no calls."""
+        """The error (E202) for a form of the current node that no calls implement."""
         where = self.node.sources[0] if self.node.sources else self.node.name
         return UnsupportedOperator("E202", reason, node=where, op=self.node.op, remedy=SEE_OPERATORS)
 
     # the whole
 
     def run(self, rules: Mapping[str, Rule], skip: frozenset[str]) -> Lowered:
-        """Applies a rule to every node but those whose result another one computes."""
+        """Applies the rules in order. skip: outputs of nodes that are computed with their reader."""
         for position, node in enumerate(self.graph.nodes):
             if node.output in skip:
                 continue
@@ -356,7 +356,7 @@ def _sources(node: Node) -> tuple[str, ...]:
 
 
 def _last_readers(graph: Graph) -> dict[str, float]:
-    """The position of the last node that reads each tensor; outputs are read at the end."""
+    """The position of the last node that reads each tensor: -1 if none does, infinity for outputs."""
     last: dict[str, float] = dict.fromkeys(graph.tensors, -1)
     for position, node in enumerate(graph.nodes):
         last |= {name: position for name in node.inputs if name}

@@ -1,7 +1,7 @@
-"""Dense convolution calls: weights in the 2IC mode, one NPU an output channel, a piece for every few block rows.
+"""Dense convolution calls: weights in 2IC mode, one output channel per NPU, in pieces of a few block rows.
 
-An image of weights holds, per NPU and block row, [J][kh * kw][2] fp32 and behind all block rows their biases, so
-that one transfer of long rows brings both. Channels of a piece start where the output starts or at NPU 0.
+A weight image holds, per NPU, [J][kh * kw][2] fp32 for each block row and, behind all block rows, their biases, so
+that one transfer of long rows loads both. A piece's channels start at the output's first NPU or at NPU 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, to_2ic_mode
 
 PIECE_BYTES = 24 * 1024
-"""Weights of a piece in each NPU: small enough to be prefetched step by step."""
+"""Weight bytes of a piece per NPU: small enough to be prefetched step by step."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Form:
     add: bool
 
     def channels(self, first: int, last: int) -> Form:
-        """The same for output channels [first, last)."""
+        """The form restricted to output channels [first, last)."""
         bias = None if self.bias is None else self.bias[first:last]
         return replace(self, weights=self.weights[first:last], bias=bias)
 
     def inputs(self, first: int, last: int) -> Form:
-        """The same for input channels [first, last), added to what the ones before gave."""
+        """The form restricted to input channels [first, last), added to the sums of the preceding ones."""
         bias, add = (self.bias, self.add) if first == 0 else (None, True)
         return replace(self, weights=self.weights[:, first:last], bias=bias, add=add)
 
 
 def form_of(lo: Lowering, node: Node, *, add: bool) -> Form:
-    """The form of a Conv. Raises UnsupportedOperator (E202) where weights or bias are no constants."""
+    """The form of a Conv. Raises UnsupportedOperator (E202) if weights or bias are not constant."""
     weights = lo.graph.constant(node.inputs[1])
     if weights is None:
         raise lo.refusal(f"the weights '{node.inputs[1]}' are computed at run time")
@@ -57,10 +57,10 @@ def form_of(lo: Lowering, node: Node, *, add: bool) -> Form:
 
 
 def convolve(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> None:
-    """Dense convolution calls, a piece of output channels each, and the activation on every piece.
+    """Emits dense convolution calls, one per piece of output channels, with the activation on every piece.
 
-    Weights that do not fit are divided further: a piece is used for one image after the other, and what exceeds
-    local memory for a single block row is divided by input channels, whose products are added up (result_add).
+    Weights that do not fit are divided further: each piece serves one image after the other, and if a single block
+    row exceeds local memory, it is divided by input channels, whose partial sums are accumulated (result_add).
     """
     room = lo.room(x, out)
     all_rows = ceil_div(out.at.npu + len(form.weights), lo.machine.npus)
@@ -81,7 +81,7 @@ def convolve(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> No
 def _emit_piece(
     lo: Lowering, form: Form, images: Sequence[tuple[Tensor, Tensor]], last: Node | None, rows: int
 ) -> None:
-    """One step: weights in `rows` block rows, used for every image, and the activation of the last node."""
+    """Emits one step: weights in `rows` block rows, used for every image, and the activation of `last`."""
     image = weight_image(lo, taps(form.weights), form.bias, images[0][1].at.npu, rows)
     calls = [
         call
@@ -92,12 +92,12 @@ def _emit_piece(
 
 
 def row_bytes(weights: Array) -> int:
-    """Bytes of each NPU that one block row of weights (O, I, kh, kw) takes, without its bias."""
+    """Bytes per NPU of one block row of weights (O, I, kh, kw), without its bias."""
     return ELEMENT * ceil_div(weights.shape[1], 2) * 2 * weights.shape[2] * weights.shape[3]
 
 
 def _input_slices(form: Form, room: int) -> Iterator[tuple[int, int]]:
-    """Input channels [first, behind) whose block row fits: all, or as few parts as fit two at a time."""
+    """Ranges [first, behind) of input channels: all if a block row fits, else the fewest that fit in pairs."""
     inputs, size = form.weights.shape[1], row_bytes(form.weights) + ELEMENT
     parts = 1 if size <= room else ceil_div(2 * size, max(room, 1))
     step = ceil_div(ceil_div(inputs, min(parts, inputs)), 2) * 2
@@ -106,9 +106,9 @@ def _input_slices(form: Form, room: int) -> Iterator[tuple[int, int]]:
 
 
 def block_rows(lo: Lowering, out: Tensor, outputs: int, size: int, room: int) -> Iterator[tuple[int, int, int]]:
-    """Output channels [first, behind) in `rows` block rows of `size` bytes each, and biases.
+    """Ranges [first, behind) of output channels, each in `rows` block rows of `size` bytes plus biases.
 
-    Full ones are together, up to the size of a piece or half of the room; the last partial one is alone.
+    Full block rows are grouped, up to PIECE_BYTES or half of the room; a partial first or last one is alone.
     """
     npu, npus = out.at.npu, lo.machine.npus
     most = max(1, min(PIECE_BYTES // size, room // 2 // (size + ELEMENT)))
@@ -123,16 +123,16 @@ def block_rows(lo: Lowering, out: Tensor, outputs: int, size: int, room: int) ->
 
 
 Image = tuple[Local, Local | None]
-"""Where weights and biases lie."""
+"""The addresses of weights and biases."""
 
 
 def taps(weights: Array) -> Array:
-    """Weights in the 2IC mode, a row for every output channel: (O, J * kh * kw * 2)."""
+    """Weights in 2IC mode, one row per output channel: (O, J * kh * kw * 2)."""
     return np.moveaxis(to_2ic_mode(np.swapaxes(weights, 0, 1)), 0, 1).reshape(len(weights), -1)
 
 
 def conv_call(form: Form, image: Image, x: Tensor, out: Tensor) -> Call:
-    """The call of a dense convolution whose weights lie in an image."""
+    """The call of a dense convolution with the weights of an image."""
     O, I, kh, kw = form.weights.shape  # noqa: E741
     (at, bias), w = image, form.window
     args = (
@@ -144,7 +144,7 @@ def conv_call(form: Form, image: Image, x: Tensor, out: Tensor) -> Call:
 
 
 def weight_image(lo: Lowering, taps: Array, bias: Array | None, npu: int, rows: int) -> Image:
-    """Weights (O, columns) and biases in block rows from an NPU on: where both lie."""
+    """Places weights (O, columns) and biases in block rows, starting at an NPU; returns both addresses."""
     start, npus = (npu, len(taps)) if rows == 1 else (0, lo.machine.npus)
     columns = taps.shape[1]
     parts = [_in_rows(taps, npu - start, rows, npus)]
@@ -163,7 +163,7 @@ def _in_rows(values: Array, first: int, rows: int, npus: int) -> Array:
 
 
 def padding(window: Window, x: Dim4, out: Dim4) -> Padding:
-    """The padding that gives exactly the output's extents: rows that no window reaches are none."""
+    """The padding that gives exactly the output's extents; padding that no window reaches is left out."""
     ends: list[int] = []
     for axis, (extent, count) in enumerate(((x.h, out.h), (x.w, out.w))):
         reached = (count - 1) * window.strides[axis] + window.reach[axis]
@@ -172,6 +172,6 @@ def padding(window: Window, x: Dim4, out: Dim4) -> Padding:
 
 
 def band(lo: Lowering, weights: Array, bias: Array, x: Tensor, out: Tensor, last: Node) -> None:
-    """A product of channels, weights (O, I) and bias (O,), as a convolution of single pixels."""
+    """A product along the channels, weights (O, I) and bias (O,), as a 1x1 convolution."""
     window = Window((1, 1), (1, 1), (0, 0), (0, 0), (1, 1))
     convolve(lo, Form(window, weights[:, :, np.newaxis, np.newaxis], bias, False), x, out, last)

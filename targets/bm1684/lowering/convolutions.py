@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose: dense as pieces, groups one by one or several together, depthwise as one call."""
+"""Conv and ConvTranspose: dense in pieces, groups singly or merged, depthwise in one call."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def conv(lo: Lowering, node: Node) -> None:
 
 
 def conv_onto(lo: Lowering, node: Node, onto: Tensor, last: Node) -> None:
-    """A Conv added onto a tensor in local memory (result_add), then the activation of `last`."""
+    """A Conv accumulated onto a tensor in local memory (result_add), then the activation of `last`."""
     _convolve(lo, node, last, onto, add=True)
     lo.define(last.output, onto)
 
 
 def takes_sum(node: Node, channels: int) -> bool:
-    """Whether the convolution can add to what lies where it writes: depthwise ones cannot."""
+    """Whether a convolution can accumulate onto its output: not a depthwise one, nor one with an activation."""
     return node.op == "Conv" and not ACTIVATION(node) and not _depthwise(node, channels)
 
 
@@ -63,7 +63,7 @@ def _convolve(lo: Lowering, node: Node, last: Node, out: Tensor, *, add: bool) -
 
 
 def _groups(lo: Lowering, form: Form, x: Tensor, out: Tensor, group: int) -> Iterator[tuple[Form, Tensor, Tensor]]:
-    """Each group by itself, or several as one with zeros where that costs no more."""
+    """Each group separately, or several merged into one with zero weights where that costs no more."""
     if group == 1:
         yield form, x, out
         return
@@ -83,7 +83,7 @@ def _groups(lo: Lowering, form: Form, x: Tensor, out: Tensor, group: int) -> Ite
 
 
 def _together(group: int, inputs: int, outputs: int, npus: int) -> int:
-    """How many groups one call computes: the fewest multiply steps, then the fewest calls."""
+    """The number of groups that one call computes: fewest multiply steps, then fewest calls."""
 
     def cost(count: int) -> tuple[int, int]:
         steps = (group // count) * ceil_div(count * outputs, npus) * ceil_div(count * inputs, 2)
@@ -93,7 +93,7 @@ def _together(group: int, inputs: int, outputs: int, npus: int) -> int:
 
 
 def _block_diagonal(weights: Array, groups: int) -> Array:
-    """Dense weights of several groups: zeros where a group does not read."""
+    """Dense weights of merged groups, with zeros for input channels that a group does not read."""
     outputs, inputs = weights.shape[0] // groups, weights.shape[1]
     dense = np.zeros((len(weights), groups * inputs, *weights.shape[2:]), np.float32)
     for g in range(groups):
@@ -103,7 +103,7 @@ def _block_diagonal(weights: Array, groups: int) -> Array:
 
 
 def _depthwise_calls(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> None:
-    """One call; or where the weights do not fit, a piece of them for one image after the other."""
+    """One call; if the weights do not fit, a piece of them at a time, for one image after the other."""
     x = lo.local(last.inputs[0], npu=out.at.npu) if x.at.npu != out.at.npu else x
     C, (kh, kw), room = out.shape.c, form.window.kernel, lo.room(x, out)
     rows = ceil_div(out.at.npu + C, lo.machine.npus)
@@ -133,7 +133,7 @@ def _depthwise_piece(
 
 
 def conv_transpose(lo: Lowering, node: Node) -> None:
-    """ConvTranspose: the convolution with turned kernels over the image with zeros between its pixels."""
+    """ConvTranspose: a convolution with flipped kernels of the image with zeros between its pixels."""
     weights = lo.graph.constant(node.inputs[1])
     if weights is None:
         raise lo.refusal(f"the weights '{node.inputs[1]}' are computed at run time")
@@ -155,7 +155,7 @@ def conv_transpose(lo: Lowering, node: Node) -> None:
 
 
 def _spread(lo: Lowering, x: Tensor, strides: tuple[int, ...], read: tuple[int, int]) -> Tensor:
-    """The image with strides - 1 zeros between neighbouring pixels: the rows and columns of it that are read."""
+    """The image with strides - 1 zeros between neighbouring pixels, cropped to the rows and columns read."""
     extents = (x.shape.h, x.shape.w)
     h, w = (min((e - 1) * s + 1, most) for e, s, most in zip(extents, strides, read, strict=True))
     if strides == (1, 1) and (h, w) == extents:

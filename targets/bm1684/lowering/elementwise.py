@@ -1,6 +1,6 @@
-"""Functions of single elements as calls: what the interface has no call for is composed.
+"""Elementwise functions as calls; functions that the interface lacks are composed.
 
-Operands have the shape of the result, or one element along N, H or W (a stride of 0); along C every NPU needs its
+Operands have the shape of the result, or extent 1 along N, H or W (a stride of 0); along C every NPU needs its
 own copy.
 """
 
@@ -51,7 +51,7 @@ def _with_constant(name: str, to: Tensor, x: Tensor, value: float) -> Call:
 
 
 def binary(lo: Lowering, node: Node) -> None:
-    """Add, Sub, Mul, Div, Max and Min, with a constant number as its own call."""
+    """Add, Sub, Mul, Div, Max and Min; with a constant scalar, by the calls for scalars."""
     number = _number(lo, node)
     if number is not None:
         one_operand(lo, node, _scalar_form(node.op, *number))
@@ -66,7 +66,7 @@ def binary(lo: Lowering, node: Node) -> None:
 
 
 def _number(lo: Lowering, node: Node) -> tuple[int, float] | None:
-    """Which operand is a constant with one value everywhere, and the value."""
+    """The index and value of an operand that is a constant with one value everywhere; None if neither is."""
     for index, name in enumerate(node.inputs[:2]):
         value = lo.graph.constant(name)
         other = lo.graph.shape(node.inputs[1 - index])
@@ -81,7 +81,7 @@ def _number(lo: Lowering, node: Node) -> tuple[int, float] | None:
 
 
 def _scalar_form(op: str, index: int, value: float) -> Recipe:
-    """The call for an operation with a number."""
+    """The recipe of an operation with a scalar. index: which operand the scalar is."""
     match op, index:
         case "Sub", 0:
             return lambda f: f.to("C_sub", value)
@@ -94,13 +94,13 @@ def _scalar_form(op: str, index: int, value: float) -> Recipe:
 
 
 def _power_of_two(value: float) -> bool:
-    """Whether dividing by the value is multiplying with its reciprocal, bit for bit."""
+    """Whether division by the value equals multiplication by its reciprocal, bit for bit."""
     mantissa, exponent = frexp(value)
     return abs(mantissa) == 0.5 and -120 < exponent < 120
 
 
 def _operands(lo: Lowering, node: Node) -> tuple[Tensor, Tensor]:
-    """Both operands in local memory, from the same NPU on, repeated along C where needed."""
+    """Both operands in local memory, starting at the same NPU, broadcast along C where needed."""
     names, result = node.inputs[:2], lo.graph.shape(node.output)
     whole = [name for name in names if lo.graph.shape(name) == result]
     if not whole:
@@ -130,7 +130,7 @@ def _beside(lo: Lowering, name: str, base: Tensor, result: Sequence[int], width:
 
 
 def _repeated(lo: Lowering, name: str, result: Sequence[int], base: Tensor | None = None) -> Tensor:
-    """An operand repeated to the whole shape on its way from system memory."""
+    """An operand broadcast to the result's shape as it is loaded from system memory."""
     view = lo.view(name).repeated(result)
     if base is None:
         return lo.fetch(f"{name}/repeated", view, local_shape(result))
@@ -138,7 +138,7 @@ def _repeated(lo: Lowering, name: str, result: Sequence[int], base: Tensor | Non
 
 
 def _repeating(lo: Lowering, tensor: Tensor, out: Tensor) -> Dim4 | None:
-    """Strides of an operand with 0 where it has one element and the result more; None if it has all."""
+    """Strides of a broadcast operand, 0 along broadcast axes; None if it has the result's shape."""
     if tensor.shape == out.shape:
         return None
     pairs = zip(tensor.stride(lo.machine), tensor.shape, out.shape, strict=True)
@@ -146,9 +146,9 @@ def _repeating(lo: Lowering, tensor: Tensor, out: Tensor) -> Dim4 | None:
 
 
 def _result(lo: Lowering, node: Node, like: Tensor, other: Tensor | None = None) -> Tensor:
-    """Where the result goes: in place of an operand that nothing else reads, or a new tensor like it.
+    """The tensor for the result: an operand that nothing else reads, or a new one like it.
 
-    Not in place where the other operand may share some words, but not all, with the one that is overwritten.
+    Not in place if the other operand may partly overlap the overwritten one.
     """
     apart = other is None or other == like or other.at.buffer != like.at.buffer
     if apart and lo.home(node.output) is None and lo.overwritable(like):
@@ -158,7 +158,7 @@ def _result(lo: Lowering, node: Node, like: Tensor, other: Tensor | None = None)
 
 @dataclass(frozen=True)
 class Function:
-    """A composed function while its calls are listed: operand x, result y, further tensors of the same shape."""
+    """A composed function under construction: operand x, result y, temporaries of the same shape, calls."""
 
     lo: Lowering
     x: Tensor
@@ -166,18 +166,18 @@ class Function:
     calls: list[Call]
 
     def temporary(self) -> Tensor:
-        """A tensor of the same shape."""
+        """A new tensor of the operand's shape."""
         return self.lo.new(f"{self.lo.node.output}/temporary", self.x.shape, self.x.at.npu)
 
     def to(self, name: str, *values: float, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
-        """name(of, numbers): of defaults to x, the result to y."""
+        """Appends out = name(of, *values); `of` defaults to x, `out` to y."""
         to, x = out or self.y, of or self.x
         args: tuple[Arg, ...] = (to.at, x.at, *map(float, values), x.shape, None, None)
         self.calls.append(Call(f"bdc_{name}", args, (x.at.buffer,), to.at.buffer))
         return to
 
     def both(self, name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-        """name(a, b); the result defaults to y."""
+        """Appends out = name(a, b); `out` defaults to y."""
         to = out or self.y
         args = (to.at, a.at, b.at, to.shape, None, None, None)
         self.calls.append(Call(f"bdc_{name}", args, (a.at.buffer, b.at.buffer), to.at.buffer))
@@ -186,7 +186,7 @@ class Function:
     def series(
         self, name: str, limits: tuple[float, float | None], out: Tensor | None = None, of: Tensor | None = None
     ) -> Tensor:
-        """exp, sigmoid or tanh of an operand kept within limits; needs a tensor to work in and a new result."""
+        """Appends exp, sigmoid or tanh of an operand clipped to limits; needs a work tensor and a new result."""
         to, x, work, (low, high) = out or self.y, of or self.x, self.temporary(), limits
         limited = self.to("max_C", low, out=self.temporary(), of=x)
         if high is not None:
@@ -196,29 +196,29 @@ class Function:
         return to
 
     def root(self, name: str, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
-        """sqrt or rsqrt, which do not compute in place."""
+        """Appends sqrt or rsqrt, which do not compute in place."""
         to, x = out or self.y, of or self.x
         self.calls.append(Call(f"bdc_{name}", (to.at, x.at, x.shape), (x.at.buffer,), to.at.buffer))
         return to
 
 
 TERMS = 10
-"""Of the series of exp, sigmoid and tanh: more give the same fp32 values (32 are the interface's default)."""
+"""Terms of the series of exp, sigmoid and tanh: more give the same fp32 values (the interface's default: 32)."""
 
 Recipe = Callable[[Function], object]
 
 
 def unary(recipe: Callable[[Node], Recipe]) -> Callable[[Lowering, Node], None]:
-    """The rule of an operator with one operand, given what its attributes make of it."""
+    """The rule of an operator with one operand. recipe: from a node to the function that lists its calls."""
     return lambda lo, node: one_operand(lo, node, recipe(node), fresh=node.op not in IN_PLACE)
 
 
 IN_PLACE = ("Relu", "Clip", "Neg", "FakeQuantize")
-"""Functions whose every call may overwrite its operand."""
+"""Operators all of whose calls may overwrite their operand."""
 
 
 def one_operand(lo: Lowering, node: Node, recipe: Recipe, *, fresh: bool = False) -> None:
-    """The calls of a function of a node's one computed operand; fresh: the result does not overwrite it."""
+    """Emits a function of a node's one computed operand. fresh: the result must not overwrite the operand."""
     whole = lo.graph.shape(node.output)
     computed = (name for name in node.inputs if name and lo.graph.constant(name) is None)
     x = lo.local(next(name for name in computed if lo.graph.shape(name) == whole))

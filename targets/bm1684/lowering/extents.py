@@ -1,8 +1,8 @@
-"""Calls on every element, divided where a tensor exceeds the extents that the interface takes.
+"""Elementwise calls, divided where a tensor exceeds the interface's extents.
 
-A call without strides sees each channel as one row of elements: rows and columns may be counted in any way;
-what does not come out even is divided further, one block row of one image after the other. A call with strides is
-divided along its axes.
+A call without strides treats each channel as one row of elements, so its rows and columns may be regrouped freely;
+if no even grouping fits, it is divided further, by images and channels. A call with strides is divided along its
+axes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from npuc.targets.bm1684.machine.local_memory import (
 from npuc.targets.bm1684.machine.parameters import Machine
 
 MOST = Dim4(65_535, 4095, 2047, 2047)
-"""Of a tensor in a call of the BDC."""
+"""The largest extents of a tensor in a BDC call."""
 OTHERS = (
     *("conv2d", "depthwise2d", "max_pool2d", "avg_pool2d", "matmul"),
     *("fix8b_conv2d", "fix8b_depthwise2d", "fix8b_max_pool2d", "fix8b_sum", "fix8b_rescale"),
 )
-"""Calls of the BDC that are not on every element."""
+"""BDC calls that are not elementwise."""
 PER_CHANNEL = {"bdc_bias": 1, "bdc_scale": 1, "bdc_scale_bias": 2}
-"""How many of a call's last operands have one number per channel."""
+"""How many of a call's last operands hold one number per channel."""
 ELEMENT, RUN = 4, 32
-"""Bytes of an element; elements of 128 bytes."""
+"""Bytes of an element; elements in 128 bytes."""
 
 
 class _Parts(NamedTuple):
-    """The arguments of a call: places and numbers, the shape, then a stride per place or what else there is."""
+    """The arguments of a call: addresses and numbers, the shape, then a stride per address and any others."""
 
     operands: tuple[Arg, ...]
     shape: Dim4
@@ -42,7 +42,7 @@ class _Parts(NamedTuple):
 
 
 def within(call: Call, machine: Machine) -> Iterator[Call]:
-    """The call, or the calls that compute the same on parts of its tensors."""
+    """The call, or equivalent calls on parts of its tensors."""
     if call.on_gdma or call.name.removeprefix("bdc_") in OTHERS:
         yield call
         return
@@ -81,14 +81,14 @@ def _dense(call: Call, parts: _Parts, machine: Machine) -> Iterator[Call]:
 
 
 def _runs(size: int) -> Iterator[tuple[int, int, int]]:
-    """Start, rows and columns of pieces that start at multiples of 128 bytes."""
+    """The start, rows and columns of pieces that start at multiples of 128 bytes."""
     step = MOST.w // RUN * RUN
     for start in range(0, size, step):
         yield start, 1, min(step, size - start)
 
 
 def _cuts(npu: int, channels: int, step: int) -> Iterator[tuple[int, int]]:
-    """Channels [first, behind) of at most `step`; every piece but the first starts at NPU 0."""
+    """Ranges [first, behind) of at most `step` channels; every one but the first starts at NPU 0."""
     first = 0
     while first < channels:
         behind = min(channels, first + step - (npu if first == 0 else 0))
@@ -97,7 +97,7 @@ def _cuts(npu: int, channels: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def _moved(call: Call, operands: tuple[Arg, ...], npu: int, offset: int, row: int) -> tuple[Arg, ...]:
-    """Operands of a part that starts at an NPU; row: the offset of what has a number per channel."""
+    """The operands of a part that starts at an NPU. row: the offset of per-channel operands."""
     full = len(operands) - PER_CHANNEL.get(call.name, 0)
     return tuple(
         replace(arg.shifted(offset if at < full else row), npu=npu) if isinstance(arg, Local) else arg

@@ -1,8 +1,8 @@
-"""Layers of 8 bits as calls of the firmware library: convolutions, pooling, sums.
+"""8-bit layers as calls of the firmware library: convolutions, pooling, sums.
 
-The graph that is lowered here counts words: a map (N, C, H, W) of 8 bits lies in the 4N mode, as a map of
-(ceil(N / 4), C, H, W) words of 32 bits, whose bytes belong to four images. So moves, layouts, plans and what only
-moves elements are those of fp32.
+The graph lowered here counts words: an 8-bit map (N, C, H, W) is stored in 4N mode, as a map of
+(ceil(N / 4), C, H, W) 32-bit words whose bytes belong to four images. Layouts, moves, plans and operators that
+only move elements are therefore those of fp32.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from npuc.targets.bm1684.quantisation.layers import chip_bias
 from npuc.targets.bm1684.quantisation.operators import FACTORS, SHIFTS, SUM, UNSIGNED, ZEROS
 
 IMAGES = 4
-"""Of a word."""
+"""Images in a word."""
 LAYERS = ("IntConv", "IntRelu", "MaxPool", SUM)
-"""Operators with calls of their own."""
+"""Operators with 8-bit calls."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The integer graph: what the host converts before and behind the chip, and the chip's part, in words."""
+    """The integer graph in parts: the host's conversions before and after the chip, the chip's part in words."""
 
     before: tuple[Node, ...]
     words: Graph
@@ -45,7 +45,7 @@ class Parts:
 
 
 def parts(graph: Graph) -> Parts:
-    """The parts of an integer graph whose layers of 8 bits are all on the chip."""
+    """The parts of an integer graph whose 8-bit layers all run on the chip."""
     chip, after = list[Node](), list[Node]()
     behind: set[str] = set()
     for node in graph.nodes:
@@ -93,7 +93,7 @@ Zeros = Mapping[str, int]
 
 @dataclass(frozen=True)
 class _Layer:
-    """A convolution: rows of bytes (O, columns) for each channel, the chip's biases, what the call says."""
+    """A convolution: weight bytes (O, columns), the chip's biases and the parameters of the call."""
 
     window: Window
     rows: Array
@@ -105,12 +105,12 @@ class _Layer:
     upper: int
 
     def channels(self, first: int, last: int) -> _Layer:
-        """The same for output channels [first, last)."""
+        """The layer restricted to output channels [first, last)."""
         return replace(self, rows=self.rows[first:last], bias=self.bias[first:last])
 
 
 def _conv(zeros: Zeros, lo: Lowering, node: Node) -> None:
-    """IntConv: dense, or one channel at a time."""
+    """IntConv: dense or depthwise."""
     x = lo.local(node.inputs[0])
     layer = _layer(zeros, lo, node, x.shape.c)
     shape = Dim4(*lo.graph.shape(node.output))
@@ -132,7 +132,7 @@ def _conv(zeros: Zeros, lo: Lowering, node: Node) -> None:
 
 
 def _wraps(tensor: Tensor, machine: Machine) -> bool:
-    """Whether its channels take a block row more than from NPU 0: the firmware computes four images of such."""
+    """Whether its channels take more block rows than from NPU 0: the firmware then computes four images only."""
     rows, channels = ceil_div(tensor.at.npu + tensor.shape.c, machine.npus), ceil_div(tensor.shape.c, machine.npus)
     return rows > channels
 
@@ -174,7 +174,7 @@ def _dense_rows(w: Array) -> Array:
 
 
 def _block_diagonal(w: Array, groups: int) -> Array:
-    """Dense weights of several groups: zeros where a group does not read."""
+    """Dense weights of merged groups, with zeros for input channels that a group does not read."""
     outputs, inputs = len(w) // groups, w.shape[1]
     dense = np.zeros((len(w), groups * inputs, *w.shape[2:]), np.int8)
     for g in range(groups):
@@ -184,7 +184,7 @@ def _block_diagonal(w: Array, groups: int) -> Array:
 
 
 def _piece(lo: Lowering, layer: _Layer, images: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
-    """One step: weights in `rows` block rows, used for every image."""
+    """Emits one step: weights in `rows` block rows, used for every image."""
     at, bias = _weight_image(lo, layer, images[0][1].at.npu, rows)
     lo.emit(*(_call(layer, (at, bias), x, out) for x, out in images))
 
@@ -207,7 +207,7 @@ def _call(layer: _Layer, image: Image, x: Tensor, out: Tensor) -> Call:
 
 
 def _weight_image(lo: Lowering, layer: _Layer, npu: int, rows: int) -> Image:
-    """Weights and behind them biases, in block rows from an NPU on: where both lie."""
+    """Places weights and, behind them, biases in block rows, starting at an NPU; returns both addresses."""
     start, npus = (npu, len(layer.rows)) if rows == 1 else (0, lo.machine.npus)
     grids = [
         _in_rows(values, npu - start, rows, npus)
@@ -231,7 +231,7 @@ def _whole_words(values: Array) -> Array:
 
 
 def _max_pool(zeros: Zeros, lo: Lowering, node: Node) -> None:
-    """The largest element under a window."""
+    """MaxPool; tensors that wrap (see `_wraps`) one word of images at a time."""
     x = lo.local(node.inputs[0])
     shape = Dim4(*lo.graph.shape(node.output))
     out = lo.output(node.output, shape, x.at.npu)
@@ -251,11 +251,11 @@ def _max_pool(zeros: Zeros, lo: Lowering, node: Node) -> None:
 
 
 Calls = Callable[[Tensor, Sequence[Tensor], Tensor], Call]
-"""A call on a result, operands and what lies between."""
+"""The call on a result, its operands and a work tensor."""
 
 
 def _sum(lo: Lowering, node: Node) -> None:
-    """Operands, each multiplied and shifted to 16 bits, and their sum."""
+    """The sum of operands, each multiplied and shifted to 16 bits; of a single operand, its rescaling."""
     *zeros, zero = ZEROS(node)
     factors, shifts, unsigned = FACTORS(node), SHIFTS(node), zero == UNSIGNED
 
@@ -273,7 +273,7 @@ def _sum(lo: Lowering, node: Node) -> None:
 
 
 def _relu(zeros: Zeros, lo: Lowering, node: Node) -> None:
-    """Elements with a sign, or 0."""
+    """IntRelu on signed elements: max(x, 0)."""
     assert zeros.get(node.output, 0) != UNSIGNED
 
     def call(out: Tensor, operands: Sequence[Tensor], work: Tensor) -> Call:
@@ -285,7 +285,7 @@ def _relu(zeros: Zeros, lo: Lowering, node: Node) -> None:
 
 
 def _by_block_rows(lo: Lowering, node: Node, names: Sequence[str], call: Calls) -> None:
-    """Calls on 64 channels of four images, which use the same bytes for products of 16 bits one after another."""
+    """Emits a call per 64 channels of four images; all calls share a work tensor for 16-bit products."""
     first = lo.local(names[0])
     operands = [first, *(lo.local(name, npu=first.at.npu) for name in names[1:])]
     out = lo.output(node.output, first.shape, first.at.npu)

@@ -1,4 +1,4 @@
-"""The functions of one operand that are composed: each a recipe, a list of calls on whole tensors."""
+"""Composed functions of one operand: each is a recipe, which lists calls on whole tensors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import Function, Recipe, one_operand
 
 LARGEST_EXPONENT = 40.0
-"""Beyond it tanh(softplus(x)) is 1 in fp32; the square of exp of it is still finite."""
+"""For larger x, tanh(softplus(x)) is 1 in fp32; exp(x)^2 is still finite here."""
 
 EXP, SIGMOID, TANH, BELOW = (-80.0, 87.0), (-40.0, 40.0), (-20.0, 20.0), (-80.0, None)
-"""Where the interface's series hold (seen on the vendor's model: exp(-200) is inf); beyond, results are flat."""
+"""The ranges in which the interface's series are valid (on the vendor's model exp(-200) is inf)."""
 
 
 def _clip(node: Node) -> Recipe:
@@ -42,7 +42,7 @@ def _clip(node: Node) -> Recipe:
 
 
 def _between(f: Function, low: float, high: float) -> None:
-    """y = the operand within limits."""
+    """y = the operand clipped to limits."""
     done = None
     if low == 0:
         done = f.to("relu")
@@ -62,7 +62,7 @@ def _hard_sigmoid(node: Node) -> Recipe:
 
 
 def _ramp(f: Function, alpha: float, beta: float) -> None:
-    """y = alpha * x + beta between 0 and 1."""
+    """y = alpha * x + beta, clipped to 0..1."""
     f.to("mul_C", alpha)
     f.to("add_C", beta, of=f.y)
     f.to("relu", of=f.y)
@@ -86,7 +86,7 @@ def _swish(node: Node) -> Recipe:
 
 
 def _leaky(node: Node) -> Recipe:
-    """The larger of x and alpha * x up to alpha = 1, beyond the smaller."""
+    """The larger of x and alpha * x if alpha is at most 1, else the smaller."""
     alpha = LEAKY_ALPHA(node)
 
     def recipe(f: Function) -> None:
@@ -190,11 +190,11 @@ def _always(step: Callable[[Function], object]) -> Callable[[Node], Recipe]:
 
 
 ROUNDING = 1.5 * 2**23
-"""Added to a smaller number, and taken away: what is left is the nearest integer, ties to even, as fp32 rounds."""
+"""Adding and subtracting this rounds a smaller fp32 number to the nearest integer, ties to even."""
 
 
 def _fake_quantize(node: Node) -> Recipe:
-    """Steps within the integer type's limits, rounded, times the scale."""
+    """The operand quantised and dequantised."""
     scale, zero, dtype = SCALE(node), ZERO_POINT(node), DTYPE(node)
 
     def recipe(f: Function) -> None:
@@ -205,7 +205,7 @@ def _fake_quantize(node: Node) -> Recipe:
 
 
 def _steps(f: Function, scale: float, zero: int, dtype: str) -> None:
-    """y = the operand in steps of a scale, rounded, what the integer type holds beside its zero point."""
+    """y = the operand divided by the scale, clipped to the integer type's limits minus the zero point, rounded."""
     limits = np.iinfo(dtype)
     f.to("div_C", scale)
     f.to("max_C", float(limits.min - zero), of=f.y)
@@ -215,11 +215,11 @@ def _steps(f: Function, scale: float, zero: int, dtype: str) -> None:
 
 
 POWERS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0, 4.0)
-"""Exponents that products and roots give."""
+"""Exponents that are composed of products, square roots and reciprocals."""
 
 
 def power(lo: Lowering, node: Node) -> None:
-    """Pow with a constant number of POWERS."""
+    """Pow with a constant exponent of POWERS."""
     exponent = float(lo.graph.constants[node.inputs[1]].flat[0])
 
     def recipe(f: Function) -> None:
@@ -238,7 +238,7 @@ def power(lo: Lowering, node: Node) -> None:
 
 
 def quantize_linear(lo: Lowering, node: Node) -> None:
-    """QuantizeLinear: the integers, as numbers of fp32."""
+    """QuantizeLinear: the integers, stored as fp32 numbers."""
     scale, zero, dtype = _quantisation(lo, node, lo.graph.tensors[node.output].dtype)
 
     def recipe(f: Function) -> None:
@@ -249,7 +249,7 @@ def quantize_linear(lo: Lowering, node: Node) -> None:
 
 
 def dequantize_linear(lo: Lowering, node: Node) -> None:
-    """DequantizeLinear of integers that are numbers of fp32."""
+    """DequantizeLinear of integers stored as fp32 numbers."""
     scale, zero, _ = _quantisation(lo, node, lo.graph.tensors[node.inputs[0]].dtype)
 
     def recipe(f: Function) -> None:
@@ -286,4 +286,4 @@ RECIPES: Mapping[str, Callable[[Node], Recipe]] = {
     "Abs": _always(_abs),
     "FakeQuantize": _fake_quantize,
 }
-"""Operator -> what its attributes make of a function's operand and result."""
+"""By operator, the recipe for a node's attributes."""

@@ -1,4 +1,4 @@
-"""A batch one image after the other: the same network for each, with an image's maps in local memory at a time."""
+"""A batch, one image after the other: a copy of the network per image, so that local memory holds one image."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from npuc.targets.bm1684.lowering.elementwise import BINARY
 from npuc.targets.bm1684.lowering.functions import RECIPES
 
 MOST_NODES = 2000
-"""Of all images together: more calls are no faster to load than to compute."""
+"""The most nodes of all images together; beyond, loading the calls is no faster than computing."""
 SINGLE = {
     *RECIPES, "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool",
     "BatchNormalization", "InstanceNormalization", "PRelu", "Identity", "DepthToSpace", "SpaceToDepth", "LRN",
 }  # fmt: skip
-"""Operators that compute every image of their first operand by itself; others are constant."""
+"""Operators that compute each image of their first operand separately, all other operands being constant."""
 
 
 def apart(graph: Graph) -> Graph | None:
-    """The graph with a network for every image, or None if there is one image, or they meet, or are too many."""
+    """The graph with a copy of the network per image; None for one image, too many nodes, or dependent images."""
     batches = {graph.shape(name)[:1] for name in graph.inputs}
     images = next(iter(batches))[0] if len(batches) == 1 and () not in batches else 1
     if images < 2 or images * len(graph.nodes) > MOST_NODES:
@@ -42,7 +42,7 @@ def apart(graph: Graph) -> Graph | None:
 
 
 def _separable(graph: Graph, node: Node, images: int) -> bool:
-    """Whether an image of the result depends on the same image of what is computed."""
+    """Whether each image of the result depends only on the same image of the computed operands."""
     computed = [name for name in node.inputs if name and name not in graph.constants]
     if not computed or any(graph.shape(name)[:1] != (images,) for name in (*computed, *node.outputs) if name):
         return False
@@ -85,7 +85,7 @@ def _for_all(graph: Graph, node: Node, name: str) -> bool:
 
 
 def _one(graph: Graph, image: int) -> Iterator[tuple[Node, dict[str, TensorType]]]:
-    """The nodes of an image, with the types of what they write."""
+    """The nodes of one image, with the types of their outputs."""
     for name in graph.inputs:
         attrs = {"axes": (0,), "starts": (image,), "ends": (image + 1,), "steps": (1,)}
         cut = _name(name, image)

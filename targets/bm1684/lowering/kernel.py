@@ -1,7 +1,7 @@
-"""The kernel: OKK calls with static addresses, in regions where GDMA and BDC run together.
+"""The kernel: OKK calls with static addresses, in regions in which GDMA and BDC run in parallel.
 
-What lowering emits is symbolic: an operand names a buffer of local memory, the planner gives every buffer an
-address. Both stages use the same calls; `Call.placed` is the step between them. Emission prints what is placed.
+Lowering emits symbolic calls, whose operands name local-memory buffers; the planner assigns every buffer an
+address, and `Call.placed` puts the addresses into the calls, which emission then writes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from npuc.targets.bm1684.machine.local_memory import Dim4
 
 @dataclass(frozen=True)
 class Local:
-    """A place in a buffer of local memory: the NPU that a tensor starts at, and bytes from the buffer's start."""
+    """A place in a local-memory buffer: the NPU that a tensor starts at, and the byte offset in the buffer."""
 
     buffer: str
     npu: int = 0
     offset: int = 0
 
     def shifted(self, offset: int) -> Local:
-        """The same NPU, further bytes into the buffer."""
+        """The place `offset` bytes further into the buffer, at the same NPU."""
         return replace(self, offset=self.offset + offset)
 
 
 @dataclass(frozen=True)
 class Address:
-    """An address of local memory, A = Q * S + R."""
+    """An address of local memory, A = Q * S + R, as NPU Q and offset R."""
 
     npu: int
     offset: int
@@ -36,7 +36,7 @@ class Address:
 
 @dataclass(frozen=True)
 class System:
-    """A place in a region of system memory: bytes from the region's start."""
+    """A place in a region of system memory: the byte offset from the region's start."""
 
     region: str
     offset: int = 0
@@ -70,7 +70,7 @@ class Call:
     name: str
     args: tuple[Arg, ...]
     reads: tuple[str, ...] = ()
-    """Buffers of local memory that it reads."""
+    """The local-memory buffers that it reads."""
     writes: str | None = None
     """The buffer that it writes."""
 
@@ -81,7 +81,7 @@ class Call:
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """Every buffer that it touches."""
+        """Every buffer that it reads or writes."""
         return (*self.reads, self.writes) if self.writes else self.reads
 
     def placed(self, addresses: Mapping[str, int]) -> Call:
@@ -95,7 +95,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Load:
-    """Constant or input data that a later step needs; `call` gives the calls for its columns [first, last)."""
+    """Constant or input data that a later step reads; `call` returns the calls for columns [first, last)."""
 
     buffer: str
     columns: int
@@ -104,13 +104,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Step:
-    """Calls that belong to one layer and run one after another, on one engine."""
+    """Calls of one layer that run in sequence on one engine."""
 
     calls: tuple[Call, ...]
     node: str
     """The tensor that it computes."""
     sources: tuple[str, ...] = ()
-    """The ONNX nodes behind it."""
+    """The ONNX nodes that it computes."""
     op: str = ""
 
     @property
@@ -121,19 +121,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Region:
-    """Calls of both engines that run together, in steps; no call of one touches what the other writes."""
+    """Calls of both engines that run in parallel; no call of one engine touches what the other writes."""
 
     gdma: tuple[Call, ...]
     bdc: tuple[Call, ...]
     step: int
     """The step that it belongs to."""
     owners: tuple[Step, ...] = ()
-    """Of every call on the GDMA, the step that it is for: loads and moves run beside other steps."""
+    """For every GDMA call, the step that it serves: loads and moves run beside other steps."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes [start, end) of every NPU that a buffer has in regions that belong to steps first..last."""
+    """Bytes [start, end) of every NPU, occupied by a buffer in the regions of steps first..last."""
 
     buffer: str
     start: int
@@ -144,15 +144,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is emitted: regions in order, the steps behind them, bytes of each region of system memory."""
+    """The planned program: regions in order, the steps they execute, and the places of all buffers."""
 
     regions: tuple[Region, ...]
     steps: tuple[Step, ...]
     places: tuple[Place, ...]
-    """Of every buffer, in the order in which they were placed."""
+    """One per buffer, in the order of their placement."""
 
     @property
     def peak(self) -> int:
-        """The most bytes of local memory in use at once, of each NPU."""
+        """The most bytes of local memory in use at once, per NPU."""
         sizes = (Buffer(each.buffer, each.end - each.start, each.first, each.last) for each in self.places)
         return lower_bound(list(sizes))

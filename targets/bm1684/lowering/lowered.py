@@ -1,4 +1,4 @@
-"""What lowering gives to the planner."""
+"""The result of lowering, from which the planner starts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from npuc.targets.bm1684.lowering.tensors import Tensor
 
 @dataclass(frozen=True)
 class Lowered:
-    """Steps in order, the loads that fill buffers beforehand, and what lies in system memory."""
+    """Steps in order, the loads that fill buffers before use, and the content of system memory."""
 
     steps: tuple[Step, ...]
     loads: Mapping[str, tuple[Load, ...]]
-    """By buffer, in the order of their columns."""
+    """By buffer, in column order."""
     buffers: Mapping[str, int]
-    """Bytes of each NPU."""
+    """Bytes per NPU."""
     weights: Content
     scratch_bytes: int
     inputs: Mapping[str, str]
-    """Region of every input of the network."""
+    """The region of every input of the network."""
     outputs: Mapping[str, str]
     tensors: Mapping[str, Tensor]
-    """Where tensors of the graph lie when they have been computed."""
+    """Where tensors of the graph are after they have been computed."""

@@ -1,7 +1,7 @@
-"""Matrices in local memory whose last channel is partial: moves that leave no word of it undefined.
+"""Moves of matrices whose last channel is partial, which leave no word in local memory undefined.
 
-A matrix (M, K) lies as (M, C, 1, W) with C * W >= K columns. The columns behind the last one repeat it: calls on
-whole channels then compute with numbers that the tensor has anyway, and their results are of the same kind.
+A matrix (M, K) is stored as (M, C, 1, W) with C * W >= K columns. The padding columns repeat the last column, so
+that calls on whole channels only compute with values that the tensor contains anyway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npuc.targets.bm1684.machine.parameters import Machine
 
 
 def padded(values: Array, shape: Dim4) -> Array:
-    """A matrix (M, K) as (M, C, 1, W), its last column repeated."""
+    """A matrix (M, K) as (M, C, 1, W), padded with copies of its last column."""
     columns = shape.c * shape.w
     if columns == values.shape[1]:
         return values.reshape(shape)
@@ -28,7 +28,7 @@ def padded(values: Array, shape: Dim4) -> Array:
 
 
 def loads(tensor: Tensor, view: View, machine: Machine) -> tuple[Call, ...]:
-    """Fills (M, C, 1, W) from a view (M, K) whose columns lie in one dimension."""
+    """The calls that fill (M, C, 1, W) from a view (M, K) whose column axis is a single dimension."""
     (_, columns), shape = view.shape, tensor.shape
     parts = list(_parts(tensor, columns, machine))
     calls = [call for part, first, stride in parts for call in _load(part, view, first, stride, machine)]
@@ -50,7 +50,7 @@ def loads(tensor: Tensor, view: View, machine: Machine) -> tuple[Call, ...]:
 
 
 def stores(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...]:
-    """Writes the K columns of (M, C, 1, W) to a view (M, K) whose columns lie in one dimension."""
+    """The calls that store the K columns of (M, C, 1, W) to a view (M, K) whose column axis is one dimension."""
     columns, shape = view.shape[1], tensor.shape
     row_stride = _whole_rows(view, tensor)
     if row_stride is not None:
@@ -64,7 +64,7 @@ def stores(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...]:
 
 
 def _parts(tensor: Tensor, columns: int, machine: Machine) -> Iterator[tuple[Tensor, int, Dim4]]:
-    """Whole channels, then the partial one: each with its first column and the strides of the whole."""
+    """The whole channels, then the partial one, each with its first column and the strides of the matrix."""
     stride, shape = tensor.stride(machine), tensor.shape
     whole, rest = divmod(columns, shape.w)
     if whole:
@@ -88,7 +88,7 @@ def _columns(view: View, first: int, shape: Dim4) -> View:
 
 
 def _whole_rows(view: View, tensor: Tensor) -> int | None:
-    """The stride of rows, if one matrix call moves the view; it starts at NPU 0 and counts to 65,535."""
+    """The row stride if one matrix call can move the view: from NPU 0, extents up to 65,535; else None."""
     rows, columns = (merged(axis) for axis in view.axes)
     if len(rows) != 1 or columns != ((view.shape[1], 1),) or tensor.at.npu or max(view.shape) > moves.MOST:
         return None

@@ -1,7 +1,7 @@
 """GDMA calls between views of system memory and tensors in local memory.
 
-A call moves four dimensions; the innermost one is continuous on both sides or has one element. What needs more
-dimensions is several calls.
+A call moves four dimensions; the innermost one is contiguous on both sides or has one element. A move of more
+dimensions takes several calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = 65_535
 
 @dataclass(frozen=True)
 class _Dim:
-    """A dimension counted on both sides."""
+    """A dimension of a move: its extent, and its stride on either side (a, b)."""
 
     extent: int
     a: int
@@ -30,20 +30,20 @@ class _Dim:
 
 
 def loads(tensor: Tensor, view: View, machine: Machine, stride: Dim4 | None = None) -> tuple[Call, ...]:
-    """Fills a tensor in local memory from a view with its four dimensions.
+    """The calls that load a tensor from a view with the same four dimensions.
 
-    stride: of the tensor, where it is part of a larger one.
+    stride: the tensor's strides, if it is part of a larger one.
     """
     return tuple(_between(tensor, view, stride or tensor.stride(machine), machine, store=False))
 
 
 def stores(view: View, tensor: Tensor, machine: Machine, stride: Dim4 | None = None) -> tuple[Call, ...]:
-    """Writes a tensor in local memory to a view with its four dimensions."""
+    """The calls that store a tensor to a view with the same four dimensions."""
     return tuple(_between(tensor, view, stride or tensor.stride(machine), machine, store=True))
 
 
 def copies(to: View, source: View) -> tuple[Call, ...]:
-    """Copies a view to another one of the same shape."""
+    """The calls that copy a view to another one of the same shape."""
     dims = [dim for a, b in zip(to.axes, source.axes, strict=True) for dim in _common(a, b)]
     calls: list[Call] = []
     for at, (n, c, h, w) in _blocks(_joined(dims), 4):
@@ -60,7 +60,7 @@ def copies(to: View, source: View) -> tuple[Call, ...]:
 
 
 def price(calls: Iterable[Call], machine: Machine) -> int:
-    """Cycles of the GDMA for moves to, from and in system memory."""
+    """GDMA cycles of moves to, from and within system memory."""
     found = 0
     for call in calls:
         shape, to, source = call.args[2:5]
@@ -71,7 +71,7 @@ def price(calls: Iterable[Call], machine: Machine) -> int:
 
 
 def copy(to: Tensor, source: Tensor, machine: Machine) -> Call:
-    """Copies between tensors of local memory that may start at different NPUs."""
+    """The copy between local tensors, which may start at different NPUs."""
     args = (to.at, source.at, to.shape, to.stride(machine), source.stride(machine))
     return Call("gdma_32bit_cpy_L2L", args, (source.at.buffer,), to.at.buffer)
 
@@ -102,7 +102,7 @@ def _between(tensor: Tensor, view: View, stride: Dim4, machine: Machine, *, stor
 
 
 def _steps(axis: Sequence[tuple[int, int]], stride: int) -> list[_Dim]:
-    """The dimensions of a view's axis with the steps that a local tensor's stride makes of them."""
+    """The dimensions of a view's axis, each with the corresponding stride in the local tensor."""
     found: list[_Dim] = []
     for extent, step in reversed(axis):
         found.insert(0, _Dim(extent, step, stride))
@@ -111,7 +111,7 @@ def _steps(axis: Sequence[tuple[int, int]], stride: int) -> list[_Dim]:
 
 
 def _common(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> list[_Dim]:
-    """Two counts through one axis as one list of dimensions; the extents of one divide those of the other."""
+    """The common refinement of an axis that two views split differently; one side's extents divide the other's."""
     left, right, found = list(merged(a)), list(merged(b)), list[_Dim]()
     while left and right:
         (m, s), (n, t) = left.pop(), right.pop()
@@ -125,7 +125,7 @@ def _common(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> list[
 
 
 def _joined(dims: Sequence[_Dim]) -> list[_Dim]:
-    """Fewer dimensions that count the same; the last one is continuous on both sides or single."""
+    """Equivalent dimensions, merged where possible; the last one is contiguous on both sides or of extent 1."""
     found: list[_Dim] = []
     for dim in dims:
         if dim.extent == 1:
@@ -142,7 +142,7 @@ def _joined(dims: Sequence[_Dim]) -> list[_Dim]:
 
 
 def _blocks(dims: list[_Dim], count: int) -> Iterator[tuple[list[tuple[int, _Dim]], list[_Dim]]]:
-    """The last `count` dimensions in pieces of at most MOST, for every index of those before."""
+    """The last `count` dimensions in pieces of at most MOST, for every index of the preceding dimensions."""
     dims = [_Dim(1, 0, 0)] * (count - len(dims)) + dims
     outer, inner = dims[: len(dims) - count], dims[len(dims) - count :]
     starts = [range(0, dim.extent, MOST) for dim in inner]

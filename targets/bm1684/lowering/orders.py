@@ -1,7 +1,7 @@
-"""The order of a tensor in system memory that later Reshapes and Transposes of it make continuous.
+"""The order in which to store a tensor so that later Reshapes and Transposes make it contiguous.
 
-A store writes any order at the price of its runs; a view that is not continuous is copied once more before it is
-loaded, unless a few calls bring it.
+A store can write any order at the cost of its runs; a view that is not contiguous is copied once more before it is
+loaded, unless a few calls can load it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from npuc.targets.bm1684.lowering.tensors import Tensor, View, local_shape
 from npuc.targets.bm1684.machine.parameters import Machine
 
 DIRECT = 8
-"""Calls that may bring a view into local memory as it is."""
+"""The most calls that load a view without a copy before."""
 
 
 def ordered(graph: Graph, name: str, tensor: Tensor, home: Callable[[str], View], machine: Machine) -> View | None:
-    """Where to store a tensor so that the end of its moves lies there continuously; None if that does not pay.
+    """Where to store a tensor so that the result of its moves is contiguous; None if that does not pay.
 
-    home: gives the place of a tensor of the graph, in the continuous layout.
+    home: returns the contiguous view that a tensor of the graph is stored to.
     """
     end, moved = _moved(graph, name)
     dims = [dim for axis in moved.axes for dim in axis if dim[0] > 1]
@@ -40,7 +40,7 @@ def ordered(graph: Graph, name: str, tensor: Tensor, home: Callable[[str], View]
 
 
 def _moved(graph: Graph, name: str) -> tuple[str, View]:
-    """The last of the Reshapes and Transposes that follow each other alone, as a view of the continuous tensor."""
+    """The last of a chain of Reshapes and Transposes (sole readers), as a view of the contiguous tensor."""
     view = View.continuous("", 0, graph.shape(name))
     reader = graph.only_reader(name)
     while reader is not None and reader.op in ("Reshape", "Transpose"):
@@ -56,7 +56,7 @@ def _moved(graph: Graph, name: str) -> tuple[str, View]:
 def _pays(
     shape: Sequence[int], view: View, moved: View, tensor: Tensor, delivered: bool, machine: Machine
 ) -> bool:
-    """Whether a store in another order costs less than a plain one and what has to follow it."""
+    """Whether a store in another order costs less than a plain one with the copy or loads that follow it."""
     stored = _stored(view, tensor, machine)
     plain = _stored(View.continuous("", 0, shape), tensor, machine)
     if stored is None or plain is None:

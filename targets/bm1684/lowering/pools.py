@@ -1,7 +1,7 @@
 """Pooling and normalisation as calls.
 
-The interface's average counts the padding; where ONNX does not, a constant image of window size over elements met
-corrects it. Padding of a maximum is never the largest element.
+The interface's average counts the padding. Where ONNX does not, the result is multiplied by a constant image: the
+window size over the number of counted elements. In a maximum, padding is never the largest element.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pool(lo: Lowering, node: Node) -> None:
 
 
 def _correction(node: Node, window: Window, x: Dim4, out: Dim4) -> Array | None:
-    """Window size over the elements that ONNX counts, per position of the output (H, W); None where all are 1."""
+    """Window size over the elements that ONNX counts, per output position (H, W); None if all are 1."""
     counts = [
         _counted(extent, count, window, axis, include=bool(COUNT_INCLUDE_PAD(node)))
         for axis, (extent, count) in enumerate(((x.h, out.h), (x.w, out.w)))
@@ -54,14 +54,14 @@ def _correction(node: Node, window: Window, x: Dim4, out: Dim4) -> Array | None:
 
 
 def _counted(extent: int, count: int, window: Window, axis: int, *, include: bool) -> Array:
-    """Elements along an axis that each window's average is over."""
+    """How many elements along an axis each window's average counts."""
     starts = np.arange(count) * window.strides[axis] - window.begins[axis]
     low, high = (-window.begins[axis], extent + window.ends[axis]) if include else (0, extent)
     return np.minimum(starts + window.kernel[axis], high) - np.maximum(starts, low)
 
 
 def _times(lo: Lowering, out: Tensor, factors: Array) -> Call:
-    """A tensor times an image, which every NPU has for itself."""
+    """The product of a tensor and an image, of which every NPU has a copy."""
     npus = min(lo.machine.npus, out.shape.c)
     start = out.at.npu if out.at.npu + out.shape.c <= lo.machine.npus else 0
     npus = npus if start else min(lo.machine.npus, out.at.npu + out.shape.c)
@@ -93,21 +93,21 @@ def batch_norm(lo: Lowering, node: Node) -> None:
 
 
 def _per_column(lo: Lowering, values: Array, like: Tensor) -> tuple[Local, ...]:
-    """Values (k, F) as k rows (1, C, 1, W) of matrices that lie as `like` does."""
+    """Values (k, F) as k matrix rows (1, C, 1, W) in the layout of `like`."""
     shape = like.shape._replace(n=1)
     rows = (padded(row[np.newaxis].astype(np.float32), shape) for row in values)
     return tuple(lo.constant(f"{lo.node.output}/parameters", row, like.at.npu).at for row in rows)
 
 
 def with_columns(name: str, out: Tensor, x: Tensor, row: Local, lo: Lowering) -> Call:
-    """A function of every row of a matrix and one row."""
+    """A binary function of every row of a matrix and a single row."""
     repeated = None if x.shape.n == 1 else x.stride(lo.machine)._replace(n=0)
     args = (out.at, x.at, row, x.shape, None, None, repeated)
     return Call(f"bdc_{name}", args, (x.at.buffer, row.buffer), out.at.buffer)
 
 
 def per_channel(lo: Lowering, values: Array, npu: int) -> tuple[Local, ...]:
-    """Values (k, C) as k tensors (1, C, 1, 1) in the compact layout from an NPU on, in one buffer."""
+    """Values (k, C) as k tensors (1, C, 1, 1) in the compact layout, starting at an NPU, in one buffer."""
     kinds, channels = values.shape
     rows = ceil_div(npu + channels, lo.machine.npus)
     start, npus = (npu, channels) if rows == 1 else (0, lo.machine.npus)
@@ -119,7 +119,7 @@ def per_channel(lo: Lowering, values: Array, npu: int) -> tuple[Local, ...]:
 
 
 def prelu(lo: Lowering, node: Node) -> None:
-    """The larger of x and slope * x where no slope exceeds 1, else relu(x) + slope * min(x, 0)."""
+    """PRelu: the larger of x and slope * x if no slope exceeds 1, else relu(x) + slope * min(x, 0)."""
     slope = lo.graph.constants[node.inputs[1]]
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
@@ -137,7 +137,7 @@ def prelu(lo: Lowering, node: Node) -> None:
 
 
 def _sloped(lo: Lowering, slope: Array, x: Tensor, y: Tensor) -> Call:
-    """y = slope * x, one slope or one for every channel."""
+    """y = slope * x, with one slope or one per channel."""
     if slope.size == 1:
         args = (y.at, x.at, float(slope.flat[0]), x.shape, None, None)
         return Call("bdc_mul_C", args, (x.at.buffer,), y.at.buffer)
@@ -149,7 +149,7 @@ def _sloped(lo: Lowering, slope: Array, x: Tensor, y: Tensor) -> Call:
 
 
 def instance_norm(lo: Lowering, node: Node) -> None:
-    """(x - mean) / sqrt(variance + epsilon) of every channel of an image, times its scale, plus its bias."""
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, per channel of every image."""
     scale, bias = (lo.graph.constants[name] for name in node.inputs[1:3])
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)

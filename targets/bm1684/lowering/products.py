@@ -1,4 +1,4 @@
-"""Matrix products as calls, in the matrix layout; long ones in pieces of the common dimension (result_add)."""
+"""Matrix products as calls, in the matrix layout; long ones are split along K (result_add)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.matrix_width import CHANNELS_MOST, best_width
 
 PIECE_BYTES = 32 * 1024
-"""Of the right matrix in each NPU: small enough to be prefetched step by step."""
+"""Bytes of the right matrix in a piece, per NPU: small enough to be prefetched step by step."""
 
 
 def gemm(lo: Lowering, node: Node) -> None:
-    """alpha * x * weights^T + beta * bias, weights (N, K) constant."""
+    """Gemm: x * weights^T + bias, with constant weights (N, K)."""
     weights, bias = lo.graph.constant(node.inputs[1]), _bias(lo, node)
     if weights is None:
         raise lo.refusal(f"the weights '{node.inputs[1]}' are computed at run time")
@@ -48,7 +48,7 @@ def matmul(lo: Lowering, node: Node) -> None:
 
 
 def _batched(lo: Lowering, node: Node) -> None:
-    """One product after another, from system memory and back; batches are repeated where they have one matrix."""
+    """Emits one product after the other, with operands and results in system memory; batches are broadcast."""
     result, (left, right) = lo.graph.shape(node.output), (lo.graph.shape(name) for name in node.inputs)
     M, K, N = left[-2], right[-2], right[-1]
     batch = result[:-2]
@@ -72,7 +72,7 @@ def _batched(lo: Lowering, node: Node) -> None:
 
 
 def _of_batch(lo: Lowering, view: View, count: int) -> View:
-    """A batch as (count, rows, columns), every axis in one dimension."""
+    """A batch as (count, rows, columns), every axis a single dimension."""
     shape = (count, *view.shape[-2:])
     found = view.reshaped(shape)
     if found is None or any(len(merged(axis)) > 1 for axis in found.axes):
@@ -101,7 +101,7 @@ def _bias(lo: Lowering, node: Node) -> Array | None:
 
 @dataclass(frozen=True)
 class _Product:
-    """Left (rows, K) in channels of `left_width` columns, right (K, N) in channels of `width` columns."""
+    """A product of left (rows, K), with `left_width` columns per channel, and right (K, N), with `width`."""
 
     rows: int
     K: int
@@ -111,7 +111,7 @@ class _Product:
 
 
 def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None) -> None:
-    """A product with a constant; what does not fit whole goes some rows after others through system memory."""
+    """A product with a constant; if it does not fit, some rows at a time, through system memory."""
     (K, N), rows = right.shape, prod(lo.graph.shape(node.output)[:-1])
     W = best_width(K, N, lo.machine).W
     one = _shape(1, K, _left_width(lo, K)), _shape(1, N, W)
@@ -142,14 +142,14 @@ def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None
 def _multiply(
     lo: Lowering, node: Node, operands: tuple[Tensor, Tensor], right: Array, bias: Array | None, W: int
 ) -> None:
-    """Calls that multiply all rows of a left matrix, in pieces of the right one where that has to be."""
+    """Emits the product of all rows of the left matrix, with the right one in pieces if necessary."""
     (x, out), (K, N) = operands, right.shape
     rows = x.shape.n
     p = _Product(rows, K, N, x.shape.w, W)
     row_bytes = ceil_div(ceil_div(N, W), lo.machine.npus) * ceil_div(W, 32) * 128
     room = lo.room(x, out) // row_bytes - 1
     pieces, pairs = [(0, K)], [(x, out)]
-    if rows == 1 or room < K:  # a piece for one row after the other: the call has no N stride for a part of them
+    if rows == 1 or room < K:  # one row at a time: the call has no N stride for a part of the columns
         pieces = list(_pieces(p, PIECE_BYTES // row_bytes, room))
         pairs = [(x.image(row, lo.machine), out.image(row, lo.machine)) for row in range(rows)]
         p = replace(p, rows=1)
@@ -161,13 +161,13 @@ def _multiply(
 
 
 def _columns(left: Tensor, first: int, lo: Lowering) -> Local:
-    """Where one row of the left matrix has its columns from `first` on."""
+    """The address of column `first` in a row of the left matrix."""
     channel, column = divmod(first, left.shape.w)
     return left.channels(channel, left.shape.c, lo.machine).at.shifted(ELEMENT * column)
 
 
 def _pieces(p: _Product, most: int, room: int) -> Iterator[tuple[int, int]]:
-    """Rows [first, behind) of the right matrix: whole channels of the left one, or parts of one too large."""
+    """Row ranges [first, behind) of the right matrix: whole channels of the left one, or parts of a large one."""
     width = p.left_width
     most = min(most, room)
     step = max(1, most // width) * width if room >= width else max(32, most // 32 * 32)
@@ -179,7 +179,7 @@ def _pieces(p: _Product, most: int, room: int) -> Iterator[tuple[int, int]]:
 
 
 def _image(lo: Lowering, right: Array, bias: Array | None, W: int) -> tuple[Local, Local | None]:
-    """Rows of the right matrix and, behind them, the bias as one more row, in the matrix layout."""
+    """Places the right matrix and the bias, as one more row, in the matrix layout; returns both addresses."""
     rows = right if bias is None else np.concatenate([right, bias[np.newaxis]])
     C, npus = ceil_div(right.shape[1], W), lo.machine.npus
     at = lo.constant(f"{lo.node.output}/weights", padded(rows, Dim4(len(rows), C, 1, W))).at
@@ -197,13 +197,13 @@ def _left(lo: Lowering, name: str) -> Tensor:
 
 
 def _left_width(lo: Lowering, K: int) -> int:
-    """W of a left matrix with K columns that is brought for a product."""
+    """W of a left matrix with K columns that is loaded for a product."""
     width = max(w for w in range(1, 129) if K % w == 0)
     return width if K // width <= CHANNELS_MOST else ceil_div(K, lo.machine.npus)
 
 
 def _rows(lo: Lowering, view: View) -> View:
-    """All matrices of a batch below each other."""
+    """All matrices of a batch, stacked into one."""
     shape = (prod(view.shape[:-1]), view.shape[-1])
     found = view.reshaped(shape) or lo.continuous(view).reshaped(shape)
     assert found is not None
@@ -215,7 +215,7 @@ def _shape(rows: int, N: int, W: int) -> Dim4:
 
 
 def _call(p: _Product, out: Tensor, left: Local, right: Local, bias: Local | None, *, add: bool) -> Call:
-    columns = ceil_div(p.N, p.width) * p.width  # of a partial last channel too: they repeat the last column
+    columns = ceil_div(p.N, p.width) * p.width  # with the padding of a partial last channel
     args = (
         out.at, left, right, bias or right, p.rows, p.K, columns, p.left_width, p.width, bias is not None, add,
     )  # fmt: skip
@@ -224,7 +224,7 @@ def _call(p: _Product, out: Tensor, left: Local, right: Local, bias: Local | Non
 
 
 def _finish(lo: Lowering, node: Node, out: Tensor) -> None:
-    """Defines the result; one of more than two dimensions goes through system memory."""
+    """Defines the result; one of more than two dimensions is stored to system memory."""
     if len(lo.graph.shape(node.output)) < 3:
         lo.define(node.output, out)
         return

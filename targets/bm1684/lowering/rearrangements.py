@@ -34,7 +34,7 @@ from npuc.targets.bm1684.machine.local_memory import Dim4
 
 
 def reshape(lo: Lowering, node: Node) -> None:
-    """Reshape: (N, C, H, W) to (N, C * H * W) and back is the same bytes, W being H * W."""
+    """Reshape: free between (N, C, H, W) and a matrix (N, C * H * W) with H * W columns per channel."""
     name, shape = node.inputs[0], lo.graph.shape(node.output)
     if lo.is_local(name):
         same = _same_bytes(lo.local(name), lo.graph.shape(name), shape)
@@ -43,7 +43,7 @@ def reshape(lo: Lowering, node: Node) -> None:
             return
     view = lo.view(name)
     shaped = view.reshaped(shape) or lo.continuous(view).reshaped(shape)
-    assert shaped is not None  # a continuous view takes every shape
+    assert shaped is not None  # a contiguous view can have every shape
     lo.define_view(node.output, shaped)
 
 
@@ -64,7 +64,7 @@ def transpose(lo: Lowering, node: Node) -> None:
 
 
 def concat(lo: Lowering, node: Node) -> None:
-    """Concat: channels are already where they belong, or are copied; other axes go through system memory."""
+    """Concat: channels are already in place or are copied; other axes go through system memory."""
     axis = AXIS(node) % len(lo.graph.shape(node.output))
     if not joins_channels(lo.graph.shape(node.output), axis):
         _concat_in_system(lo, node, axis)
@@ -82,7 +82,7 @@ def concat(lo: Lowering, node: Node) -> None:
 
 
 def joins_channels(shape: tuple[int, ...], axis: int) -> bool:
-    """Whether a Concat along the axis of this result puts channels of one image side by side."""
+    """Whether a Concat with this result shape and axis joins the channels of a single image."""
     return len(shape) > 2 and axis == 1 and shape[0] == 1
 
 
@@ -114,7 +114,7 @@ def split(lo: Lowering, node: Node) -> None:
 
 
 def slice_(lo: Lowering, node: Node) -> None:
-    """Slice: one axis after another, the last one giving the result."""
+    """Slice: a part if it cuts one axis forwards, else views, axis by axis."""
     shape = lo.graph.shape(node.inputs[0])
     axes = zip(AXES(node), STARTS(node), STEPS(node), strict=True)
     cuts = [(axis % len(shape), start, step) for axis, start, step in axes]
@@ -133,7 +133,7 @@ def slice_(lo: Lowering, node: Node) -> None:
 
 
 def _reversed(lo: Lowering, view: View, axis: int) -> View:
-    """The elements along an axis in reverse, copied one by one: the GDMA counts upwards only."""
+    """A copy with the elements of an axis reversed, one by one: the GDMA has no negative strides."""
     count, to = view.shape[axis], lo.scratch_view(view.shape)
     for at in range(count):
         lo.emit(*moves.copies(_sliced(lo, to, axis, at, 1), _sliced(lo, view, axis, count - 1 - at, 1)))
@@ -147,7 +147,7 @@ def _sliced(lo: Lowering, view: View, axis: int, start: int, count: int, step: i
 
 
 def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int) -> None:
-    """One slice: channels of an image in local memory stay where they are, anything else is a view."""
+    """Defines one slice: channels of an image in local memory stay in place, anything else is a view."""
     shape, count = lo.graph.shape(source), lo.graph.shape(name)[axis]
     axis %= len(shape)
     if lo.is_local(source) and joins_channels(shape, axis) and step == 1:
@@ -157,7 +157,7 @@ def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int
 
 
 def gather(lo: Lowering, node: Node) -> None:
-    """Gather by constants: a copy for every run of elements that follow each other at one distance."""
+    """Gather by constant indices: one copy per run of equally spaced indices."""
     axis, view = AXIS(node) % len(lo.graph.shape(node.inputs[0])), lo.view(node.inputs[0])
     indices = lo.graph.constants[node.inputs[1]].reshape(-1) % view.shape[axis]
     to = lo.scratch_view((*view.shape[:axis], len(indices), *view.shape[axis + 1 :]))
@@ -169,7 +169,7 @@ def gather(lo: Lowering, node: Node) -> None:
 
 
 def runs(indices: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Where indices grow evenly, or stay: place of the first, how many, the first, the difference."""
+    """Runs of indices in non-decreasing arithmetic progression: (position, count, first index, step)."""
     at = 0
     while at < len(indices):
         step = indices[at + 1] - indices[at] if at + 1 < len(indices) else 1
@@ -181,7 +181,7 @@ def runs(indices: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def pad(lo: Lowering, node: Node) -> None:
-    """Pad: around rows and columns of images a filled tensor with the image in it, else through system memory."""
+    """Pad: rows and columns of images by a copy into a filled tensor, anything else through system memory."""
     shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
     pads = SIDES(node)
     mode = PAD_MODE(node)
@@ -201,7 +201,7 @@ def pad(lo: Lowering, node: Node) -> None:
 
 
 def _pad_in_system(lo: Lowering, node: Node, pads: list[tuple[int, int]], mode: str) -> None:
-    """Axis after axis: what negative pads leave, and beside it numbers or elements of its own."""
+    """Pads axis by axis in system memory: crops by negative pads, then adds constants or own elements."""
     view = lo.view(node.inputs[0])
     kept = [extent + min(begin, 0) + min(end, 0) for extent, (begin, end) in zip(view.shape, pads, strict=True)]
     if mode == "constant" and min(kept) <= 0:
@@ -226,7 +226,7 @@ def _fill(lo: Lowering, view: View, value: float) -> None:
 
 
 def _wider(lo: Lowering, view: View, axis: int, pads: tuple[int, int], mode: str, value: float) -> View:
-    """A copy of the view with more elements along an axis."""
+    """A padded copy of the view along an axis."""
     (before, behind), count = pads, view.shape[axis]
     to = lo.scratch_view((*view.shape[:axis], before + count + behind, *view.shape[axis + 1 :]))
     lo.emit(*moves.copies(_sliced(lo, to, axis, before, count), view))
@@ -258,7 +258,7 @@ def _around(at: int, count: int) -> int:
 
 
 def resize(lo: Lowering, node: Node) -> None:
-    """Resize of rows and columns: copies where it repeats elements, else sums of rows, then of columns."""
+    """Resize of rows and columns: copies if it repeats elements, else weighted sums of rows, then of columns."""
     shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
     if whole_repeats(shape, result, node):
         _repeat(lo, node)
@@ -277,7 +277,7 @@ def resize(lo: Lowering, node: Node) -> None:
 
 
 def _interpolate(lo: Lowering, to: Tensor, x: Tensor, axis: int, taps: tuple[Array, Array]) -> None:
-    """Weighted sums along rows (2) or columns (3): taps are indices and weights (taps, size)."""
+    """Emits weighted sums along rows (2) or columns (3). taps: indices and weights, each (taps, size)."""
     indices, weights = taps
     calls: list[Call] = []
     for first, count, step in _progressions(indices, weights):
@@ -292,11 +292,11 @@ def _interpolate(lo: Lowering, to: Tensor, x: Tensor, axis: int, taps: tuple[Arr
 
 
 Cut = tuple[Tensor, int, int]
-"""A tensor, the first row (or column) and the distance to the next."""
+"""A tensor, its first row (or column) and the distance to the next."""
 
 
 def _tap(lo: Lowering, to: Cut, x: Cut, axis: int, count: int) -> tuple[Local, Local, Dim4, Dim4, Dim4]:
-    """Places, shape and strides of some rows or columns on both sides."""
+    """The addresses, shape and strides of some rows or columns of destination and source."""
 
     def side(cut: Cut) -> tuple[Local, Dim4]:
         tensor, start, step = cut
@@ -322,7 +322,7 @@ def _weighted(
 
 
 def _progressions(indices: Array, weights: Array) -> Iterator[tuple[int, int, int]]:
-    """Results that are made alike: the first, how many, their distance, each result once."""
+    """Groups of results with equal weights and evenly spaced indices: (first, count, step)."""
     size = indices.shape[1]
     left = list(range(size))
     while left:
@@ -348,7 +348,7 @@ def _alike(indices: Array, weights: Array, first: int, step: int, left: set[int]
 
 
 def _repeat(lo: Lowering, node: Node) -> None:
-    """Every element again: a copy for every position in a block of equal ones."""
+    """Repeats every element: one copy for every position in a block of equal elements."""
     shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, Dim4(*result), x.at.npu)
@@ -371,13 +371,13 @@ def _repeat(lo: Lowering, node: Node) -> None:
 
 
 def whole_repeats(shape: Sequence[int], result: Sequence[int], node: Node) -> bool:
-    """Whether every element is repeated, in blocks of one size."""
+    """Whether a Resize repeats every element, in blocks of one size."""
     whole = all(b % a == 0 for a, b in zip(shape, result, strict=True))
     return RESIZE_MODE(node) == "nearest" and whole and repeats(node)
 
 
 def repeats(node: Node) -> bool:
-    """Whether a whole multiple repeats every element: the nearest of each block is the element it came from."""
+    """Whether a nearest-neighbour Resize by a whole factor repeats every element in a block."""
     mode = COORDINATES(node)
     nearest = NEAREST_MODE(node)
     if mode == "asymmetric":
@@ -386,12 +386,12 @@ def repeats(node: Node) -> bool:
 
 
 def identity(lo: Lowering, node: Node) -> None:
-    """Identity and what else keeps values and order."""
+    """Identity, and other operators that keep values and order."""
     reshape(lo, node)
 
 
 def expand(lo: Lowering, node: Node) -> None:
-    """Expand: a view that counts nothing along the repeated axes."""
+    """Expand: a view with stride 0 along the repeated axes."""
     lo.define_view(node.output, lo.view(node.inputs[0]).repeated(lo.graph.shape(node.output)))
 
 

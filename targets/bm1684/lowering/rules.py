@@ -22,9 +22,9 @@ from npuc.targets.bm1684.machine.parameters import Machine
 
 
 def add(lo: Lowering, node: Node) -> None:
-    """Add: by the convolution that computes one operand, onto the other one, if nothing else reads that.
+    """Add: a convolution that computes one operand accumulates onto the other one if nothing else reads that.
 
-    A convolution does not read what it adds to.
+    The convolution must not read the buffer that it accumulates onto.
     """
     producer, index = fused_producer(lo.graph, node), FUSED_INPUT(node)
     if producer is None or index is None:
@@ -40,7 +40,7 @@ def add(lo: Lowering, node: Node) -> None:
 
 
 def fused_producer(graph: Graph, node: Node) -> Node | None:
-    """The convolution that an Add's mark means, if it can add to what lies where it writes."""
+    """The convolution marked on an Add for fusion, if it can accumulate onto its output; else None."""
     index = FUSED_INPUT(node)
     if node.op != "Add" or index is None:
         return None
@@ -86,7 +86,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def _join(lowering: Lowering, graph: Graph, node: Node) -> None:
-    """Parts that nothing else reads are stored when they are computed."""
+    """Marks the operands of a Concat that nothing else reads, to be stored as soon as they are computed."""
     axis, first = AXIS(node) % len(graph.shape(node.output)), 0
     for name in node.inputs:
         if graph.only_reader(name) is not None and node.inputs.count(name) == 1:

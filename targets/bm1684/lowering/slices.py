@@ -1,4 +1,4 @@
-"""Slices of a graph's tensors: which rows (or images) depend on which, and the nodes that compute a slice."""
+"""Slices of a graph's tensors: the rows (or images) they depend on, and the nodes that compute a slice."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ IMAGES, ROWS = 0, 2
 POOLS = ("MaxPool", "AveragePool")
 WINDOWS = ("Conv", *POOLS)
 TAKING_ONE = (*WINDOWS, "ConvTranspose", "Resize")
-"""Operators that read one map; which of its rows depends on the operator."""
+"""Operators that read one map, with rows that depend on the operator."""
 
 Rows = tuple[int, int]
-"""From a row (or image) to behind another one."""
+"""Rows (or images) [first, behind)."""
 
 
 def divided(height: int, slices: int) -> list[Rows]:
-    """Rows of each slice; none is empty."""
+    """The rows of each slice; none is empty if slices <= height."""
     bounds = [height * at // slices for at in range(slices + 1)]
     return list(pairwise(bounds))
 
@@ -36,7 +36,7 @@ def window_at(graph: Graph, node: Node) -> Window:
 
 
 def operand_rows(graph: Graph, node: Node, rows: Rows, axis: int) -> Rows:
-    """The rows (or images) of the operands that those of the result depend on; no window lies in padding alone."""
+    """The operand rows (or images) that rows of the result read; no window may be entirely in the padding."""
     if node.op not in TAKING_ONE or axis == IMAGES:
         return rows
     height = graph.shape(node.inputs[0])[2]
@@ -53,19 +53,19 @@ def operand_rows(graph: Graph, node: Node, rows: Rows, axis: int) -> Rows:
 
 
 def factor(graph: Graph, node: Node) -> int:
-    """By how many a Resize multiplies the rows."""
+    """The factor by which a Resize multiplies the rows."""
     return graph.shape(node.output)[2] // graph.shape(node.inputs[0])[2]
 
 
 def _enlarged_rows(graph: Graph, node: Node, rows: Rows) -> Rows:
-    """The rows from which a Resize by a whole factor makes these, with neighbours where it computes means."""
+    """The input rows of a Resize by a whole factor, with one neighbour on both sides if it interpolates."""
     times, halo = factor(graph, node), 0 if RESIZE_MODE(node) == "nearest" else 1
     first, behind = rows[0] // times - halo, (rows[1] - 1) // times + 1 + halo
     return max(first, 0), min(behind, graph.shape(node.inputs[0])[2])
 
 
 def is_sliceable(graph: Graph, node: Node) -> bool:
-    """Whether slices of a ConvTranspose or Resize are nodes of the same operator."""
+    """Whether slices of a ConvTranspose or Resize can be computed by nodes of the same operator."""
     if node.op == "ConvTranspose":
         window = window_at(graph, node)
         more = OUTPUT_PADDING(node) or (0, 0)
@@ -76,12 +76,12 @@ def is_sliceable(graph: Graph, node: Node) -> bool:
     if mode == "nearest":
         return whole and repeats(node)
     times = result[2] // shape[2]
-    exact = times & (times - 1) == 0  # positions of a slice are those of the whole, to the bit
+    exact = times & (times - 1) == 0  # sampling positions in a slice are those in the whole, to the bit
     return whole and mode == "linear" and exact and kind in ("half_pixel", "asymmetric")
 
 
 def needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows, axis: int) -> dict[str, Rows]:
-    """For rows of a group's result, the rows of each tensor of the group and of its inputs."""
+    """The rows of each tensor and input of a group that rows of its result depend on."""
     found: dict[str, Rows] = {result: rows}
     for node in reversed(nodes):
         operand = operand_rows(graph, node, found[node.output], axis)
@@ -92,7 +92,7 @@ def needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows, axis:
 
 
 def operands(graph: Graph, node: Node) -> list[str]:
-    """The maps that a node reads, each once."""
+    """The distinct maps that a node reads."""
     names = node.inputs[:1] if node.op in TAKING_ONE else node.inputs
     return [name for name in dict.fromkeys(names) if name and name not in graph.constants]
 
@@ -109,7 +109,7 @@ def _with_extent(shape: tuple[int, ...], rows: Rows, axis: int) -> tuple[int, ..
 def sliced(
     graph: Graph, nodes: tuple[Node, ...], result: str, axis: int, slices: int
 ) -> Iterator[tuple[Node, dict[str, TensorType]]]:
-    """The nodes of every slice with the types of what they write, and the Concat that joins the results."""
+    """The nodes of every slice with the types of their outputs, and the Concat that joins the results."""
     names = list[str]()
     for rows in divided(graph.shape(result)[axis], slices):
         part = needed(graph, nodes, result, rows, axis)
@@ -127,7 +127,7 @@ def _name(tensor: str, rows: Rows, axis: int) -> str:
 def _slice_of(
     graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, axis: int
 ) -> Iterator[tuple[Node, dict[str, TensorType]]]:
-    """One slice: what it computes, and before each node the rows of operands that it cuts out."""
+    """The nodes of one slice, each after the Slices that cut out the operand rows it reads."""
     inside, cut = {node.output for node in nodes}, set[str]()
     for node in nodes:
         rows = operand_rows(graph, node, part[node.output], axis)
@@ -155,7 +155,7 @@ def _slice_of(
 def _resized(
     graph: Graph, made: Node, node: Node, rows: Rows, axis: int
 ) -> Iterator[tuple[Node, dict[str, TensorType]]]:
-    """A Resize of the rows that it needs, and what is wanted of its result."""
+    """A Resize of the rows that it needs, and a Slice of its result if only part of that is wanted."""
     low, high = operand_rows(graph, node, rows, axis)
     times = factor(graph, node) if axis == ROWS else 1
     whole = _with_extent(graph.shape(node.output), (low * times, high * times), axis)
@@ -179,7 +179,7 @@ def _cut(
 
 
 def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
-    """A window over a slice has padding only where the whole map has it."""
+    """The node with the padding of a slice: rows are padded only at the borders of the whole map."""
     if node.op == "ConvTranspose":
         return _transposed(graph, made, node, rows)
     if node.op not in WINDOWS:
@@ -192,7 +192,7 @@ def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
 
 
 def _transposed(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
-    """A ConvTranspose of some rows, with pads that leave the rows that are wanted."""
+    """A ConvTranspose of some rows, with pads that crop its result to the wanted rows."""
     window, (low, high) = window_at(graph, node), operand_rows(graph, node, rows, ROWS)
     stride, more = window.strides[0], (OUTPUT_PADDING(node) or (0, 0))
     begin = rows[0] + window.begins[0] - low * stride
@@ -202,7 +202,7 @@ def _transposed(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
 
 
 def _right(graph: Graph, node: Node, window: Window) -> int:
-    """Columns of padding to the right that the windows of the result reach."""
+    """The columns of padding on the right that the windows of the result reach."""
     width, out = graph.shape(node.inputs[0])[3], graph.shape(node.output)[3]
     if not window.ceil_mode:
         return window.ends[1]

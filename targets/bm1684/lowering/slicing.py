@@ -1,10 +1,10 @@
-"""Graphs whose maps exceed local memory, rewritten into slices of rows, or of images, that do not.
+"""Rewrites graphs whose maps exceed local memory into slices of rows, or of images, that fit.
 
-A group is a run of layers with one result. It is computed slice by slice: some rows of the result, from those rows
-of the group's inputs that they depend on (with the halo of its windows), everything between in local memory.
-Inputs and result of a group lie in system memory, where Concat joins the slices. Which layers form a group, and in
-how many slices, is searched by dynamic programming over the prices of timing: rows computed again against bytes
-moved. A slice of a batch may be some of its images instead; rows of those are sliced after that, if need be.
+A group is a run of layers with one result. It is computed slice by slice: some rows of the result, from the rows
+of the group's inputs that they depend on (including the halo), with all intermediates in local memory.
+Inputs and result of a group are in system memory, where a Concat joins the slices. The groups and their numbers of
+slices are found by dynamic programming over the cycles of the timing model, which weighs recomputed rows against
+bytes moved. A slice of a batch may be some of its images instead; those are then sliced by rows if need be.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from npuc.targets.bm1684.machine.parameters import Machine
 
 ELEMENT = 4
 SHARE = 5 / 8
-"""Of local memory, for maps: the rest is for weights that are being loaded."""
+"""The share of local memory for maps; the rest is for weights that are being loaded."""
 LONGEST = 24
-"""Layers of a group."""
+"""The most layers in a group."""
 ROW_BY_ROW = {*RECIPES, *BINARY, "BatchNormalization", "Identity"}
-"""Operators whose row of a result depends on the same row of their operands."""
+"""Operators for which a row of the result depends only on the same row of the operands."""
 
 
 def fit(graph: Graph, machine: Machine) -> Graph:
-    """The graph with its large layers in slices; the same graph if there are none, or no slices help."""
+    """The graph with its large layers in slices; the same graph if there are none, or slicing does not help."""
     nodes, tensors, groups = list[Node](), dict(graph.tensors), list(_division(graph, machine))
     for group in groups:
         if group.slices == 1:
@@ -74,7 +74,7 @@ class _Group:
 
 
 def _division(graph: Graph, machine: Machine) -> Iterator[_Group]:
-    """All nodes in groups; only runs of sliceable ones with a large one among them are searched."""
+    """All nodes in groups; only runs of sliceable nodes that contain a large one are searched."""
     first = 0
     while first < len(graph.nodes):
         behind = first
@@ -89,7 +89,7 @@ def _division(graph: Graph, machine: Machine) -> Iterator[_Group]:
 
 
 def _groups(graph: Graph, first: int, behind: int, machine: Machine) -> list[_Group]:
-    """The cheapest division of a run: best[i] is what the nodes from i on cost, and its first group."""
+    """The cheapest division of a run into groups; best[i]: the cost of nodes i and later, and the first group."""
     best = {behind: (0.0, _Group(behind, behind, 1, 0.0))}
     for start in reversed(range(first, behind)):
         best[start] = (inf, _Group(start, start + 1, 1, inf))
@@ -105,7 +105,7 @@ def _groups(graph: Graph, first: int, behind: int, machine: Machine) -> list[_Gr
 
 
 def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Group | None:
-    """The group with the fewest slices that fit, if it has one result of images."""
+    """The cheapest group of these nodes, with the fewest slices that fit; None if it has no single result."""
     nodes = graph.nodes[first:behind]
     if len(nodes) == 1 and _fits_whole(graph, nodes[0], machine):
         return _Group(first, behind, 1, _price(graph, nodes, _whole(graph, nodes), machine, ROWS))
@@ -124,7 +124,7 @@ def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Group
 
 
 def _axes(graph: Graph, nodes: tuple[Node, ...], result: str) -> list[int]:
-    """The axes along which nodes can be sliced: a batch if none of their tensors is the same for all images."""
+    """The axes along which nodes can be sliced: rows, and the batch if every map has all its images."""
     images = graph.shape(result)[0]
     names = {name for node in nodes for name in operands(graph, node)}
     constants = {name for node in nodes if node.op in BINARY for name in node.inputs if name in graph.constants}
@@ -134,7 +134,7 @@ def _axes(graph: Graph, nodes: tuple[Node, ...], result: str) -> list[int]:
 
 
 def _cost(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int, slices: int) -> float:
-    """Cycles of a group: what the busier engine takes, and what the other one takes for a slice."""
+    """Cycles of a group: those of the busier engine, plus those of the other one for one slice."""
     bounds = divided(graph.shape(result)[axis], slices)
     parts = [needed(graph, nodes, result, rows, axis) for rows in bounds]
     computed = sum(_price(graph, nodes, part, machine, axis) for part in parts)
@@ -143,7 +143,7 @@ def _cost(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, 
 
 
 def _fewest(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int) -> int | None:
-    """The smallest number of slices whose middle one, with halo on both sides, fits."""
+    """The smallest number of slices whose middle one, with halo on both sides, fits; None if none does."""
     height, room = graph.shape(result)[axis], SHARE * machine.local_bytes
 
     def fits(slices: int) -> bool:
@@ -169,7 +169,7 @@ def _sliceable(graph: Graph, node: Node) -> bool:
     if node.op in WINDOWS:
         window = window_at(graph, node)
         ragged = node.op == "AveragePool" and window.ceil_mode
-        inside = max(window.begins[0], window.ends[0]) < window.reach[0]  # else a slice may be of padding alone
+        inside = max(window.begins[0], window.ends[0]) < window.reach[0]  # else a slice may be padding only
         return len(graph.shape(node.inputs[0])) == 4 and inside and not ragged
     if node.op in ("ConvTranspose", "Resize"):
         return len(graph.shape(node.inputs[0])) == 4 and is_sliceable(graph, node)
@@ -179,7 +179,7 @@ def _sliceable(graph: Graph, node: Node) -> bool:
 
 
 def _whole_or_rows(graph: Graph, node: Node, name: str) -> bool:
-    """Whether an operand has the rows of the result, or is a constant that is the same for all rows."""
+    """Whether an operand has the result's number of rows, or is a constant with the same value for all rows."""
     shape = graph.shape(name)
     if name in graph.constants:
         return len(shape) < 2 or shape[-2] == 1 or node.op == "BatchNormalization"
@@ -193,7 +193,7 @@ def _fits_whole(graph: Graph, node: Node, machine: Machine) -> bool:
 
 
 def _between(graph: Graph, node: Node, shape: tuple[int, ...], machine: Machine) -> int:
-    """Bytes of what a node computes on the way from an operand of this shape: zeros between its pixels, rows."""
+    """Bytes of a node's intermediate for an operand of this shape: the image with zeros, or resized rows."""
     if node.op == "Resize":
         return _bytes((*shape[:2], shape[2] * factor(graph, node), shape[3]), machine)
     if node.op != "ConvTranspose":
@@ -204,7 +204,7 @@ def _between(graph: Graph, node: Node, shape: tuple[int, ...], machine: Machine)
 
 
 def _results(graph: Graph, nodes: tuple[Node, ...]) -> list[str]:
-    """Tensors of a group that somebody outside reads."""
+    """The tensors of a group that are outputs or are read outside it."""
     inside = {node.output for node in nodes}
     return [
         node.output
@@ -228,7 +228,7 @@ def _bytes(shape: tuple[int, ...], machine: Machine) -> int:
 
 
 def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> int:
-    """Most bytes of an NPU that a slice's tensors take at a time."""
+    """The most bytes per NPU that a slice's tensors take at a time."""
     last = {name: at for at, node in enumerate(nodes) for name in (*operands(graph, node), node.output)}
     live, peak = dict[str, int](), 0
     for at, node in enumerate(nodes):
@@ -240,13 +240,13 @@ def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machi
 
 
 def _first(graph: Graph, node: Node, part: Mapping[str, Rows], axis: int) -> tuple[int, ...]:
-    """The shape of the slice of a node's first computed operand."""
+    """The slice's shape of a node's first computed operand."""
     names = operands(graph, node)
     return shape_of(graph, names[0], part, axis) if names else ()
 
 
 def _price(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> float:
-    """Cycles of the BDC for a slice."""
+    """BDC cycles of a slice."""
     return sum(
         _node_price(graph, node, Dim4(*shape_of(graph, node.output, part, axis)), machine) for node in nodes
     )
@@ -267,7 +267,7 @@ def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
 def _moved(
     graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, machine: Machine, axis: int
 ) -> float:
-    """Cycles of the GDMA for a slice: its inputs and weights, its result."""
+    """GDMA cycles of a slice: its inputs, weights and result."""
     inside = {node.output for node in nodes}
     names = [
         *dict.fromkeys(name for node in nodes for name in operands(graph, node) if name not in inside),

@@ -1,4 +1,4 @@
-"""A convolution of an input of the network, which starts before all of the image is in local memory."""
+"""Convolutions of a network input that start before the whole image is in local memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 
 STRIPS, STRIP_BYTES = 8, 16 * 1024
-"""Parts of an image that a convolution starts on while the next are being loaded: how many, and how large."""
+"""The most strips of an image, and their least bytes: one is computed while the next are being loaded."""
 
 
 def streams(lo: Lowering, node: Node) -> bool:
-    """Whether the convolution alone reads an input of the network, one image, and is dense with small weights.
+    """Whether a convolution is the sole reader of a network input, a single image, and dense with small weights.
 
-    All its weights stay while the strips pass. No window lies in the padding alone: a strip has some rows.
+    All weights stay in local memory for all strips. No window is entirely in the padding: every strip has rows.
     """
     name, shape = node.inputs[0], lo.graph.shape(node.inputs[0])
     alone = lo.graph.only_reader(name) is not None and not lo.is_local(name) and lo.from_outside(name)
@@ -42,7 +42,7 @@ def streams(lo: Lowering, node: Node) -> bool:
 
 
 def stream(lo: Lowering, node: Node) -> None:
-    """A convolution of an input of the network, strip by strip of its rows, with more channels where that pays."""
+    """Emits a convolution of a network input strip by strip, with zero channels added where that pays."""
     form, view = _folded(lo, form_of(lo, node, add=False), lo.view(node.inputs[0]))
     image, out = Dim4(*view.shape), lo.output(node.output, Dim4(*lo.graph.shape(node.output)))
     channels = _cheapest_channels(form, image.c, lo)
@@ -62,10 +62,10 @@ def stream(lo: Lowering, node: Node) -> None:
 
 
 def _folded(lo: Lowering, form: Form, view: View) -> tuple[Form, View]:
-    """The convolution with rows of the image as further channels, where its stride allows it and it costs less.
+    """The convolution with rows of the image turned into channels, if its stride allows it and it costs less.
 
-    Row f * q + p of channel c is row q of channel p * C + c, and the kernel's rows follow. Windows of 7 rows, two
-    apart, on three channels become ones of 4 rows on six: 84 products instead of 98.
+    Row f * q + p of channel c becomes row q of channel p * C + c, likewise in the kernel. Windows of 7 rows with
+    stride 2 on three channels become windows of 4 rows on six channels: 84 products instead of 98.
     """
     window, rows = form.window, view.shape[2]
     ways = [each for each in range(1, window.strides[0] + 1) if window.strides[0] % each == rows % each == 0]
@@ -86,7 +86,7 @@ def _folded(lo: Lowering, form: Form, view: View) -> tuple[Form, View]:
 
 
 def _fold(form: Form, by: int) -> Form:
-    """The convolution of an image whose rows count as channels, `by` rows in one."""
+    """The convolution of an image with every `by` rows turned into channels of one row."""
     window, (outputs, inputs, height, width) = form.window, form.weights.shape
     begin = ceil_div(window.begins[0], by)
     above = begin * by - window.begins[0]
@@ -101,18 +101,18 @@ def _fold(form: Form, by: int) -> Form:
 
 
 def _cost(form: Form, channels: int, lo: Lowering) -> int:
-    """Cycles of some groups of the result with so many input channels."""
+    """Cycles of 16 groups of the result with this number of input channels."""
     kernel, stride = form.window.kernel, form.window.strides[1]
     return timing.conv2d(16, channels, kernel[0], kernel[1], stride, form.bias is not None, lo.machine)
 
 
 def _cheapest_channels(form: Form, channels: int, lo: Lowering) -> int:
-    """As many input channels as cost least, up to four: three cost more than four."""
+    """The number of input channels, padded up to four, that costs least: three cost more than four."""
     return min(range(channels, max(channels, 4) + 1), key=lambda count: (_cost(form, count, lo), count))
 
 
 def _single_rows(out: Tensor, npus: int) -> Iterator[tuple[int, int]]:
-    """Output channels [first, behind) of every block row."""
+    """The output channels [first, behind) of every block row."""
     first = 0
     while first < out.shape.c:
         behind = min(out.shape.c, first + npus - (out.at.npu if first == 0 else 0))
@@ -121,13 +121,13 @@ def _single_rows(out: Tensor, npus: int) -> Iterator[tuple[int, int]]:
 
 
 def _strip_rows(out: Dim4, strips: int) -> int:
-    """Rows of the output in a strip: strips start at multiples of 128 bytes."""
+    """The output rows per strip, so that strips start at multiples of 128 bytes."""
     step = 32 // gcd(32, out.w)
     return ceil_div(ceil_div(out.h, strips), step) * step
 
 
 def _strip(lo: Lowering, view: View, image: Dim4, window: Window, first: int, count: int) -> tuple[Tensor, Window]:
-    """The rows of an image under `count` rows of the output, with zeros as further channels, and their window."""
+    """The image rows that `count` output rows read, padded with zero channels, and the window on them."""
     low = first * window.strides[0] - window.begins[0]
     high = (first + count - 1) * window.strides[0] + window.reach[0] - window.begins[0]
     start, behind = max(low, 0), min(high, image.h)

@@ -1,7 +1,7 @@
-"""What lowering knows of a tensor: where it lies in local memory, and how system memory can be read as it.
+"""Places of tensors during lowering: in local memory, and as views of system memory.
 
-A tensor of ONNX rank 3 or more lies as (d0, d1, d2 * .. , last) in the 128-byte aligned layout, a matrix (M, K) in
-the matrix layout, which is the aligned layout of (M, ceil(K / W), 1, W).
+A tensor of ONNX rank 3 or more is stored as (d0, d1, d2 * .. , last) in the 128-byte aligned layout, a matrix
+(M, K) in the matrix layout, which is the aligned layout of (M, ceil(K / W), 1, W).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ELEMENT = 4
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in local memory, in the aligned layout of `shape` from `at` on."""
+    """A tensor in local memory, in the aligned layout of `shape`, starting at `at`."""
 
     shape: Dim4
     at: Local
@@ -35,29 +35,29 @@ class Tensor:
         return okk_128_byte_aligned_stride_for_32bit(self.at.npu, self.shape, machine)
 
     def bytes(self, machine: Machine) -> int:
-        """Bytes of each NPU."""
+        """Bytes per NPU."""
         return ELEMENT * self.shape.n * self.stride(machine).n
 
     def channels(self, first: int, last: int, machine: Machine) -> Tensor:
-        """Channels [first, last) as a tensor of its own.
+        """Channels [first, last) as a separate tensor.
 
-        Its own strides are right for one image only; calls on more are given those of the whole.
+        Its strides are correct for a single image only; calls on several images need those of the whole tensor.
         """
         npu, row = block(first, self.at.npu, machine)
         at = replace(self.at, npu=npu).shifted(ELEMENT * row * self.stride(machine).c)
         return Tensor(self.shape._replace(c=last - first), at)
 
     def image(self, index: int, machine: Machine) -> Tensor:
-        """One image, or one row of a matrix, as a tensor of its own."""
+        """One image, or one row of a matrix, as a separate tensor."""
         return Tensor(self.shape._replace(n=1), self.at.shifted(ELEMENT * index * self.stride(machine).n))
 
     def reshaped(self, shape: Dim4) -> Tensor:
-        """The same bytes as a tensor of another shape with as many elements per channel."""
+        """The same bytes as a tensor of another shape with the same number of elements per channel."""
         return replace(self, shape=shape)
 
 
 def local_shape(shape: Sequence[int], width: int = 1) -> Dim4:
-    """The four dimensions as which an ONNX tensor lies in local memory. width: W of a matrix."""
+    """The four dimensions of an ONNX tensor in local memory. width: W of a matrix."""
     if len(shape) > 2:
         return Dim4(shape[0], shape[1], prod(shape[2:-1]), shape[-1])
     rows, columns = (1, 1, *shape)[-2:]
@@ -70,11 +70,11 @@ Dim = tuple[int, int]
 
 @dataclass(frozen=True)
 class View:
-    """A tensor in system memory: every axis counts through one or more dimensions, the last one fastest."""
+    """A tensor in system memory: every axis consists of one or more dimensions, the last one varying fastest."""
 
     region: str
     offset: int
-    """In elements from the region's start."""
+    """Elements from the region's start."""
     axes: tuple[tuple[Dim, ...], ...]
 
     @classmethod
@@ -93,7 +93,7 @@ class View:
         return replace(self, axes=tuple(self.axes[axis] for axis in perm))
 
     def reshaped(self, shape: Sequence[int]) -> View | None:
-        """The same elements in another shape, or None where no strides describe it."""
+        """The same elements in another shape; None if no strides describe it."""
         waiting = list(merged([dim for axis in self.axes for dim in axis]))
         axes: list[tuple[Dim, ...]] = []
         for extent in shape:
@@ -104,7 +104,7 @@ class View:
         return replace(self, axes=tuple(axes))
 
     def sliced(self, axis: int, start: int, count: int, step: int = 1) -> View | None:
-        """Every step-th element along an axis, or None where the axis has several dimensions."""
+        """Every step-th element along an axis; None if the axis has several dimensions."""
         (_, stride), *more = merged(self.axes[axis])
         if more:
             return None
@@ -112,7 +112,7 @@ class View:
         return replace(self, offset=self.offset + start * stride, axes=axes)
 
     def repeated(self, shape: Sequence[int]) -> View:
-        """Axes of extent 1 repeated to a shape, with missing ones before: numpy's broadcasting."""
+        """The view broadcast to a shape, as in numpy."""
         axes = ((((1, 0),),) * (len(shape) - len(self.axes))) + self.axes
         found = zip(axes, shape, strict=True)
         return replace(
@@ -122,7 +122,7 @@ class View:
 
 
 def _take(waiting: list[Dim], extent: int) -> list[Dim] | None:
-    """Removes dimensions with `extent` elements together from the front, dividing the last one if need be."""
+    """Removes leading dimensions with `extent` elements in total, dividing the last one if need be; else None."""
     taken: list[Dim] = []
     while extent > 1:
         size, stride = waiting.pop(0)
@@ -140,7 +140,7 @@ def _take(waiting: list[Dim], extent: int) -> list[Dim] | None:
 
 
 def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The same count through fewer dimensions, at least one."""
+    """Equivalent dimensions, merged where contiguous; at least one."""
     found: list[Dim] = []
     for extent, stride in dims:
         if extent == 1:

@@ -1,4 +1,4 @@
-"""What is computed along axes: a vector per channel, as many at a time as local memory and the interface take."""
+"""Functions along axes: one vector per channel, as many at a time as local memory and the interface allow."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 
 MOVES = 8
-"""Calls that may bring vectors to their places."""
+"""The most calls that store vectors directly into the result."""
 TOGETHER = 6
-"""Tensors of vectors that a function needs at a time, the one that is being fetched included."""
+"""Tensors of vectors that a function needs at a time, including the one that is being loaded."""
 
 
 def rows_of(length: int) -> tuple[int, int] | None:
-    """Rows and columns as which a window covers a vector; None where none is small enough."""
+    """The rows and columns of a window that covers a vector; None if no window is small enough."""
     fits = (w for w in range(min(MOST.w, length), 0, -1) if length % w == 0 and length // w <= MOST.h)
     found = next(fits, None)
     return None if found is None else (length // found, found)
@@ -38,30 +38,30 @@ def pooled(
 
 
 def over_vector(name: str, x: Tensor, out: Tensor) -> Call:
-    """The largest or the average element of every vector."""
+    """The maximum or the average of every vector."""
     return pooled(name, x, out, (x.shape.h, x.shape.w), Padding(0, 0, 0, 0), (1, 1))
 
 
 def with_one(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Call:
-    """A function of every element of a vector and one number of it."""
+    """A binary function of every element of a vector and one number per vector."""
     repeated = one.stride(lo.machine)._replace(h=0, w=0)
     args = (out.at, x.at, one.at, x.shape, None, None, repeated)
     return Call(f"bdc_{name}", args, (x.at.buffer, one.at.buffer), out.at.buffer)
 
 
 def softmax(lo: Lowering, node: Node) -> None:
-    """exp(x - max) / sum."""
+    """Softmax: exp(x - max) / sum."""
     axis = AXIS(node) % len(lo.graph.shape(node.output))
     if not _side_by_side(lo, node, axis):
         _each(lo, node, (axis,), _softmax, keep=True)
 
 
 MOST_BESIDE = 8
-"""Elements of a vector that are compared and added up one by one."""
+"""The most elements of a vector that are compared and summed image by image."""
 
 
 def _side_by_side(lo: Lowering, node: Node, axis: int) -> bool:
-    """Softmax of short vectors, an element of all of them in an image of its own; False if that does not pay."""
+    """Softmax of short vectors, with element i of all vectors in image i; False if that does not pay."""
     shape, machine = lo.graph.shape(node.output), lo.machine
     length, count = shape[axis], prod(shape[axis + 1 :])
     if prod(shape[:axis]) != 1 or not 1 < length <= MOST_BESIDE:
@@ -82,13 +82,13 @@ def _side_by_side(lo: Lowering, node: Node, axis: int) -> bool:
 
 
 def _groups(count: int, lo: Lowering) -> Callable[[int], int]:
-    """Groups of lanes that vectors take, as a function of how many of them lie in a row."""
+    """The groups of lanes that `count` vectors take, as a function of the number of vectors per row."""
     npus, lanes = lo.machine.npus, lo.machine.lanes
     return lambda width: ceil_div(count // width, npus) * ceil_div(width, lanes)
 
 
 def _softmax_of_images(lo: Lowering, x: Tensor) -> Tensor:
-    """exp(x - max) / sum over the images."""
+    """exp(x - max) / sum, along the images."""
     one = lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(n=1), x.at.npu)
     e = lo.new(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
     f = Function(lo, x, e, [])
@@ -99,7 +99,7 @@ def _softmax_of_images(lo: Lowering, x: Tensor) -> Tensor:
 
 
 def _over_images(lo: Lowering, name: str, x: Tensor, one: Tensor) -> Iterator[Call]:
-    """The largest or the sum of the images, element by element."""
+    """The calls for the maximum or sum of the images, element by element."""
     images = [x.image(at, lo.machine) for at in range(x.shape.n)]
     for at, image in enumerate(images[1:]):
         first = images[0] if at == 0 else one
@@ -108,7 +108,7 @@ def _over_images(lo: Lowering, name: str, x: Tensor, one: Tensor) -> Iterator[Ca
 
 
 def _with_image(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Call:
-    """A function of every image and one more."""
+    """A binary function of every image and a single one."""
     repeated = one.stride(lo.machine)._replace(n=0)
     args = (out.at, x.at, one.at, x.shape, None, None, repeated)
     return Call(f"bdc_{name}", args, (x.at.buffer, one.at.buffer), out.at.buffer)
@@ -150,7 +150,7 @@ def _reduced(lo: Lowering, x: Tensor) -> Tensor:
 def _each(
     lo: Lowering, node: Node, axes: Sequence[int], compute: Callable[[Lowering, Tensor], Tensor], *, keep: bool
 ) -> None:
-    """compute on vectors along axes, some block rows of them at a time; keep: its result has as many elements."""
+    """Runs `compute` on vectors along axes, some block rows at a time. keep: its result has the vectors' size."""
     shape = lo.graph.shape(node.inputs[0])
     order = [axis for axis in range(len(shape)) if axis not in axes] + list(axes)
     length = prod(shape[axis] for axis in axes)
@@ -169,7 +169,7 @@ def _each(
 
 
 def _flat(lo: Lowering, view: View, shape: tuple[int, int], *, whole: bool) -> View:
-    """The view as vectors; where parts of it are wanted, in one dimension each way."""
+    """The view as vectors (count, length); for parts of it, with a single dimension of vectors."""
     flat = view.reshaped(shape)
     if flat is None or not (whole or len(merged(flat.axes[0])) == 1):
         flat = lo.continuous(view).reshaped(shape)
@@ -178,7 +178,7 @@ def _flat(lo: Lowering, view: View, shape: tuple[int, int], *, whole: bool) -> V
 
 
 def _of_vectors(lo: Lowering, node: Node) -> tuple[View, View]:
-    """Where a number of every vector goes."""
+    """The destination of one number per vector: flat, and in the result's shape."""
     view = lo.destination(node.output)
     flat = view.reshaped((prod(view.shape), 1))
     assert flat is not None
@@ -186,7 +186,7 @@ def _of_vectors(lo: Lowering, node: Node) -> tuple[View, View]:
 
 
 def _destination(lo: Lowering, node: Node, order: Sequence[int], form: Dim4, cuts: int) -> tuple[View, View]:
-    """Where vectors go: to their place in the result if a few moves bring them there, else side by side."""
+    """The destination of vectors: directly in the result if a few moves suffice, else contiguous in scratch."""
     view = lo.destination(node.output)
     direct = view.transposed(order).reshaped(form)
     tensor = Tensor(form, Local(""))
@@ -200,7 +200,7 @@ def _destination(lo: Lowering, node: Node, order: Sequence[int], form: Dim4, cut
 
 
 def _cuts(lo: Lowering, count: int, length: int) -> Iterator[tuple[int, int]]:
-    """Vectors [first, behind) that are together in local memory."""
+    """Ranges [first, behind) of vectors that are in local memory at a time."""
     npus, size = lo.machine.npus, ELEMENT * ceil_div(length, 32) * 32
     rows = max(1, min(MOST.c // npus, lo.machine.local_bytes // (TOGETHER * size)))
     for first in range(0, count, rows * npus):

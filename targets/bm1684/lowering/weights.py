@@ -1,4 +1,4 @@
-"""The weights' region of system memory: constants, each value once."""
+"""The weight region of system memory: constants, without duplicates."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from npuc.storage.mapped import kept, release
 from npuc.storage.pieces import Content, Pieces, view_of
 
 ALIGNMENT = 128
-"""Bytes: tensors in local memory, and regions of system memory."""
+"""Alignment in bytes of tensors in local memory and of data in system memory."""
 PART = 1 << 24
-"""Bytes that are in memory before they go to a file."""
+"""Bytes that are collected in memory before they are written to a file."""
 
 
 class Weights:
-    """Grows while constants are added; what lies in it does not move."""
+    """A region that grows as constants are added; their offsets do not change."""
 
     def __init__(self) -> None:
         self._offsets: dict[bytes, int] = {}
-        """By digest."""
+        """Offsets by digest of the content."""
         self._zeros: dict[int, int] = {}
         self._parts: list[Array] = []
         self._last = bytearray()
@@ -29,11 +29,11 @@ class Weights:
 
     @property
     def content(self) -> Content:
-        """The region."""
+        """The content of the region."""
         return Pieces([*self._parts, bytes(self._last)]) if self._parts else bytes(self._last)
 
     def image(self, values: Array) -> int:
-        """Offset in bytes of fp32 values; equal values lie there once."""
+        """The byte offset of fp32 values; equal values are stored once."""
         data = view_of(np.ascontiguousarray(values, np.float32)) if values.size else memoryview(b"")
         behind = bytes(-len(data) % ALIGNMENT)
         digest = hashlib.sha256(data)
@@ -53,7 +53,7 @@ class Weights:
             release()
 
     def zeros(self, count: int) -> int:
-        """Offset in bytes of at least so many zeros."""
+        """The byte offset of at least `count` zeros."""
         if count not in self._zeros:
             self._zeros[count] = self.image(np.zeros(count, np.float32))
         return self._zeros[count]

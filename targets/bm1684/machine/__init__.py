@@ -1,1 +1,1 @@
-"""The numbers of a BM1684, tensor layouts in local and system memory, and cycles of calls."""
+"""The parameters of a BM1684, tensor layouts in local and system memory, and cycles of calls."""

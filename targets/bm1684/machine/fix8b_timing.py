@@ -1,4 +1,4 @@
-"""Cycles of the firmware library's layers of 8 bits, as the vendor's chip model prices them.
+"""Cycles of the firmware library's 8-bit layers, as the vendor's chip model counts them.
 
 Measured call by call on that model; they agree to the cycle. A group is `lanes` words of every NPU, where a word
 has an element of four images; pooling and depthwise convolution compute four times as many elements of one image.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 IMAGES = 4
-"""Of a word."""
+"""Images in a word."""
 CHANNELS = 4
 """Input channels that a convolution multiplies in a cycle."""
 # fmt: off
@@ -32,12 +32,12 @@ LOADING = (
     (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
 )
 # fmt: on
-"""How much longer a convolution multiplies where loading its input takes longer: by input channels / 4, and by the
-smaller one of its strides."""
+"""The factor on a convolution's multiply cycles where loading its input takes longer: by input channels / 4, and
+by the smaller of its strides."""
 
 
 def conv2d(groups: int, IC: int, kernel_h: int, kernel_w: int, stride: int) -> int:
-    """Convolution with a bias. stride: the smaller one."""
+    """Convolution with a bias. stride: the smaller of the two."""
     channels = -(-IC // CHANNELS)
     row = LOADING[min(channels, len(LOADING)) - 1]
     products = np.float32(channels * kernel_h * kernel_w) * np.float32(row[min(stride, len(row)) - 1])
@@ -45,7 +45,7 @@ def conv2d(groups: int, IC: int, kernel_h: int, kernel_w: int, stride: int) -> i
 
 
 def pool2d(groups: int, kernel_h: int, kernel_w: int, stride_w: int, weighted: bool) -> int:
-    """Depthwise convolution, or maxima; groups: of four times `lanes` elements of one image."""
+    """Depthwise convolution or max pooling. groups: of four times `lanes` elements of one image."""
     return groups * (kernel_h * kernel_w * (stride_w + 1) - 1 + 2 * weighted)
 
 

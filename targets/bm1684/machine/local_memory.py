@@ -1,6 +1,6 @@
-"""Where the elements of a tensor lie in the local memory of X NPUs and in system memory.
+"""Layouts of tensors in the local memory of X NPUs and in system memory.
 
-Source: OKKernel, tensor layouts. This module follows that document in its order and with its words; its helpers
+Source: OKKernel, tensor layouts. This module follows that document's order and terms; its helpers
 keep their names (`okk_channle_num_per_npu` is spelled as there). Strides are in elements, addresses and offsets in
 bytes.
 """
@@ -17,7 +17,7 @@ from npuc.targets.bm1684.machine.parameters import Machine
 
 
 class Dim4(NamedTuple):
-    """A shape or strides: a number each for N, C, H and W."""
+    """A shape or strides: one number each for N, C, H and W."""
 
     n: int
     c: int
@@ -29,7 +29,7 @@ class Dim4(NamedTuple):
 
 
 class Position(NamedTuple):
-    """What an address A = Q * S + R means: the tensor starts at NPU Q with offset R."""
+    """The meaning of an address A = Q * S + R: the tensor starts at NPU Q with offset R."""
 
     npu: int
     offset: int
@@ -43,7 +43,7 @@ def position(address: int, machine: Machine) -> Position:
 
 
 def address(npu: int, offset: int, machine: Machine) -> int:
-    """A = Q * S + R. Raises DoesNotFit (E302) for an NPU or an offset that the machine has not."""
+    """A = Q * S + R. Raises DoesNotFit (E302) for an NPU or an offset that the machine does not have."""
     if not (0 <= npu < machine.npus and 0 <= offset < machine.local_bytes):
         raise outside(f"NPU {npu}, offset {offset}", f"{machine.npus} NPUs of {machine.local_bytes} bytes")
     return npu * machine.local_bytes + offset
@@ -63,22 +63,22 @@ def okk_channle_num_per_npu(start_idx: int, num_channels: int, machine: Machine)
 
 
 class Block(NamedTuple):
-    """Where the features (*, c) lie: in an NPU, in a block row (its c-th channel there, counted by C stride)."""
+    """The place of the features (*, c): an NPU and a block row, which the C stride counts."""
 
     npu: int
     row: int
 
 
 def block(channel: int, start_idx: int, machine: Machine) -> Block:
-    """The block of a channel: consecutive channels lie in consecutive NPUs, then in the next block row."""
+    """The block of a channel: consecutive channels are in consecutive NPUs, then in the next block row."""
     row, npu = divmod(start_idx + channel, machine.npus)
     return Block(npu, row)
 
 
 def empty_blocks(start_idx: int, num_channels: int, machine: Machine) -> list[Block]:
-    """The blocks of a batch that store nothing about the tensor, before its first and after its last channel.
+    """The blocks of a batch that contain no channel: before the tensor's first one and after its last one.
 
-    The document: "Try not to reuse the empty blocks": they lie inside what parallel NPUs read and write.
+    The document: "Try not to reuse the empty blocks": parallel NPUs may read and write them.
     """
     blocks = okk_channle_num_per_npu(start_idx, num_channels, machine) * machine.npus
     empty = [*range(start_idx), *range(start_idx + num_channels, blocks)]
@@ -91,14 +91,14 @@ def empty_blocks(start_idx: int, num_channels: int, machine: Machine) -> list[Bl
 def local_strides_used(shape: Dim4, start_idx: int, machine: Machine) -> tuple[bool, bool, bool, bool]:
     """Which strides (N, C, H, W) of a tensor in local memory make sense.
 
-    None does along an extent of 1; the C stride makes none when the number of channels per NPU is 1.
+    A stride along an extent of 1 does not, nor does the C stride if the number of channels per NPU is 1.
     """
     rows = okk_channle_num_per_npu(start_idx, shape.c, machine)
     return shape.n > 1, rows > 1, shape.h > 1, shape.w > 1
 
 
 def local_extent(shape: Dim4, stride: Dim4, start_idx: int, machine: Machine) -> int:
-    """Elements from a tensor's offset to behind its last element, in the NPU where it reaches furthest."""
+    """Elements from a tensor's offset to the end of its last element, in the NPU where it extends furthest."""
     rows = okk_channle_num_per_npu(start_idx, shape.c, machine)
     return extent(Dim4(shape.n, rows, shape.h, shape.w), stride)
 
@@ -156,14 +156,14 @@ def okk_compact_stride(start_idx: int, shape: Dim4, machine: Machine) -> Dim4:
 
 
 def matrix_shape(rows: int, cols: int, cols_per_channel: int) -> Dim4:
-    """The shape (N, ceil(M / W), 1, W) as which a matrix N-by-M is in the aligned layout; W in [1, M]."""
+    """The shape (N, ceil(M / W), 1, W) that an N-by-M matrix has in the aligned layout; W in [1, M]."""
     if not 1 <= cols_per_channel <= cols:
         raise outside(f"W = {cols_per_channel} of a matrix with {cols} columns", f"1..{cols}")
     return Dim4(rows, ceil_div(cols, cols_per_channel), 1, cols_per_channel)
 
 
 def matrix_bytes(rows: int, cols: int, cols_per_channel: int, start_idx: int, machine: Machine) -> int:
-    """Bytes of each NPU that a 32-bit matrix in the matrix layout takes, empty blocks included."""
+    """Bytes per NPU of a 32-bit matrix in the matrix layout, empty blocks included."""
     shape = matrix_shape(rows, cols, cols_per_channel)
     return 4 * rows * okk_128_byte_aligned_stride_for_32bit(start_idx, shape, machine).n
 
@@ -225,7 +225,7 @@ def _apart(elements: Array, N: int) -> Array:
 
 
 def extent(shape: Dim4, stride: Dim4) -> int:
-    """Elements from the first to behind the last one when every stride counts one index."""
+    """Elements from the first to the end of the last one, for a shape with these strides."""
     return sum((count - 1) * step for count, step in zip(shape, stride, strict=True)) + 1
 
 
@@ -235,5 +235,5 @@ def ceil_div(value: int, by: int) -> int:
 
 
 def outside(what: str, limit: str) -> DoesNotFit:
-    """The error (E302) for what no memory of the machine holds."""
+    """The error (E302) for a place outside the machine's memory."""
     return DoesNotFit("E302", f"{what} lies outside the machine's memory", limit=limit)

@@ -1,7 +1,7 @@
-"""W of a matrix in the matrix layout: chosen by the cycles of a product first, then by the bytes of an NPU.
+"""W of a matrix in the matrix layout, chosen by the cycles of a product first, then by bytes per NPU.
 
 A right or output matrix with W columns per channel costs ceil(C / X) * ceil(W / lanes) for each of its rows
-(timing); the document looks at the storage alone: "W should be modertately small for using more NPUs to store the
+(timing); the document considers storage only: "W should be modertately small for using more NPUs to store the
 matrix, but C is better not greater than the number of NPUs".
 """
 
@@ -15,7 +15,7 @@ from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.text import table
 
 CHANNELS_MOST = 4095
-"""Of a matrix that is multiplied."""
+"""The most channels of a matrix in a product."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Width:
     channels: int
     """C = ceil(M / W)."""
     cycles_per_row: int
-    """Groups of a row of a right or output matrix: what a product costs by."""
+    """Groups per row of a right or output matrix, to which a product's cost is proportional."""
     bytes_per_npu: int
-    """Of all rows, empty blocks included."""
+    """For all rows, empty blocks included."""
     npus: int
-    """How many NPUs hold columns."""
+    """The number of NPUs with columns."""
     advised: bool
     """Whether the document advises it: C is not greater than the number of NPUs."""
 
 
 def width(rows: int, cols: int, W: int, machine: Machine, start_idx: int = 0) -> Width:
-    """What a matrix with W columns per channel takes. Raises DoesNotFit (E302) unless W is in 1..cols."""
+    """The cost of a matrix with W columns per channel. Raises DoesNotFit (E302) unless W is in 1..cols."""
     channels = matrix_shape(rows, cols, W).c
     groups = okk_channle_num_per_npu(start_idx, channels, machine) * ceil_div(W, machine.lanes)
     size = matrix_bytes(rows, cols, W, start_idx, machine)
@@ -49,13 +49,13 @@ def best_width(rows: int, cols: int, machine: Machine, start_idx: int = 0) -> Wi
 
 
 def widths(rows: int, cols: int, machine: Machine, start_idx: int = 0) -> list[Width]:
-    """Every W that a product can use: at most 4095 channels."""
+    """Every W that a product can use, with at most 4095 channels."""
     least = ceil_div(cols, CHANNELS_MOST)
     return [width(rows, cols, W, machine, start_idx) for W in range(least, cols + 1)]
 
 
 def alternatives(rows: int, cols: int, machine: Machine, count: int = 8, start_idx: int = 0) -> list[Width]:
-    """The best choices in order, one for every price in cycles and bytes."""
+    """The best choices in order, one for each pair of cycles and bytes."""
     found: dict[tuple[int, int], Width] = {}
     for each in sorted(widths(rows, cols, machine, start_idx), key=_order):
         found.setdefault((each.cycles_per_row, each.bytes_per_npu), each)

@@ -1,4 +1,4 @@
-"""Tensors and matrices written into local and system memory, and read back, layout by layout.
+"""Writes tensors and matrices into local and system memory and reads them back, for each layout.
 
 Source: OKKernel, tensor layouts, as in local_memory. Local memory is an array (X, S) uint8, system memory (bytes,)
 uint8; nothing is written between the elements of a tensor.
@@ -34,7 +34,7 @@ def empty_memory(machine: Machine) -> Array:
 
 
 def pack(memory: Array, at: int, stride: Dim4, tensor: Array, machine: Machine) -> None:
-    """Writes a tensor (N, C, H, W) into local memory (X, S) at an address, and nothing else.
+    """Writes a tensor (N, C, H, W) into local memory (X, S) at an address, and no byte between its elements.
 
     An element may be a group of a storage mode, (N, C, H, W, k): strides count groups.
     Raises DoesNotFit (E302) for a tensor that runs past the end of local memory, or an unaligned address.
@@ -63,8 +63,8 @@ def unpack(
 def pack_matrix(memory: Array, at: int, cols_per_channel: int, matrix: Array, machine: Machine) -> None:
     """Writes a 32-bit matrix (rows, cols) in the matrix layout.
 
-    If cols is not divisible by W, the last channel only contains cols - W * floor(cols / W) elements; the rest of
-    its W elements is left as it was.
+    If cols is not divisible by W, the last channel contains only cols - W * floor(cols / W) elements; the rest of
+    its W elements is left unchanged.
     """
     rows, cols = matrix.shape
     whole, last = _matrix_parts(at, rows, cols, cols_per_channel, machine)
@@ -118,7 +118,7 @@ def _views(
     group: tuple[int, ...],
     machine: Machine,
 ) -> Iterator[tuple[slice, Array]]:
-    """Per block row: the channels in it, and their elements as a view (channels, N, H, W, *group)."""
+    """For each block row, its channels and their elements as a view (channels, N, H, W, *group)."""
     Q, R = position(at, machine)
     item = dtype.itemsize * int(np.prod(group, dtype=int))
     end = R + item * local_extent(shape, stride, Q, machine)

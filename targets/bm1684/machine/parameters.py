@@ -1,4 +1,4 @@
-"""The numbers of a BM1684, once; a TOML file overrides any of them.
+"""The parameters of a BM1684, any of which a TOML file overrides.
 
 Source: the OKKernel programming interface and tensor layouts of BM1684.
 """
@@ -12,18 +12,18 @@ from typing import Any
 from npuc.storage.machine_files import bad_machine, described, read_values
 
 PAGE = "bm1684.md"
-"""Of docs/."""
+"""A page of docs/."""
 ADDRESSES = 1 << 32
 """A local_addr_t has 32 bits."""
 SYSTEM_START = 1 << 32
 """The system_addr_t of the first byte of global memory."""
 SYSTEM_BYTES = 1 << 32
-"""Of system memory that a program may take."""
+"""Bytes of system memory that a program may use."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """X NPUs of S bytes of local memory each, system memory beside them, one GDMA and one BDC engine."""
+    """X NPUs with S bytes of local memory each, system memory, one GDMA and one BDC engine."""
 
     name: str = "default"
     npus: int = 64
@@ -35,12 +35,12 @@ class Machine:
     l2_bytes: int = 2_482_176
     """L2 SRAM that a kernel may use."""
     lanes: int = 16
-    """Elements of fp32 that one NPU computes in a cycle."""
+    """fp32 elements that one NPU computes in a cycle."""
     input_channels: int = 2
     """Input channels that a convolution multiplies in a cycle (hence the 2IC mode of its weights)."""
     mhz: int = 550
     dram_mb_per_second: int = 29_353
-    """What the GDMA moves between system memory and local memory (measured on the vendor's chip model)."""
+    """The GDMA's bandwidth between system and local memory (measured on the vendor's chip model)."""
 
     @property
     def bank_bytes(self) -> int:
@@ -49,12 +49,12 @@ class Machine:
 
     @property
     def macs_per_cycle(self) -> int:
-        """Multiply-accumulates of all NPUs in a convolution."""
+        """Multiply-accumulates per cycle of all NPUs in a convolution."""
         return self.npus * self.lanes * self.input_channels
 
     @property
     def fixed_macs_per_cycle(self) -> int:
-        """The same on 8 bits, of four images and four input channels in each lane."""
+        """The same for 8 bits, with four images and four input channels per lane."""
         return self.npus * self.lanes * 16
 
     @property
@@ -73,7 +73,7 @@ class Machine:
 
     @classmethod
     def of(cls, values: dict[str, Any], origin: str) -> Machine:
-        """A machine from names and values. Raises DoesNotFit (E305) for what cannot be."""
+        """A machine from names and values. Raises DoesNotFit (E305) for invalid ones."""
         machine = described(cls, values, origin, PAGE)
         if machine.local_bytes % (128 * machine.banks):
             sizes = f"local_bytes = {machine.local_bytes} in {machine.banks} banks"

@@ -1,8 +1,8 @@
-"""Cycles of every OKKernel call, as the vendor's chip model prices them.
+"""Cycles of every OKKernel call, as the vendor's chip model counts them.
 
 Measured call by call on that model: BDC calls agree to the cycle, GDMA calls within one cycle, except matrices
 with a partial last channel (some cycles). The functions are named as the calls, without okk_bdc_ and okk_gdma_ and
-the number of bits; their parameters are what the price depends on.
+the number of bits; their parameters are the values that the cycles depend on.
 """
 
 # ruff: noqa: N802  (the calls' names)
@@ -20,7 +20,7 @@ from npuc.targets.bm1684.machine.parameters import Machine
 
 
 def groups(shape: Dim4, start_idx: int, machine: Machine) -> int:
-    """How often all NPUs compute `lanes` elements each for an output of this shape that starts at an NPU."""
+    """The number of groups (`lanes` elements on all NPUs) of an output of this shape that starts at an NPU."""
     rows = okk_channle_num_per_npu(start_idx, shape.c, machine)
     return shape.n * rows * ceil_div(shape.h * shape.w, machine.lanes)
 
@@ -73,7 +73,7 @@ def matmul(
 
 
 class PerGroup(NamedTuple):
-    """Cycles of a group when every stride is NULL, and when one is given."""
+    """Cycles per group if every stride is NULL, and if any stride is given."""
 
     aligned: int
     strided: int
@@ -124,14 +124,14 @@ ELEMENTWISE: Mapping[str, PerGroup] = {
     "sigmoid": PerGroup(214, 214),
     "tanh": PerGroup(247, 247),
 }
-"""Calls whose price is a number of cycles per group."""
+"""Calls with a fixed number of cycles per group."""
 
 SERIES: Mapping[str, int] = {"taylor_exp": 3, "exp_tunable": 54, "sigmoid_tunable": 86, "tanh_tunable": 119}
-"""Calls with num_series: cycles of a group beside 4 for every term. (exp, sigmoid and tanh have 32 terms.)"""
+"""Calls with num_series: cycles per group in addition to 4 per term (exp, sigmoid and tanh have 32 terms)."""
 
 
 def elementwise(call: str, groups: int, strided: bool) -> int:
-    """A call of ELEMENTWISE; strided: whether it is given any stride."""
+    """A call of ELEMENTWISE. strided: whether any stride is given."""
     price = ELEMENTWISE[call]
     return groups * (price.strided if strided else price.aligned)
 
@@ -145,19 +145,19 @@ def series(call: str, groups: int, num_series: int) -> int:
 
 READ_START, WRITE_START, LOCAL_START, SET_START = 137.35, 45.45, 3.0, 7.0
 RUN = 0.553977
-"""Cycles for a run of bytes in system memory that is too short to be worth more."""
+"""The least cycles of a contiguous run in system memory."""
 LOCAL_BYTES, SET_BYTES, LOCAL_RUN, SET_RUN = 32, 64, 1.0, 0.5
 
 
 class Move(NamedTuple):
-    """What a move costs by: its bytes, and its contiguous runs."""
+    """The values that a move's cycles depend on: its bytes and its contiguous runs."""
 
     size: int
     runs: int
 
 
 def move(shape: Dim4, dst: Dim4 | None, src: Dim4 | None, element_bytes: int = 4) -> Move:
-    """The bytes and runs of a copy to or from local memory; None: a layout whose rows follow each other.
+    """The bytes and runs of a copy to or from local memory. Strides of None: a layout with contiguous rows.
 
     A run is a channel if its rows are contiguous on both sides, else a row, or an element if W is 1.
     """
@@ -182,12 +182,12 @@ def cpy_L2L(moved: Move, machine: Machine) -> int:  # noqa: ARG001  (as the othe
 
 
 def set_C_system(moved: Move, machine: Machine) -> int:
-    """A constant to system memory."""
+    """Filling system memory with a constant."""
     return math.floor(SET_START + _system(moved, machine))
 
 
 def set_C_local(moved: Move, machine: Machine) -> int:  # noqa: ARG001
-    """A constant to local memory."""
+    """Filling local memory with a constant."""
     return math.floor(SET_START + max(moved.size / SET_BYTES, moved.runs * SET_RUN))
 
 
@@ -213,5 +213,5 @@ def _system(moved: Move, machine: Machine) -> float:
 
 
 def region(gdma: int, bdc: int) -> int:
-    """Cycles between okk_parallel_start and okk_parallel_end: the larger sum; outside, calls follow each other."""
+    """Cycles of a parallel region: the larger of both engines' sums (outside, calls run in sequence)."""
     return max(gdma, bdc)

@@ -1,1 +1,1 @@
-"""The network before lowering: passes, and what BM1684 runs."""
+"""The network before lowering: passes, and the operators that BM1684 supports."""

@@ -1,6 +1,6 @@
-"""What BM1684 runs on 8 bits: one constraint a function, its docstring the user's sentence.
+"""Operators that BM1684 runs in 8 bits: one function per constraint, whose docstring users read.
 
-Only forms that were seen on the vendor's chip model; anything else is a matter of fp32 or of the host.
+Only forms that were verified on the vendor's chip model are supported; others need fp32 or the host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from npuc.targets.bm1684.network.support import (
 )
 
 MOST_WINDOW = 112
-"""Rows and columns of a window that pooling and depthwise convolution were seen with."""
+"""The most rows and columns of a window verified for pooling and depthwise convolution."""
 
 
 def floats(graph: Graph, node: Node) -> str | None:
@@ -135,17 +135,17 @@ OPERATORS: Mapping[str, Called] = {
     "Transpose": Called("GDMA", (batch_stays,)),
     "Identity": Called("nothing", ()),
 }
-"""Operators on 8 bits."""
+"""Operators in 8 bits."""
 HOST: Mapping[str, str] = {
     "Softmax": "there is no exponential of 8 bits",
     "LogSoftmax": "there is no exponential of 8 bits",
     "ArgMax": "the machine has no index arithmetic",
 }
-"""What the host computes of results that nothing else reads, and why."""
+"""Operators that the host computes at the end of the network, with the reasons."""
 
 
 def left_to_host(graph: Graph, node: Node) -> bool:
-    """Whether the host computes a node behind the network, whose result at most QuantizeLinear reads."""
+    """Whether the host computes a node at the end of the network, with at most a QuantizeLinear behind it."""
     readers = [reader for name in node.outputs if name for reader in graph.readers[name]]
     rounded = all(each.op == "QuantizeLinear" and not graph.readers[each.output] for each in readers)
     return node.op in HOST and rounded
@@ -155,7 +155,7 @@ REMEDY = "another form of the layer, --precision fp32, or the host (--fallback h
 
 
 def refusal(graph: Graph, node: Node) -> Problem | None:
-    """Why the machine cannot run the node on 8 bits, or None if it can."""
+    """Why the machine cannot run the node in 8 bits; None if it can."""
     where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
     if node.op in (*CONVERSIONS, "QuantizeLinear", "DequantizeLinear"):
         return None

@@ -1,8 +1,8 @@
-"""Limits of what the float passes of BM1684 make."""
+"""Limits of the nodes that BM1684's float passes create."""
 
 from npuc.passes.expansion.images import ImageLimits
 
 MOST_BLOCKS = 256
-"""Channels of an image whose blocks of pixels are channels."""
+"""The most channels of an image after blocks of its pixels were turned into channels."""
 IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64)
-"""Of long vectors and of tensors that are no images."""
+"""Limits of images made from long vectors and from tensors that are not images."""

@@ -1,4 +1,4 @@
-"""The float passes of BM1684: what the calls have no field for, or 8 bits no layer, becomes what they have."""
+"""The float passes of BM1684: they rewrite forms that no call, or no 8-bit layer, can compute."""
 
 from npuc.passes.cleanup.fold_constants import fold_constants
 from npuc.passes.cleanup.move_as_floats import move_as_floats
@@ -20,7 +20,7 @@ PASSES: tuple[Pass, ...] = (
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
     FoldExtents(MOST_EXTENT - 2 * MOST_PADDING),
 )
-"""A rounding that moved before a Concat may have met a constant."""
+"""Constants are folded first, since a rounding that moved before a Concat may apply to a constant."""
 FIXED: tuple[Pass, ...] = (
     move_as_floats,
     reductions_to_pools,
@@ -31,4 +31,4 @@ FIXED: tuple[Pass, ...] = (
     separate_clips,
     GemmToConv(IMAGES, batches=True),
 )
-"""Of --precision int8."""
+"""The passes of --precision int8."""

@@ -1,4 +1,4 @@
-"""How BM1684 quantises a network: which nodes become integer, and by which accuracy levels."""
+"""Quantisation for BM1684: the nodes that become integer, and the search by accuracy level."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from npuc.targets.bm1684.quantisation.rescale_at_limits import RescaleAtLimits
 from npuc.targets.bm1684.quantisation.steps import constraints
 
 UNSIGNED = ZeroPoints(lambda _node, _anyway: True, ())
-"""Every layer reads unsigned maps; results of ReLUs are such in any case."""
+"""Every layer can read unsigned maps, such as results of ReLUs."""
 
 
 def integer(graph: Graph) -> tuple[Node, ...]:
-    """The nodes that run on 8 bits."""
+    """The nodes that run in 8 bits."""
     return integer_nodes(graph, lambda node: node.op in fixed.OPERATORS and fixed.refusal(graph, node) is None)
 
 
 def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
-    """The integer network, and what was tried to make it better.
+    """The integer network, and the trials that were made to improve it.
 
-    A model that brings its scales along keeps them where 0 stands for 0 or -128.
+    A model with its own scales keeps them where the zero point is 0 or -128.
     """
     level = LEVELS[options.level]
     method = options.method or level.method

@@ -1,7 +1,7 @@
-"""What BM1684 runs: one constraint a function, its docstring the user's sentence.
+"""Operators that BM1684 runs: one function per constraint, whose docstring users read.
 
-The supported-operators page and `npuc check` derive from the table here. Limits of the interface: reference of the
-calls, and what the vendor's chip model asserts.
+The supported-operators page and `npuc check` derive from this table. Sources of the limits: the reference of the
+calls, and the assertions of the vendor's chip model.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ MOVES = (
     "SpaceToDepth",
 )  # fmt: skip
 OF_INTEGERS = (*MOVES, "MaxPool", "QuantizeLinear", "DequantizeLinear")
-"""Operators that integers of 8 bits pass as numbers of fp32, which holds all of them."""
+"""Operators on 8-bit integers, which are stored as fp32 numbers without loss."""
 
 
 def one_scale(graph: Graph, node: Node) -> str | None:
@@ -183,7 +183,7 @@ def padding_within_kernel(graph: Graph, node: Node) -> str | None:
 
 @dataclass(frozen=True)
 class Called:
-    """An operator: the calls it becomes and its constraints."""
+    """An operator's calls and constraints."""
 
     calls: str
     constraints: tuple[Constraint, ...]
@@ -234,7 +234,7 @@ ANOTHER_FORM = "another form of the layer (npuc operators --target bm1684)"
 
 
 def refusal(graph: Graph, node: Node) -> Problem | None:
-    """Why the machine cannot run the node, or None if it can."""
+    """Why the machine cannot run the node; None if it can."""
     row = OPERATORS.get(node.op)
     where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
     if row is None:

@@ -1,1 +1,1 @@
-"""Addresses of buffers, and transfers beside computations."""
+"""Planning: addresses of buffers, and transfers in parallel with computations."""

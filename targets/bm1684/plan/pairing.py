@@ -1,8 +1,8 @@
-"""Steps in bundles: moves that may run beside a computation stand with it.
+"""Bundles of steps: a computation and the moves that may run beside it.
 
-A store runs beside the next computation, or already beside the one before if that computes something else; what is
-fetched from system memory runs beside the one before. All this unless one of them needs the other's result.
-All other moves have a bundle of their own.
+A store runs beside the next computation, or beside the preceding one if that computes something else; a load
+from system memory runs beside the preceding one; neither does if one of the two needs the other's result.
+Every other move is a bundle of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from npuc.targets.bm1684.lowering.tensors import ELEMENT
 
 @dataclass(frozen=True)
 class Bundle:
-    """A step, and the moves beside it in their order."""
+    """A step, and the moves beside it in order."""
 
     step: Step
     beside: tuple[Step, ...] = ()
@@ -28,12 +28,12 @@ class Bundle:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """All of them."""
+        """All calls of the bundle."""
         return (*self.moves, *self.step.calls)
 
 
 def bundled(steps: Sequence[Step]) -> list[Bundle]:
-    """The steps in an order that has the same effects, computations in their own."""
+    """The steps, reordered with the same effects; computations keep their order."""
     bundles: list[Bundle] = []
     waiting: list[Step] = []
     for step in steps:
@@ -59,7 +59,7 @@ def _alone(steps: Iterable[Step]) -> list[Bundle]:
 
 
 def _split(waiting: list[Step], step: Step) -> list[Step]:
-    """Removes from the waiting stores those that have to end before the step, which overwrites what they read."""
+    """Removes and returns the waiting stores that must end before the step, which overwrites what they read."""
     written = {call.writes for call in step.calls}
     clashes = [at for at, each in enumerate(waiting) if any(written & set(call.reads) for call in each.calls)]
     count = clashes[-1] + 1 if clashes else 0
@@ -69,7 +69,7 @@ def _split(waiting: list[Step], step: Step) -> list[Step]:
 
 
 def _leaves_alone(bundle: Bundle, store: Step) -> bool:
-    """Whether a computation runs in the bundle, and nothing of the bundle writes what the store reads."""
+    """Whether the bundle has a computation, and no call of it writes what the store reads."""
     written = {call.writes for call in bundle.calls}
     return not bundle.step.on_gdma and not any(written & set(call.reads) for call in store.calls)
 
@@ -79,7 +79,7 @@ def _all(step: Step, direction: str) -> bool:
 
 
 def _may_precede(fetch: Step, bundle: Bundle, waiting: Sequence[Step]) -> bool:
-    """Whether data can be fetched beside a bundle: not what waiting stores write, nor where the bundle is."""
+    """Whether a load can run beside a bundle: not of data that waiting stores write, nor into its buffers."""
     if bundle.step.on_gdma or not _all(fetch, "S2L"):
         return False
     touched = {name for call in bundle.calls for name in call.buffers}
@@ -90,7 +90,7 @@ def _may_precede(fetch: Step, bundle: Bundle, waiting: Sequence[Step]) -> bool:
 
 
 def _span(call: Call, index: int) -> tuple[str, int, int]:
-    """Region and bytes [start, end) of system memory that a call reads or writes, gaps included."""
+    """The region and bytes [start, end) of system memory that a call reads or writes, gaps included."""
     place, args = call.args[index], call.args
     assert isinstance(place, System)
     if "matrix" in call.name:

@@ -1,14 +1,14 @@
-"""Addresses and regions: steps in order, and beside each of them the transfers that later steps wait for.
+"""Assigns addresses and regions: steps in order, each with transfers for later steps beside it.
 
-A region holds one step of the BDC and, on the GDMA, the moves beside it (a bundle) and loads of what later steps
-read: as early as local memory has room, in the order of use, divided so that they end with the step. Every buffer
-occupies its bytes of all NPUs from the region that fills it to the last one that reads it, so nothing in a region
-is written by one engine and touched by the other; empty blocks of a scattered tensor are never used for anything
+A region contains one BDC step and, on the GDMA, the moves beside it (a bundle) and loads for later steps: as early
+as local memory has room, in order of use, and divided so that they end with the step. Every buffer occupies its
+bytes in all NPUs from the region that fills it to the last region that reads it, so that in a region no engine
+writes what the other one touches; empty blocks of a scattered tensor are never used for anything
 else.
 
-A buffer written by a step gets its address first (its lifetime is known); loads take what is free for their whole
-lifetime: in banks that the step beside them leaves alone where there are such, or one behind the other around
-local memory, with or without what is read later where the next one does not fit. The plan of fewest cycles counts.
+Buffers that steps write get their addresses first, as their lifetimes are known. A load takes bytes that are free
+for its whole lifetime: preferably in banks that the step beside it does not use, or consecutively around local
+memory; either way with or without later loads in place of one that does not fit. The fastest plan is chosen.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from npuc.targets.bm1684.plan import pricing
 from npuc.targets.bm1684.plan.pairing import Bundle, bundled
 
 SOON = 12
-"""Steps: what is read within so many lies low, beside what steps write; what waits longer lies high."""
+"""Loads that are last read within so many steps get low addresses, beside computed buffers; others high ones."""
 LEAST = 400
-"""Cycles of a divided load: a start costs 137."""
+"""The fewest cycles worth a divided load: its start alone costs 137."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """How loads get their addresses."""
+    """A strategy for the addresses of loads."""
 
     around: bool = False
-    """One behind the other; else in other banks, low or high."""
+    """Consecutively around local memory; else low or high, preferably in unused banks."""
     ahead: int = 1
-    """How many of the next buffers are looked at for one that fits."""
+    """How many of the next buffers are tried for one that fits."""
 
 
 WAYS = (Placing(), Placing(ahead=16), Placing(around=True), Placing(around=True, ahead=16))
 
 
 def plan(lowered: Lowered, machine: Machine) -> Kernel:
-    """The kernel of a lowered graph. Raises DoesNotFit (E302) where a step's buffers exceed local memory."""
+    """The kernel of a lowered graph. Raises DoesNotFit (E302) if a step's buffers exceed local memory."""
     bundles = bundled(lowered.steps)
     found = [kernel for way in WAYS if (kernel := _planned(lowered, bundles, machine, way)) is not None]
     if found:
@@ -53,7 +53,7 @@ def plan(lowered: Lowered, machine: Machine) -> Kernel:
 
 
 def _planned(lowered: Lowered, bundles: Sequence[Bundle], machine: Machine, way: Placing) -> Kernel | None:
-    """A plan, or None where what runs side by side, which needs room at once, does not fit."""
+    """A plan; None if the buffers of steps that run in parallel do not fit together."""
     try:
         return _Plan(lowered, bundles, machine, way).run()
     except DoesNotFit:
@@ -61,14 +61,14 @@ def _planned(lowered: Lowered, bundles: Sequence[Bundle], machine: Machine, way:
 
 
 class _Plan:
-    """The state while the regions are filled in order; a region is as long as its bundle."""
+    """The planning state, while regions are filled in order; a region is as long as its bundle."""
 
     def __init__(
         self, lowered: Lowered, bundles: Sequence[Bundle], machine: Machine, way: Placing = WAYS[0]
     ) -> None:
         self.lowered, self.bundles, self.machine, self.way = lowered, bundles, machine, way
         self.last_end = 0
-        """Behind the bytes of the last load that was placed."""
+        """The end of the last load that was placed."""
         self.uses = _uses(bundles)
         self.addresses = self._computed()
         self.taken = [
@@ -77,12 +77,12 @@ class _Plan:
         waiting = [name for name in lowered.loads if name in self.uses]
         self.waiting = sorted(waiting, key=lambda name: self.uses[name])
         self.rest: list[tuple[Load, int]] = []
-        """Loads of the buffer that is being filled, with the columns that are there."""
+        """Pending loads of the current buffer, each with the number of columns already loaded."""
         self.filling = ""
         self.regions: list[Region] = []
 
     def _computed(self) -> dict[str, int]:
-        """Addresses of what steps write."""
+        """The addresses of buffers that steps write."""
         lowered = self.lowered
         names = [name for name in self.uses if name not in lowered.loads]
         buffers = [Buffer(name, lowered.buffers[name], *self.uses[name]) for name in names]
@@ -93,7 +93,7 @@ class _Plan:
         return addresses
 
     def run(self) -> Kernel:
-        """Every bundle in its region, with loads beside it."""
+        """Fills a region per bundle, with loads beside it."""
         for index, bundle in enumerate(self.bundles):
             needed = {name for call in bundle.calls for name in call.buffers if name in self.lowered.loads}
             self._force(needed, index)
@@ -111,7 +111,7 @@ class _Plan:
         return sum(pricing.cycles(call, self.machine) for call in calls)
 
     def _force(self, needed: set[str], index: int) -> None:
-        """A region of its own for loads that this step waits for."""
+        """Adds a region for loads that this step still waits for."""
         calls: list[tuple[Call, Step]] = []
         while needed & ({*self.waiting, self.filling} if self.rest else {*self.waiting}):
             if not self.rest and not self._begin(index, None):
@@ -123,12 +123,12 @@ class _Plan:
             self.regions.append(Region(placed, (), index, owners))
 
     def _loading(self, load: Load, first: int, last: int) -> list[tuple[Call, Step]]:
-        """The calls of a load, placed, with the step that waits for the buffer that is being filled."""
+        """The placed calls of a load, each with the step that waits for the current buffer."""
         step = self.bundles[self.uses[self.filling][0]].step
         return [(call.placed(self.addresses), step) for call in load.call(first, last)]
 
     def _beside(self, index: int, budget: int, bundle: Bundle) -> list[tuple[Call, Step]]:
-        """Loads that take at most `budget` cycles while this bundle runs, and all that the next one waits for."""
+        """Loads beside this bundle, in at most `budget` cycles, and any that the next bundle waits for."""
         calls: list[tuple[Call, Step]] = []
         while self.rest or self._begin(index, bundle):
             load, done = self.rest.pop(0)
@@ -144,7 +144,7 @@ class _Plan:
         return calls
 
     def _until(self, load: Load, done: int, budget: int) -> int:
-        """How many columns the budget is enough for; all if what would be left is small."""
+        """The last column (exclusive) that the budget allows; `done` if a part is not worth its start."""
         whole = self._price(load, done, load.columns)
         if whole <= budget:
             return load.columns
@@ -158,7 +158,7 @@ class _Plan:
         return self._sum(load.call(first, last))
 
     def _begin(self, index: int, bundle: Bundle | None) -> bool:
-        """Finds room for the next buffer that steps wait for; False if there is none now."""
+        """Places the next buffer that steps wait for; False if there is no room now."""
         ahead = self.way.ahead if bundle is not None else 1
         for name in self.waiting[:ahead]:
             size, last = self.lowered.buffers[name], self.uses[name][1]
@@ -169,7 +169,7 @@ class _Plan:
         return False
 
     def _start(self, gaps: Sequence[tuple[int, int]], size: int, soon: bool, bundle: Bundle | None) -> int:
-        """Which of the bytes that are free a load takes."""
+        """The address of a load in one of the gaps."""
         if self.way.around:
             after = self.last_end
             later = (max(start, after) for start, end in gaps if max(start, after) + size <= end)
@@ -187,7 +187,7 @@ class _Plan:
         self.filling = name
 
     def _gaps(self, size: int, first: int, last: int) -> list[tuple[int, int]]:
-        """Where `size` bytes or more are free in regions first..last: start and end."""
+        """The gaps (start, end) of at least `size` bytes that are free in regions first..last."""
         busy = sorted((each.start, each.end) for each in self.taken if each.first <= last and first <= each.last)
         busy.append((self.machine.local_bytes, self.machine.local_bytes))
         found, free = list[tuple[int, int]](), 0
@@ -198,7 +198,7 @@ class _Plan:
         return found
 
     def _banks(self, bundle: Bundle | None) -> set[int]:
-        """Banks that a bundle reads or writes."""
+        """The banks that a bundle reads or writes."""
         if bundle is None:
             return set()
         names = {name for call in bundle.calls for name in call.buffers}
@@ -234,7 +234,7 @@ def _uses(steps: Sequence[Step | Bundle]) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cycles of regions: all of them, and what each engine is busy."""
+    """Cycles of regions: in total, and busy per engine."""
 
     cycles: int
     bdc: int
@@ -242,12 +242,12 @@ class Cost:
 
     @property
     def bound(self) -> int:
-        """What the busier engine needs alone: no order of the same calls takes less."""
+        """The cycles of the busier engine, a lower bound on any order of the same calls."""
         return max(self.bdc, self.gdma)
 
 
 def cost(regions: Sequence[Region], machine: Machine) -> Cost:
-    """Of regions that run one after another."""
+    """The cost of regions that run in sequence."""
     total = compute = transfer = 0
     for region in regions:
         bdc = sum(pricing.cycles(call, machine) for call in region.bdc)
@@ -257,7 +257,7 @@ def cost(regions: Sequence[Region], machine: Machine) -> Cost:
 
 
 def lower_bound(lowered: Lowered) -> int:
-    """Bytes of each NPU that no plan can do without: in some step, what is computed and what it reads."""
+    """Bytes per NPU that every plan needs: the most, over all steps, of live computed buffers and loads read."""
     uses = _uses(lowered.steps)
     computed = [name for name in uses if name not in lowered.loads]
 

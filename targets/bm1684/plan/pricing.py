@@ -1,4 +1,4 @@
-"""What a call of a kernel costs, by the formulas of timing."""
+"""Cycles of a kernel's calls, by the formulas of `timing`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npuc.targets.bm1684.machine.parameters import Machine
 
 ELEMENT_BYTES = 4
 SYSTEM_ENDS = {"S2L": 1, "L2S": 1, "L2L": 0, "S2S": 2}
-"""How often a move touches system memory."""
+"""The number of sides of a move that are in system memory."""
 
 
 def cycles(call: Call, machine: Machine) -> int:
@@ -58,7 +58,7 @@ def cycles(call: Call, machine: Machine) -> int:
 
 
 def system_bytes(call: Call) -> int:
-    """Bytes that a call of the GDMA reads from and writes to system memory."""
+    """Bytes that a GDMA call reads from and writes to system memory."""
     args: tuple[Any, ...] = call.args
     if call.name.startswith("gdma_32bit_matrix"):
         return ELEMENT_BYTES * args[2] * args[3]
@@ -85,7 +85,7 @@ def _pool(
     *,
     weighted: bool,
 ) -> int:
-    """Windows over each channel of four images of 8 bits, four times as many elements at a time."""
+    """Windows over each channel of four 8-bit images, four times as many elements at a time."""
     wide = replace(machine, lanes=fix8b.IMAGES * machine.lanes)
     groups = fix8b.IMAGES * _windows(shape, kernel, pads, stride, Pair(1, 1), out, None, wide)
     return fix8b.pool2d(groups, kernel[0], kernel[1], stride.w, weighted)
@@ -101,7 +101,7 @@ def _windows(
     channels: int | None,
     machine: Machine,
 ) -> int:
-    """Groups of the output of windows over an image."""
+    """The groups of a window operator's output."""
     rows = shape.h + pads.top + pads.bottom - (kernel[0] - 1) * dilation.h - 1
     columns = shape.w + pads.left + pads.right - (kernel[1] - 1) * dilation.w - 1
     result = Dim4(shape.n, channels or shape.c, rows // stride.h + 1, columns // stride.w + 1)

@@ -1,1 +1,1 @@
-"""The program: artefact, emitted kernel, report, and what its parts are for people."""
+"""The program: its artefact, emitted kernel, report, and views for listings, timelines and annotations."""

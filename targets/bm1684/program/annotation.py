@@ -1,4 +1,4 @@
-"""What the bytes of weights.bin hold: what the calls of the kernel fetch from there."""
+"""Annotations of weights.bin: the calls of the kernel that load from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npuc.targets.bm1684.program.artefact import Contents, instructions
 
 
 def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation]:
-    """Where a call's source starts in a region's file. Raises ArtefactError (E502) for a damaged manifest."""
+    """An annotation per call that reads a region's file. Raises ArtefactError (E502) for a damaged manifest."""
     regions = [region.name for region in Contents.of(program.manifest).regions if region.file == name]
     for each in instructions(program):
         for arg in each.call.args:

@@ -1,4 +1,4 @@
-"""What the manifest of a BM1684 program says: machine, arguments of the kernel, where inputs and outputs lie."""
+"""The manifest of a BM1684 program: machine, kernel arguments, placements of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ WEIGHTS_FILE = "weights.bin"
 KERNEL = "npuc_network"
 """The function that the host launches."""
 ELEMENT, IMAGES = 4, 4
-"""Bytes of an fp32 element or a word of 8-bit ones; images of such a word."""
+"""Bytes of an fp32 element or of a word of 8-bit elements; images in such a word."""
 DTYPES = ("float32", "int8", "uint8")
-"""What elements are; an integer of uint8 is larger by 128 than the network's int8."""
+"""Element types; a uint8 integer is larger by 128 than the integer network's int8."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Region:
     name: str
     bytes: int
     file: str | None
-    """What it holds at the start; None: inputs, outputs and scratch."""
+    """The file with its initial content; None for inputs, outputs and scratch."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """An input or output of the kernel: fp32 in the continuous layout, or 8 bits in words of four images (4N)."""
+    """An input or output of the kernel: fp32 in the continuous layout, or 8-bit in words of four images (4N)."""
 
     tensor: str
     direction: str
@@ -56,17 +56,17 @@ class Placement:
 
     @property
     def bytes(self) -> int:
-        """Of system memory."""
+        """Bytes of system memory."""
         return ELEMENT * prod(in_words(self.shape, self.dtype))
 
 
 def in_words(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
-    """The extents of a tensor in words of 32 bits: of 8 bits, a word has an element of four images."""
+    """The extents of a tensor in 32-bit words: an 8-bit word holds one element of each of four images."""
     return tuple(shape) if dtype == "float32" else (ceil_div(shape[0], IMAGES), *shape[1:])
 
 
 def of_words(words: Array, shape: Sequence[int], dtype: str) -> Array:
-    """A tensor of this shape from its words (bytes,) uint8: float32, or int8 where unsigned integers lose 128."""
+    """A tensor of this shape from its words (bytes,) uint8: float32, or int8 (uint8 integers minus 128)."""
     if dtype == "float32":
         return words.view(np.float32).reshape(shape).copy()
     groups, *others = in_words(shape, dtype)
@@ -76,7 +76,7 @@ def of_words(words: Array, shape: Sequence[int], dtype: str) -> Array:
 
 
 def to_words(values: Array, dtype: str) -> Array:
-    """The inverse: (bytes,) uint8."""
+    """The inverse of `of_words`: (bytes,) uint8."""
     if dtype == "float32":
         return np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
     images, *others = values.shape
@@ -87,7 +87,7 @@ def to_words(values: Array, dtype: str) -> Array:
 
 @dataclass(frozen=True)
 class Noted:
-    """What a call of the table is for, and what it costs."""
+    """The ONNX nodes and tensor that a call of the table serves, and its cycles."""
 
     nodes: tuple[str, ...]
     tensor: str
@@ -97,7 +97,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Computed:
-    """What a layer of the table computes."""
+    """The tensor, operator and ONNX nodes of a layer of the table."""
 
     tensor: str
     op: str
@@ -111,7 +111,7 @@ class Instruction:
     index: int
     call: Call
     region: int
-    """Calls of both engines in one region run together."""
+    """Calls of both engines in one region run in parallel."""
     nodes: tuple[str, ...]
     tensor: str
     cycles: int
@@ -129,7 +129,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Occupied:
-    """Bytes of every NPU's local memory that hold something while regions first..last run."""
+    """Bytes of every NPU's local memory that a buffer occupies during regions first..last."""
 
     buffer: str
     start: int
@@ -140,7 +140,7 @@ class Occupied:
 
 @dataclass(frozen=True)
 class Observed:
-    """A tensor of the network that lies in local memory, in the aligned layout, when a layer ends."""
+    """A tensor of the network that is in local memory, in the aligned layout, at the end of a layer."""
 
     tensor: str
     layer: int
@@ -152,13 +152,13 @@ class Observed:
 
     @property
     def words(self) -> tuple[int, ...]:
-        """Its extents in words of 32 bits."""
+        """Its extents in 32-bit words."""
         return in_words(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a manifest says to the simulator."""
+    """The parts of a manifest that the simulator needs."""
 
     machine: Machine
     kernel: str
@@ -166,11 +166,11 @@ class Contents:
     regions: tuple[Region, ...]
     placements: tuple[Placement, ...]
     steps: tuple[HostStep, ...] = ()
-    """What the host converts before the kernel and behind it."""
+    """The host's conversions before and after the kernel."""
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
-        """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        """Reads a manifest. Raises ArtefactError (E502) for a damaged one."""
         try:
             machine = Machine.of(
                 dict(read(Mapping[str, Any], manifest.get("machine"), "machine")), "of the artefact"
@@ -198,7 +198,7 @@ class Contents:
             raise _damaged(f"its regions take {size} bytes, of {SYSTEM_BYTES}")
 
     def _check_ports(self, direction: str, ports: Sequence[Port]) -> None:
-        """Every input or output of the network lies somewhere, whole."""
+        """Checks that every input or output of the network is placed, and within its region."""
         sizes = {region.name: region.bytes for region in self.regions}
         placed = [each for each in self.placements if each.direction == direction]
         if any(each.dtype not in DTYPES or not each.shape for each in placed if self.steps):
@@ -214,12 +214,12 @@ class Contents:
 
     @property
     def places(self) -> list[str]:
-        """The names of the regions, in the order in which the table counts them."""
+        """The names of the regions, in the order of their numbers in the table."""
         return [region.name for region in self.regions]
 
     @staticmethod
     def observed(manifest: Mapping[str, Any]) -> tuple[Observed, ...]:
-        """What layers leave. Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        """The layers' results in local memory. Raises ArtefactError (E502) for a damaged manifest."""
         found = read(tuple[Observed, ...], manifest.get("results"), "results")
         for each in found:
             fits = each.dtype in DTYPES and (each.shape or each.dtype == "float32")
@@ -231,7 +231,7 @@ class Contents:
 
     @staticmethod
     def occupied(manifest: Mapping[str, Any], regions: int) -> tuple[Occupied, ...]:
-        """What local memory holds while so many regions run. Raises ArtefactError (E502) as the others."""
+        """The buffers in local memory, for so many regions. Raises ArtefactError (E502) for a damaged manifest."""
         found = read(tuple[Occupied, ...], manifest.get("buffers"), "buffers")
         if not all(0 <= each.first <= each.last < regions and 0 <= each.start <= each.end for each in found):
             raise _damaged("a buffer is occupied in regions that there are not")
@@ -249,11 +249,11 @@ class Contents:
 
 
 IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]{0,62}")
-"""What may name something in C."""
+"""A valid name of a region or kernel in C."""
 
 
 def table_of(program: Program) -> Table:
-    """The calls. Raises ArtefactError (E502) where there is no table, or it is none."""
+    """The table of calls. Raises ArtefactError (E502) if it is missing or malformed."""
     data = program.files.get(TABLE_FILE)
     if data is None:
         raise ArtefactError("E502", f"there is no {TABLE_FILE}", remedy="compile the model again")
@@ -262,7 +262,7 @@ def table_of(program: Program) -> Table:
 
 
 def layers_of(program: Program) -> tuple[Computed, ...]:
-    """What every layer of the table computes. Raises ArtefactError (E502) for a damaged manifest."""
+    """A description of every layer of the table. Raises ArtefactError (E502) for a damaged manifest."""
     found = read(tuple[Computed, ...], program.manifest.get("layers"), "layers")
     count = len(table_of(program).layers)
     if len(found) != count:
@@ -271,7 +271,7 @@ def layers_of(program: Program) -> tuple[Computed, ...]:
 
 
 def instructions(program: Program) -> tuple[Instruction, ...]:
-    """The calls in order, and what they are for. Raises ArtefactError (E502) where they do not fit together."""
+    """The calls in order, with their notes. Raises ArtefactError (E502) if table and manifest do not match."""
     notes = read(tuple[Noted, ...], program.manifest.get("instructions"), "instructions")
     regions = (region for layer in table_of(program).layers for region in layer)
     calls = [(number, call) for number, region in enumerate(regions) for call in region.calls]

@@ -1,4 +1,4 @@
-"""A call as C: what listings show, and what the exported kernel consists of."""
+"""Calls as C text, for listings and the exported kernel."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, Local, Paddi
 from npuc.targets.bm1684.machine.local_memory import Dim4
 
 FIRMWARE = "bdc_fix8b_"
-"""How calls begin that the firmware library beside the interface carries out."""
+"""The prefix of calls that the firmware library executes, outside the interface."""
 
 
 Writer = Callable[[Address], str]
-"""How an address of local memory is written."""
+"""Writes an address of local memory as C."""
 
 
 def local(address: Address) -> str:
-    """The NPU, and bytes from the start of its memory."""
+    """The address as an NPU and a byte offset in its memory."""
     return f"LOCAL({address.npu}, {address.offset:#x})"
 
 
@@ -35,7 +35,7 @@ def _argument(call: Call, index: int, write: Writer) -> str:
 
 
 def _float(value: float) -> str:
-    """A number of C's float that gives the same bits; C99 and C++11 have no literal for what is not finite."""
+    """A C float constant with the same bits; C99 and C++11 have no literals for non-finite values."""
     if isnan(value):
         return "(0.0f / 0.0f)"
     if isinf(value):

@@ -1,4 +1,4 @@
-"""Which call of the kernel computed an element of a tensor."""
+"""Finds the call of the kernel that computed an element of a tensor."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from npuc.targets.bm1684.program.artefact import ELEMENT, Contents, Instruction,
 def origin(program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
     """The call that computes this element; None if none does.
 
-    A layer is one kind of call that does the work and others around it (an activation, moves): the kind on which
-    most cycles are spent is meant. It may be repeated for pieces of the tensor, told apart by where they go.
+    A layer has one kind of call that does the work, and others around it (an activation, moves): the kind with the
+    most cycles is taken. It may be repeated for pieces of the tensor, distinguished by their destinations.
     """
     calls = [call for call in instructions(program) if call.tensor == tensor]
     calls = [call for call in calls if call.engine == "bdc"] or calls
@@ -36,13 +36,13 @@ def origin(program: Program, tensor: str, element: tuple[int, ...]) -> Origin | 
 
 
 def _destination(call: Instruction) -> tuple[int, int]:
-    """Offset and NPU of what a call writes."""
+    """The offset and NPU that a call writes to."""
     to = call.call.args[0] if call.call.args else None
     return (to.offset, to.npu) if isinstance(to, Address) else (0, 0)
 
 
 def _place(kept: Observed, element: tuple[int, ...], machine: Machine) -> tuple[int, int]:
-    """Offset and NPU of an element in the aligned layout."""
+    """The offset and NPU of an element in the aligned layout."""
     image, channel, row, column = element
     stride = okk_128_byte_aligned_stride_for_32bit(kept.npu, Dim4(*kept.local_shape), machine)
     block, npu = divmod(kept.npu + channel, machine.npus)

@@ -13,13 +13,13 @@ from npuc.targets.bm1684.program.artefact import Contents, Instruction, Occupied
 from npuc.text import count
 
 Where = tuple[int, int] | tuple[str, int]
-"""NPU and offset in local memory, or a region of system memory and bytes from its start."""
+"""NPU and offset in local memory, or a region of system memory and a byte offset."""
 
 
 def outline(program: Program) -> list[Heading]:
-    """The kernel with what the host copies, and its regions, whose calls on both engines run together.
+    """The headings of the kernel with the host's copies, its layers, and regions in which both engines run.
 
-    A call's note names the tensors that it writes and reads. Raises ArtefactError (E502) for a damaged artefact.
+    A note per call names the tensors that it writes and reads. Raises ArtefactError (E502) for a damaged artefact.
     """
     contents, calls = Contents.of(program.manifest), instructions(program)
     kept = {each.tensor: each.shape for each in Contents.observed(program.manifest)}
@@ -49,7 +49,7 @@ def _segment(contents: Contents, calls: int) -> Heading:
 
 
 def _copied(what: str, placement: Placement) -> Line:
-    """A tensor between the host and system memory."""
+    """The line of a copy between the host and system memory."""
     place = f"{count(placement.bytes):>11} bytes  {placement.region} from {placement.address:#x}  "
     return (f"{what:<5}  {place}", Name(placement.tensor), f" [{'x'.join(map(str, placement.shape))}]")
 
@@ -58,12 +58,12 @@ Calls = tuple[Instruction, ...]
 
 
 def _main(region: Calls) -> Instruction:
-    """The call that shows which layer a region is for: data for others may be moved beside it."""
+    """The call that identifies a region's layer: beside it, data for other layers may be moved."""
     return next((call for call in region if call.engine == "bdc"), region[0])
 
 
 def _layer(regions: Sequence[Calls], kept: Mapping[str, tuple[int, ...]]) -> Iterator[Heading]:
-    """The regions of a layer, and among them those whose calls run together on both engines."""
+    """The headings of a layer and of those of its regions in which both engines run."""
     main = _main(regions[0])
     shape = f" [{'x'.join(map(str, kept[main.tensor]))}]" if main.tensor in kept else ""
     took = count(sum(max(_spent(region).values()) for region in regions))
@@ -83,7 +83,7 @@ def _spent(region: Calls) -> dict[str, int]:
 
 
 def _notes(program: Program, calls: Sequence[Instruction]) -> Iterator[Line]:
-    """For each call what it writes and what it reads, by name; first comes the operand that it writes."""
+    """For each call, the names of the operand that it writes, then of those that it reads."""
     contents = Contents.of(program.manifest)
     regions = 1 + max((call.region for call in calls), default=-1)
     buffers = Contents.occupied(program.manifest, regions)
@@ -110,7 +110,7 @@ def _where(arg: Address | System) -> Where:
 
 
 def _named(where: Where, region: int, buffers: Iterable[Occupied]) -> Line:
-    """What lies at a place while a region runs: a buffer, and bytes from its start."""
+    """The name of a place while a region runs: a buffer and a byte offset."""
     place, offset = where
     if isinstance(place, str):
         return (Name(place), f"+{offset:#x}") if offset else (Name(place),)
@@ -123,7 +123,7 @@ def _named(where: Where, region: int, buffers: Iterable[Occupied]) -> Line:
 
 
 def _listed(lines: Iterable[Line]) -> Line:
-    """Lines between commas, each once."""
+    """The distinct lines, separated by commas."""
     pieces: Line = ()
     for line in dict.fromkeys(lines):
         pieces = (*pieces, ", ", *line) if pieces else line

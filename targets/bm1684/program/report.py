@@ -1,4 +1,4 @@
-"""What the compiler says of a BM1684 program: the manifest's tables and the compile report."""
+"""The manifest's tables and the compile report of a BM1684 program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from npuc.targets.bm1684.program.artefact import (
 from npuc.targets.bm1684.program.table import Table
 
 CHOICES = 5
-"""Of W that a report shows."""
+"""The choices of W that a report shows."""
 
 
 def contents(
@@ -43,9 +43,9 @@ def contents(
     dtypes: Mapping[str, str] | None = None,
     steps: Sequence[HostStep] = (),
 ) -> Contents:
-    """Regions of system memory and what lies in them.
+    """The regions of system memory and the placements in them.
 
-    dtypes: of the kernel's inputs and outputs where they are of 8 bits. steps: what the host converts.
+    dtypes: of the kernel's 8-bit inputs and outputs. steps: the host's conversions.
     """
     kinds = dict(dtypes or {})
     ports = [(name, "input", region) for name, region in lowered.inputs.items()]
@@ -70,12 +70,12 @@ def table_of(kernel: Kernel) -> Table:
 
 
 def layers_of(kernel: Kernel) -> list[list[KernelRegion]]:
-    """The regions of every layer: those of one tensor that follow one another."""
+    """The regions of every layer: consecutive ones that compute the same tensor."""
     return [list(group) for _, group in groupby(kernel.regions, key=lambda region: kernel.steps[region.step].node)]
 
 
 def _notes(kernel: Kernel, machine: Machine) -> list[Noted]:
-    """What every call is for, in order."""
+    """The notes of all calls, in order."""
     found: list[Noted] = []
     for region in kernel.regions:
         own = (kernel.steps[region.step] for _ in region.bdc)
@@ -85,15 +85,15 @@ def _notes(kernel: Kernel, machine: Machine) -> list[Noted]:
 
 
 def _computed(kernel: Kernel) -> list[Computed]:
-    """What every layer is."""
+    """The descriptions of all layers."""
     steps = (kernel.steps[regions[0].step] for regions in layers_of(kernel))
     return [Computed(step.node, step.op, step.sources) for step in steps]
 
 
 def _results(graph: Graph, lowered: Lowered, kernel: Kernel, dtype: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Where the tensor of every layer of the kernel lies when the layer ends.
+    """Where the tensor of every layer of the kernel is at the end of the layer.
 
-    Left out: those that the layer has only stored, and a later one has loaded again.
+    Left out: tensors that the layer only stored and a later one loaded again.
     """
     starts = {place.buffer: place.start for place in kernel.places}
     found: dict[str, dict[str, Any]] = {}
@@ -118,7 +118,7 @@ def _results(graph: Graph, lowered: Lowered, kernel: Kernel, dtype: Callable[[st
 
 
 def _buffers(kernel: Kernel) -> list[dict[str, Any]]:
-    """What local memory holds in which regions, numbered as in the table: calls on one engine are one each."""
+    """The buffers in local memory with their regions, as the table counts them: a call on its own is a region."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     number = 0
@@ -143,7 +143,7 @@ def _entry(made: Noted | Computed) -> dict[str, Any]:
 
 
 def layers(graph: Graph, kernel: Kernel, machine: Machine, peak: int) -> list[dict[str, Any]]:
-    """A row per layer, in order: what its regions cost; loads count where they run."""
+    """A row per layer, in order, with the cost of its regions; loads count where they run."""
     names = list(dict.fromkeys(kernel.steps[region.step].node for region in kernel.regions))
     return [_layer(graph, kernel, name, machine, peak) for name in names]
 
@@ -169,7 +169,7 @@ def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine, peak: int)
 
 
 def _moved(regions: Iterable[KernelRegion], layer: str | None = None) -> int:
-    """Bytes between system memory and local memory: all, or those for a layer, wherever they are moved."""
+    """Bytes moved between system and local memory: all, or those for a layer, in whatever region."""
     return sum(
         pricing.system_bytes(call)
         for region in regions
@@ -179,7 +179,7 @@ def _moved(regions: Iterable[KernelRegion], layer: str | None = None) -> int:
 
 
 def _widths(graph: Graph, name: str, machine: Machine) -> dict[str, Any]:
-    """Of a matrix product: the choices of W, the one it has first, with the document's advice."""
+    """For a matrix product, the choices of W, the one in use first, with the document's advice."""
     node = graph.producers.get(name)
     if node is None or node.op not in ("Gemm", "MatMul"):
         return {}
@@ -211,14 +211,14 @@ def macs(graph: Graph, node: Node) -> int:
 
 
 def least_bytes(graph: Graph, element: int) -> int:
-    """Bytes that any program of a network moves: its inputs, its outputs and the weights of its products, once."""
+    """Bytes that every program of a network moves: its inputs, outputs and the weights of its products, once."""
     products = (node for node in graph.nodes if macs(graph, node))
     weights = {node.inputs[1] for node in products} & graph.constants.keys()
     return element * sum(prod(graph.shape(name)) for name in {*weights, *graph.inputs, *graph.outputs})
 
 
 def _bounds(network: Graph, fixed: bool, busier: int, machine: Machine) -> dict[str, int]:
-    """What no order of these calls takes less than, and what no program of the network does."""
+    """Lower bounds on the cycles of any order of these calls, and of any program of the network."""
     peak = machine.fixed_macs_per_cycle if fixed else machine.macs_per_cycle
     bytes_moved = least_bytes(network, 1 if fixed else ELEMENT)
     multiplying = sum(macs(network, node) for node in network.nodes) / peak
@@ -232,7 +232,7 @@ def _bounds(network: Graph, fixed: bool, busier: int, machine: Machine) -> dict[
 def summary(
     graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, system: Contents, network: Graph
 ) -> dict[str, Any]:
-    """The compile report of the command line's contract, without status. network: before slices of it are made."""
+    """The compile report (the command line's format, without status). network: the graph before slicing."""
     fixed = any(place.dtype != "float32" for place in system.placements)
     peak = machine.fixed_macs_per_cycle if fixed else machine.macs_per_cycle
     total = cost(kernel.regions, machine)
@@ -283,7 +283,7 @@ def manifest(
     dtype: Callable[[str], str] = lambda _name: "float32",
     network: Graph | None = None,
 ) -> dict[str, Any]:
-    """The target's part of the manifest. dtype: of a tensor in local memory; network: the graph before slices."""
+    """The target's part of the manifest. dtype: of a tensor in local memory; network: the graph before slicing."""
     return {
         "target": "bm1684",
         "precision": "int8" if system.steps else "fp32",

@@ -1,4 +1,4 @@
-"""What a tensor's words look like in system memory, where gdma_32bit_cpy_L2S puts them."""
+"""The words of a tensor in system memory, as gdma_32bit_cpy_L2S stores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npuc.targets.bm1684.program.artefact import ELEMENT, Contents, in_words, of
 def stored(program: Program, tensor: str) -> Stored | None:
     """The words of an input, an output, or a layer's result copied from local memory without gaps.
 
-    Integers of 8 bits lie four images a word (4N). Raises ArtefactError (E502) where the program is not one that
+    8-bit integers have four images per word (4N). Raises ArtefactError (E502) if the program is not one that
     npuc wrote.
     """
     placed = {each.tensor: each for each in Contents.of(program.manifest).placements}.get(tensor)

@@ -1,4 +1,4 @@
-"""The calls of a program as data: a table, one call a line, that npuc's model carries out and exports as C.
+"""The calls of a program as data: a table with one call per line, which npuc's model executes and exports as C.
 
     gdma_32bit_cpy_S2L @0 $0+128 (1,64,1,18) (18,18,18,1) (1152,18,18,1)
     parallel_start
@@ -6,10 +6,10 @@
     parallel_end
     layer 0
 
-Lines `parallel_start` and `parallel_end` stand around the calls of a region in which both engines work, `layer N`
-behind the calls of the N-th layer. An argument is an address of local memory (@), a region of system memory and
-bytes from its start ($), a shape or strides (..), padding [..], two numbers <..>, a float by its bits (=,
-hexadecimal), a whole number (1 and 0 are true and false, too) or NULL (-).
+Lines `parallel_start` and `parallel_end` enclose the calls of a region in which both engines work; `layer N`
+follows the calls of layer N. An argument is an address of local memory (@), a region of system memory and
+a byte offset ($), a shape or strides (..), padding [..], two numbers <..>, a float by its bits (=,
+hexadecimal), a whole number (1 and 0 also stand for true and false) or NULL (-).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ START, END, LAYER = "parallel_start", "parallel_end", "layer"
 
 @dataclass(frozen=True)
 class Region:
-    """Calls that run together; between parallel_start and parallel_end where both engines have some."""
+    """A single call, or the calls of both engines between parallel_start and parallel_end."""
 
     calls: tuple[Call, ...]
     parallel: bool
 
 
 Layer = tuple[Region, ...]
-"""What computes one tensor."""
+"""The regions that compute one tensor."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Table:
         return (call for layer in self.layers for region in layer for call in region.calls)
 
     def lines(self, places: Sequence[str], machine: Machine) -> Iterator[str]:
-        """The table as text. places: the names of the regions of system memory in the order of their numbers."""
+        """The table as lines of text. places: the names of the regions of system memory, by number."""
         for number, layer in enumerate(self.layers):
             for region in layer:
                 calls = (line(call, places, machine) for call in region.calls)
@@ -61,7 +61,7 @@ class Table:
             yield f"{LAYER} {number}"
 
     def data(self, places: Sequence[str], machine: Machine) -> bytes:
-        """The file."""
+        """The content of the file."""
         return "".join(f"{each}\n" for each in self.lines(places, machine)).encode("ascii")
 
 
@@ -93,7 +93,7 @@ def _word(arg: Arg, places: Sequence[str], machine: Machine) -> str:
 
 
 def read(data: bytes, places: Sequence[str], machine: Machine) -> Table:
-    """The inverse of Table.data. Raises ArtefactError (E502) for the line that is none of a table."""
+    """The inverse of Table.data. Raises ArtefactError (E502) for a malformed line."""
     layers: list[Layer] = []
     regions: list[Region] = []
     together: list[Call] | None = None
@@ -134,7 +134,7 @@ KINDS: tuple[tuple[re.Pattern[str], Reading], ...] = (
     (_numbers(4, "[", "]"), lambda n: Padding(*n)),
     (_numbers(2, "<", ">"), lambda n: Pair(*n)),
 )
-"""Words that hold whole numbers of 32 bits."""
+"""Words that consist of 32-bit whole numbers."""
 PLACE = re.compile(r"\$([0-9]{1,9})\+([0-9]{1,15})")
 LOCAL = re.compile(r"@([0-9]{1,10})")
 FLOAT = re.compile(r"=([0-9a-f]{8})")

@@ -1,4 +1,4 @@
-"""When GDMA and BDC work and what local memory holds, read from the manifest."""
+"""The timeline of GDMA, BDC and the buffers in local memory, from the manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npuc.timeline import Activity, Buffer, Timeline
 
 
 def timeline(program: Program) -> Timeline:
-    """Calls one after another on each engine; a region starts when both have ended the one before."""
+    """The calls in sequence on each engine; a region starts when both engines have ended the preceding one."""
     calls = instructions(program)
     starts = _starts(calls)
     clock = {(region, engine): start for region, start in enumerate(starts) for engine in ("gdma", "bdc")}
@@ -48,9 +48,9 @@ def timeline(program: Program) -> Timeline:
 
 
 def _local(each: Occupied, starts: Sequence[int], touched: Mapping[int, Sequence[tuple[int, int]]]) -> Buffer:
-    """A buffer of local memory, which the plan frees at the end of a region.
+    """A buffer of local memory, which is freed at the end of a region.
 
-    touched: by region, the offsets that its calls read or write, and the cycles in which these end.
+    touched: by region, the offsets that its calls read or write, and the end cycles of these calls.
     """
     end = starts[each.last + 1]
     uses = [
@@ -65,7 +65,7 @@ def _local(each: Occupied, starts: Sequence[int], touched: Mapping[int, Sequence
 
 
 def _system(program: Program, end: int) -> Iterator[Buffer]:
-    """The regions of system memory, one behind another, for the whole run."""
+    """The regions of system memory, consecutive, for the whole run."""
     at = 0
     for region in Contents.of(program.manifest).regions:
         if region.bytes:
@@ -74,7 +74,7 @@ def _system(program: Program, end: int) -> Iterator[Buffer]:
 
 
 def _starts(calls: Sequence[Instruction]) -> list[int]:
-    """The cycle at which every region starts, and the one at which the last ends."""
+    """The start cycle of every region, and the end cycle of the last one."""
     spent: dict[int, dict[str, int]] = {}
     for call in calls:
         engines = spent.setdefault(call.region, {"gdma": 0, "bdc": 0})

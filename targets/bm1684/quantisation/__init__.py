@@ -1,1 +1,1 @@
-"""The integer network of BM1684: layers of 8 bits as the firmware library computes them."""
+"""The integer network of BM1684: 8-bit layers as the firmware library computes them."""

@@ -1,8 +1,8 @@
-"""The integer graph: layers with one shift for a tensor, biases of 16 bits, sums of shifted operands.
+"""The integer graph: layers with one shift per tensor, 16-bit biases, sums of shifted operands.
 
-An int8 tensor whose zero point is -128 is an unsigned one on the chip: the integer there is larger by 128, and 0
-stands for 0, also in padding. All results of ReLUs are such. So a bias of the integer graph holds what the chip's
-own does not need.
+An int8 tensor with zero point -128 is unsigned on the chip: its integers are larger by 128, and 0 represents 0,
+also in padding. Results of ReLUs are unsigned unless they share the scale of a signed tensor. Biases of the
+integer graph contain corrections for zero points, which the chip's own biases do not need.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def quantise(
     method: str,
     given: Mapping[str, Steps],
 ) -> Quantised:
-    """The integer graph of a float graph, these of whose nodes become integer.
+    """The integer graph of a float graph. nodes: the nodes that become integer.
 
-    Raises UnsupportedOperator (E205) where weights, biases or factors do not fit their bits.
+    Raises UnsupportedOperator (E205) if weights, biases or factors exceed their bits.
     """
     fixed = shared(graph, nodes, natural(given))
     free = {name: histogram for name, histogram in histograms.items() if name not in fixed}
@@ -51,7 +51,7 @@ def quantise(
 
 
 class _Builder(Builder):
-    """The forms of BM1684."""
+    """Builds the integer operators of BM1684."""
 
     def form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """The integer operator, its attributes and its constant inputs."""
@@ -73,17 +73,17 @@ class _Builder(Builder):
         return super().form(node)
 
     def limits(self, node: Node) -> tuple[int, int] | None:
-        """None: an upper limit is where a result saturates, or it is refused."""
+        """None: an upper limit coincides with saturation or is refused (E205)."""
         if "Clip" in (ACTIVATION(node), node.op) and self.highest(node) != 127:
             raise UnsupportedOperator("E205", "a limit below the largest integer", node=node.name, op=node.op)
 
     def sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
-        """Every operand has a factor and a shift of its own."""
+        """A sum in which every operand has its own factor and shift."""
         del relu
         return SUM, self._shifted(node, node.inputs), ()
 
     def _multiplied(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
-        """An unsigned tensor in the steps of one with a sign: a convolution, as a sum would have none."""
+        """Rescales an unsigned tensor to a signed one by a convolution: a sum of unsigned operands is unsigned."""
         (x,), (_, channels, *_) = data_inputs(node), self.float.shape(node.output)
         (factor,), (shift,) = self._numbers(node, (x,))
         w = np.full((channels, 1, 1, 1), factor, np.int8)
@@ -100,7 +100,7 @@ class _Builder(Builder):
         return {FACTORS.name: factors, SHIFTS.name: shifts, ZEROS.name: zeros}
 
     def _numbers(self, node: Node, operands: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Factors and shifts of operands."""
+        """The factors and shifts of operands."""
         ratios = [self.scales[name] / self.scales[node.output] for name in operands]
         expect_weights(node, np.ones(1), max(ratios))
         shifts = tuple(min(int(np.floor(np.log2(MOST_FACTOR / ratio))), MOST_SHIFT) for ratio in ratios)
@@ -123,7 +123,7 @@ class _Builder(Builder):
         return self._layer_of(node, integers, own, shift, x, y)
 
     def average(self, node: Node) -> tuple[str, ...]:
-        """Taps whose sum takes up the ratio of the scales."""
+        """An average as a convolution whose taps add up to the ratio of the scales."""
         channels = self.float.shape(node.inputs[0])[1]
         x, y = self.steps(node.inputs[0]), self.steps(node.output)
         expect_weights(node, np.ones(1), x.scale / y.scale / np.prod(average_kernel(self.float, node)))
@@ -132,19 +132,19 @@ class _Builder(Builder):
         return self._layer_of(node, w, np.zeros(channels, np.int64), shift, x, y)
 
     def _layer_of(self, node: Node, w: Array, own: Array, shift: int, x: Steps, y: Steps) -> tuple[str, ...]:
-        """own: the chip's bias."""
+        """The constants of an IntConv. own: the chip's bias."""
         total = w.astype(np.int64).reshape(len(w), -1).sum(axis=1)
         bias = own - x.zero * total + (y.zero << shift)
         return self.layer(node, w, bias.astype(np.int32), np.full(len(w), shift, np.int8))
 
     def depthwise(self, node: Node) -> bool:
-        """Whether a node computes one channel at a time."""
+        """Whether a node is computed by the depthwise call."""
         if node.op == "Conv":
             return GROUP(node) == self.float.shape(node.inputs[0])[1] > 1
         return node.op in ("AveragePool", "GlobalAveragePool")
 
     def convert(self, node: Node) -> None:
-        """A ReLU whose result has a sign is a call of its own where the layer has none that stays in 8 bits."""
+        """Adds a separate IntRelu after layers that cannot compute a ReLU with a signed result."""
         signed = (ACTIVATION(node) in ("Relu", "Clip") or is_relu(node)) and not self.zeros[node.output]
         rescaled = is_relu(node) and not self.same_steps(node)
         if not signed or not (node.op == "Add" or self.depthwise(node) or rescaled):
@@ -171,7 +171,7 @@ class _Builder(Builder):
 
 
 def _best_shift(node: Node, wide: Array, offset: Array) -> int:
-    """The shift with the least squared error of the weights with which no bias leaves 16 bits."""
+    """The shift with the least squared error of the weights for which every bias fits 16 bits."""
     largest = max(float(np.abs(wide).max(initial=0)), 1e-30)
     safe = int(np.floor(np.log2((LARGEST_WEIGHT - 0.001) / largest)))
     room = int(np.floor(np.log2(MOST_BIAS / max(float(np.abs(offset).max(initial=0)), 0.5))))

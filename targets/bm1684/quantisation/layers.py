@@ -1,4 +1,4 @@
-"""IntConv of one shift as the convolution that it computes, for whoever improves its weights."""
+"""IntConv with one shift as the convolution that it computes, for the improvement of its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 
 
 def chip_bias(w: Array, bias: Array, shift: Array, x_zero: int, y_zero: int) -> Array:
-    """The chip's bias (Co,) int64 of an IntConv: its integers are larger by 128 where the zero point is -128."""
+    """The chip's bias (Co,) int64 of an IntConv, for integers larger by 128 where the zero point is -128."""
     total = w.astype(np.int64).reshape(len(w), -1).sum(axis=1)
     wide = bias.astype(np.int64)
     wide = wide + UNSIGNED * total * (x_zero == UNSIGNED)
@@ -22,10 +22,10 @@ def chip_bias(w: Array, bias: Array, shift: Array, x_zero: int, y_zero: int) -> 
 
 
 class OneShift(Shifted):
-    """As EasyNPU's, with biases that the chip's 16 bits hold."""
+    """Shifted layers whose biases fit the chip's 16 bits."""
 
     def constants(self, quantised: Quantised, node: Node, weights: LayerWeights) -> Mapping[str, Array]:
-        """Weights, and the nearest bias there is."""
+        """The weights, and the nearest bias that fits."""
         zeros = (quantised.zeros.get(node.inputs[0], 0), quantised.zeros.get(node.output, 0))
         shift = quantised.graph.constants[node.inputs[3]]
         own = chip_bias(weights.w, weights.bias, shift, *zeros)
@@ -34,4 +34,4 @@ class OneShift(Shifted):
 
 
 ONE_SHIFT = OneShift()
-"""The layers of BM1684."""
+"""The layer form of BM1684."""

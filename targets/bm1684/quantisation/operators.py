@@ -1,4 +1,4 @@
-"""The operator of BM1684's integer network beside those of the shared quantiser: sums of shifted operands."""
+"""The integer operator that BM1684 adds to those of the shared quantiser: sums of shifted operands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SUM = "ShiftedSum"
 UNSIGNED = -128
-"""The int8 that stands for 0 where the chip has an unsigned integer, which is larger by 128."""
+"""The zero point of int8 tensors that are unsigned on the chip, where integers are larger by 128."""
 SIXTEEN_BITS = (-(2**15), 2**15 - 1)
 
 FACTORS, SHIFTS, ZEROS = (
@@ -31,7 +31,7 @@ FACTORS, SHIFTS, ZEROS = (
 
 
 def limits(zero: int) -> tuple[int, int]:
-    """The least and the largest step of a result."""
+    """The least and the largest integer of a result, relative to its zero point."""
     return (0, 255) if zero == UNSIGNED else (-128, 127)
 
 
@@ -55,7 +55,7 @@ def _same_shapes(node: Node, types: Sequence[TensorType]) -> bool:
 
 
 def _to_onnx(node: Node, emit: Emitter) -> None:
-    """Every operand and their sum in double."""
+    """The operands and their sum, computed in double."""
     *zeros, zero = ZEROS(node)
     total = ""
     for name, z, factor, shift in zip(node.inputs, zeros, FACTORS(node), SHIFTS(node), strict=True):
@@ -89,4 +89,4 @@ OPERATORS: Operators = with_operators(
         origin="bm1684",
     ),
 )
-"""What BM1684's integer graphs consist of."""
+"""The operators of BM1684's integer graphs."""

@@ -1,7 +1,7 @@
-"""Upper limits on a chip that only saturates: what reaches beyond a limit gets a scale of its own.
+"""Upper limits on a chip that only saturates: tensors that exceed a limit get their own scale.
 
-An int8 layer limits its result from above at its largest integer alone, so a Clip demands a scale of at most its
-limit / 127. What the operators beside it tie to that scale would end at the limit as well.
+An int8 layer can limit its result from above only at its largest integer, so a Clip demands a scale of at most its
+limit / 127. Tensors that must share this scale would be clipped at the limit as well.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from npuc.quantize.scales.constraints import data_inputs, tensors_of
 from npuc.targets.bm1684.quantisation.steps import constraints, without_arithmetic
 
 NEARLY = 1.001
-"""A value of the limit itself is not beyond it."""
+"""Tolerance: a value equal to the limit does not exceed it."""
 
 
 @dataclass(frozen=True)
 class RescaleAtLimits:
-    """Rescale where a tensor that ends at a limit shares the scale of one that does not.
+    """Rescales where a tensor that is clipped at a limit would share the scale of one that exceeds it.
 
-    Before a Clip whose operand something else reads, and before a Concat or another operator that ties operands.
-    histograms: of the tensors with free scales. select: the nodes that become integer.
+    Copies come before a Clip whose operand has other readers, and before a Concat or another operator whose
+    operands share a scale. histograms: of the tensors with free scales. select: the nodes that become integer.
     limits: of the images that are rescaled.
     """
 
@@ -56,7 +56,7 @@ def _cuts(
     free: Mapping[str, float],
     demands: ScaleConstraints,
 ) -> bool:
-    """Whether a Clip's limit would end what something else than a Clip reads of its operand."""
+    """Whether a Clip's limit would clip its operand for readers other than a Clip."""
     if not is_relu(clip) or clip.output not in demands.ceilings or clip.inputs[0] not in free:
         return False
     class_of = components(free, (pair for node in ties if node is not clip for pair in ties[node]))
@@ -72,7 +72,7 @@ def _cuts(
 def _limited(
     ties: Mapping[Node, Sequence[Pair]], free: Mapping[str, float], demands: ScaleConstraints
 ) -> dict[Node, Collection[str]]:
-    """For each node with several operands those that end at a limit that another operand is beyond."""
+    """For each joining node, the operands clipped at a limit that another operand exceeds."""
     joins = joining(ties, free)
     pairs = [pair for node in ties if node not in joins for pair in ties[node]]
     found: dict[Node, Collection[str]] = {}
@@ -88,7 +88,7 @@ def _limited(
 
 
 def _limit(class_of: Mapping[str, str], tensor: str, ceilings: Mapping[str, float]) -> float:
-    """The largest value that a tensor's scale may stand for."""
+    """The largest value that a tensor's scale may represent."""
     return min(
         (ceilings[name] * 127 for name in _class(class_of, tensor) if name in ceilings), default=float("inf")
     )

@@ -1,6 +1,6 @@
-"""Scales and zero points: which tensors are unsigned, and what operators demand of scales.
+"""Scales and zero points: the unsigned tensors, and the operators' constraints on scales.
 
-A sum and an average take any scales, so only what moves or selects elements constrains them.
+A sum and an average accept any scales, so only operators that move or select elements constrain them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ AVERAGES = ("AveragePool", "GlobalAveragePool")
 
 
 def natural(given: Mapping[str, Steps]) -> dict[str, Steps]:
-    """Given steps whose 0 is 0 on the chip; where it is another integer, steps without one that reach as far."""
+    """Given scales with a zero point of 0 or -128; others are replaced by signed ones with the same range."""
     return {
         name: steps if steps.zero in (0, UNSIGNED) else Steps(steps.reach / 127) for name, steps in given.items()
     }
 
 
 def shared(graph: Graph, nodes: Sequence[Node], given: Mapping[str, Steps]) -> dict[str, Steps]:
-    """Given steps, also of the tensors that share them whatever they are."""
+    """Given scales, extended to the tensors that must share them."""
     equal = equal_scales(graph, nodes)
     class_of = components((*given, *(name for pair in equal for name in pair)), equal)
     found: dict[str, Steps] = {}
@@ -41,7 +41,7 @@ def shared(graph: Graph, nodes: Sequence[Node], given: Mapping[str, Steps]) -> d
 def constraints(
     graph: Graph, nodes: Sequence[Node], free: Mapping[str, Histogram], given: Collection[str]
 ) -> ScaleConstraints:
-    """What the operators demand of the scales of their tensors."""
+    """The operators' constraints on the scales of their tensors."""
     others = without_arithmetic(nodes)
     limited = constraints_of(graph, [node for node in nodes if node.op != "Mul"], given)
     found = constraints_of(graph, others, given)
@@ -49,14 +49,14 @@ def constraints(
 
 
 def without_arithmetic(nodes: Sequence[Node]) -> list[Node]:
-    """Those nodes that may demand one scale for several tensors: a sum, a product and an average take any."""
+    """The nodes that may demand a shared scale: not sums, products and averages, which accept any."""
     return [node for node in nodes if node.op not in ("Add", "Mul", *AVERAGES)]
 
 
 def without_negatives(
     graph: Graph, nodes: Sequence[Node], chosen: Mapping[str, Steps], demanded: ScaleConstraints
 ) -> dict[str, Steps]:
-    """The chosen steps, twice as fine where no element is negative; no limit is beyond the largest integer."""
+    """The chosen scales within their ceilings; halved, and unsigned, for tensors without negative elements."""
     class_of = components(chosen, (pair for pair in demanded.equal if all(name in chosen for name in pair)))
     negative = _signed(graph, nodes, class_of)
     scales: dict[str, float] = {}
@@ -70,7 +70,7 @@ def without_negatives(
 
 
 def _signed(graph: Graph, nodes: Sequence[Node], class_of: Mapping[str, str]) -> set[str]:
-    """The classes of tensors that may have negative elements."""
+    """The scale classes of tensors that may have negative elements."""
     integer = set(nodes)
     found: set[str] = set()
     before = -1

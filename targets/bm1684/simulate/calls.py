@@ -1,6 +1,6 @@
-"""The calls that a program made, one a line as the model writes them, and what they cost.
+"""The calls that a program made, one per line as the model logs them, and their cycles.
 
-A line is the call's name and the values that its price depends on, the parameters of a function of timing:
+A line has the call's name and the values that its cycles depend on, the parameters of a `timing` function:
 
     okk_bdc_conv2d groups=13 IC=4 kernel_h=3 kernel_w=3 stride_w=1 using_bias=1
 """
@@ -20,7 +20,7 @@ BDC, GDMA, FIRMWARE = "okk_bdc_", "okk_gdma_", "nodechip_"
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its name, the values it is priced by, the parallel region it stands in (None outside)."""
+    """One call: its name, the values that its cycles depend on, and its parallel region (None outside)."""
 
     name: str
     values: Mapping[str, int]
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cycles of a program: all of it, and what each engine was busy."""
+    """Cycles of a program: in total, and busy per engine."""
 
     cycles: int
     bdc: int
@@ -42,7 +42,7 @@ class Cost:
 
 
 def read(lines: Iterable[str]) -> Iterator[Call]:
-    """The calls in the order they were made."""
+    """The calls in execution order."""
     regions, inside = 0, False
     for line in lines:
         name, *values = line.split()
@@ -55,7 +55,7 @@ def read(lines: Iterable[str]) -> Iterator[Call]:
 
 
 def cycles(call: Call, machine: Machine) -> int:
-    """What a call costs. Raises KeyError for one that has no price."""
+    """Cycles of a call. Raises KeyError for a call without timing."""
     if call.engine == "gdma":
         return _gdma(call.name.removeprefix(GDMA), call.values, machine)
     if call.name.startswith(FIRMWARE):
@@ -69,7 +69,7 @@ def cycles(call: Call, machine: Machine) -> int:
 
 
 def total(calls: Iterable[Call], machine: Machine) -> Cost:
-    """What a program costs: calls outside parallel regions follow each other."""
+    """The cost of a program: calls outside parallel regions run in sequence."""
     busy: dict[str, int] = {"bdc": 0, "gdma": 0}
     regions: dict[int, dict[str, int]] = {}
     serial = 0

@@ -1,8 +1,8 @@
 """The model of the interface, compiled from npuc's own sources with the system's C compiler.
 
-What is compiled is kept in the user's cache folder under the hash of what it is made of. Nothing of an artefact
-is ever compiled: a table of calls is data, which the interpreter carries out. Kernels in C are compiled only
-where a caller has their sources, as tests do.
+Objects are kept in the user's cache folder, under a hash of their sources, compiler and flags. Nothing of an
+artefact is ever compiled: a table of calls is data, which the interpreter executes. Kernels in C are compiled only
+if a caller has their sources, as tests do.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from npuc.storage.files import cache_folder
 MODEL = Path(__file__).parent / "c"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror")
 FLAGS = (*WARNINGS, "-O3", "-ffp-contract=off")
-"""No contraction: the same bits on every machine."""
+"""Without contraction, results have the same bits on every machine."""
 INTERPRETER, TABLE = "interpreter", MODEL / "okk_table.c"
 COMPILERS = ("cc", "gcc", "clang")
 
 
 def compiler() -> str:
-    """The C compiler: what CC names, or the first of cc, gcc, clang. Raises ArtefactError (E507) without one."""
+    """The C compiler: CC, or the first of cc, gcc and clang there is. Raises ArtefactError (E507) without one."""
     wanted = os.environ.get("CC")
     for name in (wanted,) if wanted else COMPILERS:
         found = shutil.which(name)
@@ -41,7 +41,7 @@ def compiler() -> str:
 
 
 def interpreter() -> Path:
-    """The executable that carries out tables of calls on npuc's model.
+    """The executable that runs tables of calls on npuc's model.
 
     Raises ArtefactError (E507) if there is no compiler or it refuses a source.
     """
@@ -49,7 +49,7 @@ def interpreter() -> Path:
 
 
 def interpreting_library(folder: Path) -> Path:
-    """A library, in this folder, that carries out tables with the calls of what has been loaded before it.
+    """Builds a library in a folder that runs tables with the calls of a library loaded before it.
 
     Raises ArtefactError (E507) if there is no compiler or it refuses a source.
     """
@@ -57,7 +57,7 @@ def interpreting_library(folder: Path) -> Path:
 
 
 def program(sources: Mapping[str, bytes], folder: Path) -> Path:
-    """The executable, in this folder, of kernel sources by file name and the model.
+    """Builds an executable in a folder from kernel sources (by file name) and the model.
 
     Raises ArtefactError (E507) if there is no compiler or it refuses a source.
     """
@@ -69,7 +69,7 @@ def program(sources: Mapping[str, bytes], folder: Path) -> Path:
 
 
 def shared_library(sources: Mapping[str, bytes], folder: Path) -> Path:
-    """A library of kernels, in this folder, that takes the calls from what has been loaded before it.
+    """Builds a library of kernels in a folder that takes the calls from a library loaded before it.
 
     Raises ArtefactError (E507) if there is no compiler or it refuses a source.
     """
@@ -80,14 +80,14 @@ def shared_library(sources: Mapping[str, bytes], folder: Path) -> Path:
 
 
 def _written(sources: Mapping[str, bytes], folder: Path) -> list[str]:
-    """The C files of sources that now stand in a folder."""
+    """Writes sources to a folder; returns the names of the C files."""
     for name, text in sources.items():
         (folder / name).write_bytes(text)
     return [name for name in sorted(sources) if name.endswith(".c")]
 
 
 def _model(compiler: str) -> Path:
-    """The folder of the model's objects, compiled now or before."""
+    """The folder of the model's objects, compiled if they are not cached."""
     sources = sorted(MODEL.glob("okk*"))
     digest = hashlib.sha256("\0".join([compiler, _version(compiler), *FLAGS]).encode())
     for source in sources:
@@ -99,7 +99,7 @@ def _model(compiler: str) -> Path:
 
 
 def _compile_model(sources: Sequence[str], kept: Path) -> None:
-    """Objects appear all at once: the folder is renamed when it is complete."""
+    """Compiles the model into a temporary folder, which is renamed when complete."""
     staging = Path(tempfile.mkdtemp(prefix=f".{kept.name}.", dir=kept.parent))
     try:
         _compile([*FLAGS, "-I", str(MODEL), "-c", *sources], staging)
@@ -118,7 +118,7 @@ def _version(compiler: str) -> str:
 
 
 def _compile(arguments: Sequence[str], folder: Path) -> None:
-    """Runs the compiler in a folder. Raises ArtefactError (E507) with the first line of what it objects to."""
+    """Runs the compiler in a folder. Raises ArtefactError (E507) with the first error line."""
     done = interrupts.run([compiler(), *arguments], folder)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]

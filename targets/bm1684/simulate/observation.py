@@ -1,7 +1,7 @@
-"""What layers compute, shown: the table of calls with a store of every layer's result behind it.
+"""Observation of layers: the table of calls, with a store of every layer's result at the end of the layer.
 
-The table marks the end of every layer. A call added there stores the layer's tensor behind the program's own
-regions of system memory. Everything comes from the artefact.
+The table marks the end of every layer. The call added there stores the layer's tensor after the program's own
+regions of system memory.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from npuc.targets.bm1684.program.table import LAYER, line
 
 PAGE = 4096
 SHOWN = "shown"
-"""The region behind the program's own."""
+"""The region after the program's own."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The table that shows its layers, and where in system memory each tensor then lies."""
+    """The table that stores all results, and where each tensor is then in system memory."""
 
     table: bytes
     starts: Mapping[str, int]
     bytes: int
-    """Of system memory, the program's own included."""
+    """Bytes of system memory, including the program's own."""
     tensors: tuple[Observed, ...]
 
     @classmethod
     def of(
         cls, table: bytes, tensors: Sequence[Observed], start: int, places: Sequence[str], machine: Machine
     ) -> Observation:
-        """start: bytes of system memory that the program itself takes; the region that begins there comes last.
+        """Adds the stores to a table. start: the program's bytes of system memory, after which the stores go.
 
-        Raises ArtefactError (E509) beyond the limit on memory.
+        Raises ArtefactError (E509) above the memory limit.
         """
         starts: dict[str, int] = {}
         end = start
@@ -57,7 +57,7 @@ class Observation:
         return cls(b"\n".join(lines), starts, end, tuple(tensors))
 
     def values(self, memory: Array) -> dict[str, Array]:
-        """Every tensor, in the shape it has in the graph, from system memory (bytes,) uint8 after the run."""
+        """Every tensor, in its shape in the graph, from system memory (bytes,) uint8 after the run."""
         found: dict[str, Array] = {}
         for each in self.tensors:
             part = memory[self.starts[each.tensor] :][: ELEMENT * prod(each.words)]

@@ -1,4 +1,4 @@
-"""A BM1684 program run sample by sample: inputs into system memory, the calls, outputs out of it."""
+"""Runs a BM1684 program sample by sample: writes inputs to system memory, makes the calls, reads outputs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from npuc.targets.bm1684.simulate import simulator, vendor
 from npuc.targets.bm1684.simulate.observation import Observation
 
 PAGE = 4096
-"""Regions of system memory start at multiples of it."""
+"""Regions of system memory start at multiples of this."""
 
 
 class Runner:
     """A program on one of the chip models.
 
-    Raises ArtefactError (E502) where the artefact is not one that npuc wrote.
+    Raises ArtefactError (E502) if the artefact is not one that npuc wrote.
     """
 
     def __init__(self, program: Program, chip_model: str) -> None:
@@ -38,14 +38,14 @@ class Runner:
         self.outputs = program.outputs
         table_of(program)
         self.dtypes = {port.name: port.dtype for port in program.outputs}
-        """Integers of 8 bits are numbers of fp32 in the machine."""
+        """The types of outputs; a quantised model's 8-bit integers are fp32 numbers in the machine."""
         self.starts: dict[str, int] = {}
         self.bytes = 0
         for region in self.contents.regions:
             self.starts[region.name] = self.bytes
             self.bytes += ceil_div(region.bytes, PAGE) * PAGE
         self.cycles: int | None = None
-        """Of the last sample."""
+        """Cycles of the last sample."""
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
@@ -71,7 +71,7 @@ class Runner:
         return {each.name: tensors[each.name] for each in self.outputs}
 
     def _converted(self, steps: Sequence[HostStep], tensors: dict[str, Array]) -> list[HostStep]:
-        """Runs the steps whose operands are there; the others."""
+        """Runs the host steps whose operands exist; returns the others."""
         waiting: list[HostStep] = []
         for step in steps:
             if all(name in tensors for name in step.inputs):
@@ -85,7 +85,7 @@ class Runner:
         return Observation.of(table, self.observed, self.bytes, places, self.contents.machine)
 
     def _sample(self, feed: Mapping[str, Array], observation: Observation | None) -> dict[str, Array]:
-        """Outputs or, with an observation, what layers computed."""
+        """The outputs or, with an observation, the results of all layers."""
         with tempfile.TemporaryDirectory(prefix="npuc-") as folder:
             image = Path(folder) / "memory"
             size = max(observation.bytes if observation else self.bytes, 1)
@@ -107,14 +107,14 @@ class Runner:
         }
 
     def _dtype(self, place: Placement) -> str:
-        """What an output is handed out as."""
+        """The type in which an output is returned."""
         return self.dtypes.get(place.tensor, "float32") if place.dtype == "float32" else "int8"
 
     def _load(self, image: Path, size: int) -> None:
-        """Makes a system memory of so many bytes that holds the program's files."""
+        """Writes an image of system memory of `size` bytes with the program's files."""
         files = contents_of(self.files)
         with image.open("wb") as file:
-            file.truncate(size)  # what nothing is written to takes no room
+            file.truncate(size)  # a sparse file
             for region in self.contents.regions:
                 left, _ = region.bytes, file.seek(self.starts[region.name])
                 for piece in map(view_of, pieces_of(files.get(region.file or "", b""))):
@@ -122,7 +122,7 @@ class Runner:
                     release()
 
     def _fill(self, memory: Array, feed: Mapping[str, Array]) -> None:
-        """Puts inputs into system memory."""
+        """Writes inputs to system memory."""
         for place in self.contents.placements:
             if place.direction == "input":
                 shape = feed[place.tensor].shape
@@ -132,7 +132,7 @@ class Runner:
                 self._bytes(memory, place)[:] = to_words(feed[place.tensor], place.dtype)
 
     def _run(self, image: Path, observation: Observation | None) -> int:
-        """Makes the calls on system memory; their cycles."""
+        """Makes the calls on system memory; returns their cycles."""
         table = observation.table if observation else self.files[TABLE_FILE]
         addresses = [SYSTEM_START + start for start in (*self.starts.values(), self.bytes)]
         arguments = np.array(addresses, "<u8").tobytes()

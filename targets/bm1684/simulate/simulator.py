@@ -1,7 +1,7 @@
-"""Kernels run on npuc's own model of the OKKernel interface, in a child process.
+"""Runs kernels on npuc's own model of the OKKernel interface, in a child process.
 
-What is run is a table of calls, or a kernel in C, on an image of system memory. It changes the image, and lists
-the calls that it made, priced by timing.
+A kernel is a table of calls, or C code, that runs on an image of system memory. It changes the image and logs the
+calls that it made, whose cycles come from `timing`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from npuc.targets.bm1684.simulate import calls, compilation
 from npuc.targets.bm1684.simulate.calls import Call, Cost
 
 REFUSED, MALFORMED = 3, 4
-"""Exit codes: the model refuses a call, a table is none."""
+"""Exit codes for a call that the model refuses, and for a malformed table."""
 DEFECT = "compile the model again; if the program still ends like this, that is a defect of npuc: report it"
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a kernel left: system memory (bytes,) uint8, the calls it made and what they cost."""
+    """The result of a kernel: system memory (bytes,) uint8, the calls it made and their cost."""
 
     memory: Array
     calls: tuple[Call, ...]
@@ -37,16 +37,16 @@ class Run:
 
 
 def simulate(sources: Mapping[str, bytes], kernel: str, arguments: bytes, memory: Array, machine: Machine) -> Run:
-    """A kernel of these C sources, compiled and run once; see run."""
+    """Compiles C sources and runs a kernel of them once; see `run`."""
     with tempfile.TemporaryDirectory(prefix="npuc-") as name:
         return run(compilation.program(sources, Path(name)), kernel, arguments, memory, machine)
 
 
 def run(program: Path, kernel: str, arguments: bytes, memory: Array, machine: Machine) -> Run:
-    """A kernel by its name, with its packed arguments, on an image of system memory (bytes,) uint8.
+    """Runs a kernel by name, with its packed arguments, on an image of system memory (bytes,) uint8.
 
-    program: made by compilation.program. The image starts at SYSTEM_START.
-    Raises ArtefactError (E503) for a call that the machine does not allow: which, and why.
+    program: the result of compilation.program. The image starts at SYSTEM_START.
+    Raises ArtefactError (E503), with the reason, for a call that the machine does not allow.
     """
     with tempfile.TemporaryDirectory(prefix="npuc-") as name:
         image = Path(name) / "memory"
@@ -56,9 +56,9 @@ def run(program: Path, kernel: str, arguments: bytes, memory: Array, machine: Ma
 
 
 def carry_out(table: bytes, arguments: bytes, image: Path, machine: Machine) -> Cost:
-    """The calls of a table, with the addresses of its regions, on a file that is system memory from SYSTEM_START.
+    """Runs a table, with the addresses of its regions, on a file that is system memory from SYSTEM_START on.
 
-    Raises ArtefactError: E502 for what is no table, E503 for a call that the machine does not allow.
+    Raises ArtefactError: E502 for a malformed table, E503 for a call that the machine does not allow.
     """
     file = image.with_name("table")
     file.write_bytes(table)
@@ -67,7 +67,7 @@ def carry_out(table: bytes, arguments: bytes, image: Path, machine: Machine) -> 
 
 
 def _called(program: Path, kernel: str, arguments: bytes, image: Path, machine: Machine) -> tuple[Call, ...]:
-    """The calls that were made on the image."""
+    """Runs a kernel on the image; returns the calls that it made."""
     paths = (image.with_name("arguments"), image, image.with_name("calls"))
     paths[0].write_bytes(arguments or b"\0")
     numbers = (machine.npus, machine.local_bytes, machine.lanes, SYSTEM_START)

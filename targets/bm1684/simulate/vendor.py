@@ -1,6 +1,6 @@
-"""The same kernels on the vendor's own chip model, in a child process.
+"""Runs kernels on the vendor's chip model, in a child process.
 
-The model is libbackend_bm1684.so of the PyPI package tpu_mlir: it executes every OKKernel call and prices it
+The model is libbackend_bm1684.so of the PyPI package tpu_mlir: it executes OKKernel calls and counts their cycles
 (docs/bm1684.md says how to get it). Nothing of it is part of npuc.
 """
 
@@ -31,7 +31,7 @@ LOG = compilation.MODEL / "vendor_log.c"
 
 @dataclass(frozen=True)
 class VendorRun:
-    """What a kernel left on the vendor's model: system memory (bytes,) uint8, and its cycles."""
+    """The result of a kernel on the vendor's model: system memory (bytes,) uint8, and its cycles."""
 
     memory: Array
     cycles: int
@@ -56,7 +56,7 @@ def library(folder: str | None = None) -> Path:
 def run(
     sources: Mapping[str, bytes], kernel: str, arguments: bytes, memory: Array, folder: str | None = None
 ) -> VendorRun:
-    """A kernel of these C sources on an image of system memory (bytes,) uint8 that starts at SYSTEM_START.
+    """Runs a kernel of these C sources on an image of system memory (bytes,) uint8 that starts at SYSTEM_START.
 
     Raises ArtefactError: E507 without the library or a compiler, E503 if the vendor's model refuses a call.
     """
@@ -70,7 +70,7 @@ def run(
 
 
 def carry_out(table: bytes, arguments: bytes, image: Path, folder: str | None = None) -> int:
-    """Cycles of the calls of a table, with the addresses of its regions, on a file that is system memory.
+    """Runs a table, with the addresses of its regions, on a file that is system memory; returns its cycles.
 
     Raises ArtefactError: E507 without the library or a compiler, E503 if the vendor's model refuses a call.
     """
@@ -81,7 +81,7 @@ def carry_out(table: bytes, arguments: bytes, image: Path, folder: str | None = 
 
 
 def _called(wanted: Path, kernels: Path, kernel: str, arguments: bytes, image: Path) -> int:
-    """The cycles of a kernel, which changes the image."""
+    """Runs a kernel, which changes the image; returns its cycles."""
     log = image.with_name("log")
     log.mkdir()
     libraries = (compilation.shared_library({LOG.name: LOG.read_bytes()}, log), wanted)

@@ -1,6 +1,6 @@
-"""The child process of vendor: loads the vendor's libraries and runs one kernel on them.
+"""The child process of `vendor`: loads the vendor's libraries and runs one kernel on them.
 
-It imports nothing of npuc, and leaves without the libraries' own end, which fails in a process of this kind.
+It imports nothing of npuc, and exits without running the libraries' finalisers, which fail in such a process.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import sys
 from pathlib import Path
 
 ROOM = 1 << 20
-"""Global memory beside the image."""
+"""Bytes of global memory in addition to the image."""
 CYCLES = 3
-"""Where the counters of commands hold the cycles."""
+"""The index of the cycles among the command counters."""
 
 
 def main(
     log: str, model: str, kernels: str, kernel: str, arguments: str, memory: str, cycles: str, start: str
 ) -> None:
-    """Runs the kernel, or the table in the file behind an @.
+    """Runs a kernel, or the table in a file if its name begins with @.
 
-    The image of memory is changed in its file, the cycles are written to theirs.
+    The memory image is changed in its file; the cycles are written to the file `cycles`.
     """
     ctypes.CDLL(log, mode=ctypes.RTLD_GLOBAL)
     chip = ctypes.CDLL(model, mode=ctypes.RTLD_GLOBAL)

@@ -122,7 +122,7 @@ OKK_UNARY(neg);
 OKK_UNARY(reciprocal);
 void okk_bdc_32bit_set_C(local_addr_t dst_addr, x32 C, const dim4 *shape, const dim4 *dst_stride);
 
-/* dst = src0 op src1; mac adds the product to dst. Shifts are to the left, below 0 to the right. */
+/* dst = src0 op src1; mac adds the product to dst. Shifts are to the left, negative ones to the right. */
 #define OKK_BINARY(name)                                                                                      \
     void okk_bdc_##name(local_addr_t dst_addr, local_addr_t src0_addr, local_addr_t src1_addr,                \
                         const dim4 *shape, const dim4 *dst_stride, const dim4 *src0_stride,                   \
@@ -153,7 +153,7 @@ OKK_CONSTANT(min_C, float);
 OKK_CONSTANT(32bit_arithmetic_shift_C, int);
 OKK_CONSTANT(32bit_logical_shift_C, int);
 
-/* BDC, selection: select_val where the comparison holds, else 0. */
+/* BDC, selection: select_val where the comparison is true, else 0. */
 #define OKK_SELECT_VALUE(name)                                                                                \
     void okk_bdc_##name##_select_value(local_addr_t dst_addr, local_addr_t src0_addr,                         \
                                        local_addr_t src1_addr, x32 select_val, const dim4 *shape,             \
@@ -186,10 +186,10 @@ void okk_bdc_scale_bias(local_addr_t dst_addr, local_addr_t src_addr, local_addr
                         const dim4 *src_stride);
 
 /*
- * BDC, functions of tensors in the aligned layout. work is as large as src and holds nothing afterwards. The chip
- * computes exp of -128..88 only, sigmoid of -88..128 and tanh of -86..88: beyond, its results are wrong (exp(100)
- * is 0), and the model refuses. tunable: as many terms of the series as asked for; 10 are as exact as the others'
- * 32.
+ * BDC, functions of tensors in the aligned layout. work is as large as src; its content is undefined afterwards. The
+ * chip computes exp only for -128..88, sigmoid for -88..128 and tanh for -86..88; outside, its results are wrong
+ * (exp(100) is 0) and the model refuses the call. tunable: the number of terms of the series is an argument; 10 are
+ * as exact as the 32 of the other functions.
  */
 #define OKK_FUNCTION(name) void okk_bdc_##name(local_addr_t dst_addr, local_addr_t src_addr, const dim4 *shape)
 OKK_FUNCTION(sqrt);
@@ -210,7 +210,7 @@ OKK_TUNABLE(tanh);
  * BDC, convolutions. Weights of conv2d are in the 2IC mode, (ceil(IC / 2), OC, kernel_h, kernel_w) of fp32x2, with
  * kernel_stride (never NULL) counting fp32x2; those of depthwise2d are (1, C, kernel_h, kernel_w) in the compact
  * layout. A bias is (1, OC, 1, 1) in the compact layout. Outputs are in the aligned layout; result_add adds to
- * what is there.
+ * the output's previous content.
  */
 void okk_bdc_conv2d(local_addr_t output_addr, local_addr_t input_addr, local_addr_t weight_addr,
                     local_addr_t bias_addr, const dim4 *input_shape, int output_c, int kernel_h, int kernel_w,

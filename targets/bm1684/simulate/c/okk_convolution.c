@@ -40,7 +40,7 @@ static void check(const struct convolution *made)
     okk_touch(&made->out, OKK_WRITE);
 }
 
-/* The weights as rows (OC, IC * kernel_h * kernel_w); of an odd IC the dummy elements are left out. */
+/* The weights as rows (OC, IC * kernel_h * kernel_w), without the dummy elements of an odd IC. */
 static struct okk_left weight_rows(const struct convolution *made)
 {
     dim4 kernel = made->weight.shape, stride = made->weight.stride;
@@ -57,7 +57,7 @@ static struct okk_left weight_rows(const struct convolution *made)
     return rows;
 }
 
-/* The elements that 16 outputs from `first` on are made of: (IC * kernel_h * kernel_w, 16); 0 in the padding. */
+/* The elements under the windows of 16 outputs from `first` on: (IC * kernel_h * kernel_w, 16); 0 in the padding. */
 static void fill_panel(const struct convolution *made, int n, int first, float *panel)
 {
     const struct okk_window *window = &made->window;
@@ -80,7 +80,7 @@ static void fill_panel(const struct convolution *made, int n, int first, float *
     }
 }
 
-/* 16 outputs of every channel from `first` on: sums (OC, 16), the bias, what was there. */
+/* 16 outputs of every channel from `first` on: sums (OC, 16), plus the bias and the previous content. */
 static void store_panel(const struct convolution *made, int n, int first, const float *sums)
 {
     int area = made->window.out.h * made->window.out.w;

@@ -1,4 +1,4 @@
-/* BDC: what computes every element of a tensor from the elements at its place. */
+/* BDC: elementwise calls. */
 #include "okk_model.h"
 
 
@@ -12,14 +12,14 @@ struct operand {
     struct okk_tensor tensor;
 };
 
-/* An element from those of the operands, and what stood at its place. */
+/* An element of the result, from those of the operands and its previous value. */
 typedef x32 (*function)(const x32 *from, x32 old);
 
 struct work {
     struct okk_tensor dst;
     struct operand from[OPERANDS];
     int count;
-    bool adds; /* to what dst holds */
+    bool adds; /* to the content of dst */
     bool strided;
 };
 
@@ -205,7 +205,7 @@ CONSTANT(min_C, of_min, float, src, number(C), false)
 CONSTANT(32bit_arithmetic_shift_C, of_32bit_arithmetic_shift, int, src, constant((x32){.s32 = C}), false)
 CONSTANT(32bit_logical_shift_C, of_32bit_logical_shift, int, src, constant((x32){.s32 = C}), false)
 
-/* Selections: from[2] where the comparison of from[0] and from[1] holds, else from[3]. */
+/* Selections: from[2] where the comparison of from[0] and from[1] is true, else from[3]. */
 static x32 of_greater(const x32 *from, x32 old)
 {
     (void)old;
@@ -256,7 +256,7 @@ static struct operand bits_or_tensor(const char *name, const x32_or_addr_t *give
     return given->is_addr ? tensor(name, given->context.addr, shape, NULL) : constant(given->context.val);
 }
 
-/* The vendor's library compares a tensor with a constant wrongly for equality. */
+/* The vendor's library compares a tensor and a constant for equality incorrectly. */
 static void expect_comparable(const fp32_or_addr_t *src0, const fp32_or_addr_t *src1, function of)
 {
     if (of == of_equal && src0->is_addr != src1->is_addr)

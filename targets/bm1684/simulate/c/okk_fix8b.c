@@ -1,6 +1,6 @@
 /*
- * The firmware library's layers of 8 bits, bit by bit as docs/bm1684-int8.md has them, in those forms that were seen
- * equal to the vendor's chip model; any other form is refused.
+ * The firmware library's 8-bit layers, bit-exact as docs/bm1684-int8.md describes them, in the forms that were
+ * verified on the vendor's chip model; any other form is refused.
  *
  * Sums are exact in 32 bits. A result is floor((sum + 2^(r - 1)) / 2^r), saturated.
  */
@@ -80,7 +80,7 @@ static uint8_t limited(int value, int least, int most)
     return (uint8_t)(value < least ? least : value > most ? most : value);
 }
 
-/* What a layer with weights has, after its arguments were checked. */
+/* A layer with weights, with checked arguments. */
 struct layer {
     struct okk_tensor out, in, weight, bias;
     struct okk_window window;
@@ -88,7 +88,7 @@ struct layer {
     bool in_signed;
 };
 
-/* A form that no experiment has seen. */
+/* Refuses a form that no experiment has verified. */
 static void expect_seen(const char *what, bool seen)
 {
     if (!seen)
@@ -227,7 +227,7 @@ void nodechip_conv_forward_local_fix8b(int bottom, int weight, int bias, int top
                stride_h < stride_w ? stride_h : stride_w);
 }
 
-/* One output of a window over one channel of one image: the sum of its products, or without weights the largest. */
+/* One output of a window over a channel of one image: the sum of products, or without weights the maximum. */
 static int reduced(const struct layer *made, const uint8_t *plane, const uint8_t *weights, int h, int w)
 {
     const struct okk_window *window = &made->window;

@@ -1,10 +1,10 @@
 /*
- * Layers of 8 bits: functions of the firmware library that OKK kernels link with, OUTSIDE THE PUBLIC OKK INTERFACE,
- * as seen on the vendor's chip model; they have not run on silicon. Below them, the calls that npuc's tables and
+ * 8-bit layers: functions of the firmware library that OKK kernels link with, OUTSIDE THE PUBLIC OKK INTERFACE, as
+ * observed on the vendor's chip model; they have not run on silicon. Below them, the calls that npuc's tables and
  * exported kernels make.
  *
- * Maps lie in the 4N mode: a word of 32 bits has an element of four images, so shapes count words, and n groups of
- * four images. Weights are signed, biases signed and of 16 bits.
+ * Maps are in the 4N mode: a 32-bit word has one element of each of four images, so shapes count words, and n counts
+ * groups of four images. Weights are signed 8-bit integers, biases signed 16-bit integers.
  */
 #ifndef OKK_FIX8B_H
 #define OKK_FIX8B_H
@@ -35,9 +35,9 @@ void nodechip_eltwise_fix8b_forward_local(int *bottoms, int top, int imm, int n,
                                           int *signs, int count, int if_relu, void *id_node);
 
 /*
- * The numbers of commands: BDC, GDMA, whether in parallel, and on a chip model the cycles. In a parallel region the
- * functions count in a copy of what was there when it began, as the interface does for its own calls; the copy joins
- * when the region ends. So a region has either these functions on the BDC or the interface's calls.
+ * The command counters: BDC, GDMA, whether in parallel, and on a chip model the cycles. In a parallel region the
+ * functions count in a copy made at its start, as the interface does for its own calls; the copy is merged at its
+ * end. A region therefore has either these functions on the BDC or the interface's calls.
  */
 #define NPUC_CYCLES 3
 static struct {
@@ -85,7 +85,7 @@ static inline int npuc_extent(int extent, int before, int behind, int kernel, in
     return stride < 1 ? 0 : (extent + before + behind - ((kernel - 1) * dilation + 1)) / stride + 1;
 }
 
-/* Results are floor((sum + bias + 2^(shift - 1)) / 2^shift), at -128..127, or with a ReLU at 0..upper. */
+/* Results are floor((sum + bias + 2^(shift - 1)) / 2^shift), saturated at -128..127, or with a ReLU at 0..upper. */
 static inline void npuc_fix8b_conv2d(local_addr_t out, local_addr_t in, local_addr_t weight, local_addr_t bias,
                                      const dim4 *shape, int channels, int kernel_h, int kernel_w,
                                      const Padding *pad, const dim2 *stride, const dim2 *dilation, int shift,
@@ -102,7 +102,7 @@ static inline void npuc_fix8b_conv2d(local_addr_t out, local_addr_t in, local_ad
     npuc_done();
 }
 
-/* The same for one channel at a time, without an upper limit of its own. */
+/* The same for depthwise convolutions, without a separate upper limit. */
 static inline void npuc_fix8b_depthwise2d(local_addr_t out, local_addr_t in, local_addr_t weight,
                                           local_addr_t bias, const dim4 *shape, int kernel_h, int kernel_w,
                                           const Padding *pad, const dim2 *stride, int shift, bool in_signed,
@@ -117,7 +117,7 @@ static inline void npuc_fix8b_depthwise2d(local_addr_t out, local_addr_t in, loc
     npuc_done();
 }
 
-/* The largest element of a window; padding never is. */
+/* The largest element of a window; padding is never the largest. */
 static inline void npuc_fix8b_max_pool2d(local_addr_t out, local_addr_t in, const dim4 *shape, int kernel_h,
                                          int kernel_w, const Padding *pad, const dim2 *stride, bool in_signed)
 {
@@ -131,8 +131,8 @@ static inline void npuc_fix8b_max_pool2d(local_addr_t out, local_addr_t in, cons
 }
 
 /*
- * The sum of a and b, each times its scale (0..127) and shifted right, at 16 bits; at -128..127, or with a ReLU at
- * 0..255. work: (2n, c, h, w) words.
+ * The sum of a and b, each multiplied by its scale (0..127), shifted right and saturated to 16 bits; the sum is
+ * saturated at -128..127, or with a ReLU at 0..255. work: (2n, c, h, w) words.
  */
 static inline void npuc_fix8b_sum(local_addr_t out, local_addr_t a, local_addr_t b, local_addr_t work,
                                   const dim4 *shape, const dim2 *scales, const dim2 *shifts, bool a_signed,
@@ -145,7 +145,7 @@ static inline void npuc_fix8b_sum(local_addr_t out, local_addr_t a, local_addr_t
     npuc_done();
 }
 
-/* One operand of such a sum. */
+/* The same with a single operand. */
 static inline void npuc_fix8b_rescale(local_addr_t out, local_addr_t a, local_addr_t work, const dim4 *shape,
                                       int scale, int shift, bool a_signed, bool relu)
 {

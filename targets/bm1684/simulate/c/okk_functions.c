@@ -1,8 +1,8 @@
 /*
- * BDC: functions of every element, computed here by the C library.
+ * BDC: elementwise functions, computed here by the C library.
  *
- * The chip's exp looks up the whole part and sums a series for the rest. Its table ends near the largest fp32, and
- * what lies beyond gives wrong results without notice: the model refuses it.
+ * The chip's exp looks up the integer part and sums a series for the fraction. Its table ends near the largest fp32;
+ * arguments beyond it silently give wrong results, so the model refuses them.
  */
 #include "okk_model.h"
 
@@ -61,7 +61,7 @@ static struct okk_tensor aligned(const char *name, local_addr_t address, const d
     return okk_local(name, address, *shape, NULL, OKK_ALIGNED, 4);
 }
 
-/* With room for what the chip computes on the way, which must lie apart. */
+/* With a work tensor for the chip's intermediates, which must not overlap the others. */
 static void compute_working(const struct curve *curve, local_addr_t dst_addr, local_addr_t src_addr,
                             local_addr_t work_addr, const dim4 *shape)
 {

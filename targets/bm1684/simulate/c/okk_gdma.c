@@ -5,7 +5,7 @@
 
 #define MOST 65535 /* of every extent */
 
-/* One side of a move: a tensor in local memory, or in system memory from `system` on. */
+/* One side of a move: a tensor in local memory, or in system memory starting at `system`. */
 struct side {
     struct okk_tensor tensor;
     unsigned char *system;
@@ -16,7 +16,7 @@ static struct side local_side(const char *name, local_addr_t address, dim4 shape
     return (struct side){okk_local(name, address, shape, stride, OKK_ALIGNED, bytes), NULL};
 }
 
-/* Where a tensor lies in system memory; refuses one that is outside. */
+/* The place of a tensor in system memory; refuses one that is outside. */
 static struct side system_side(const char *name, system_addr_t address, dim4 shape, const dim4 *stride, int bytes)
 {
     struct side made = {{name, shape, {0, 0, 0, 0}, bytes, 0, 0}, NULL};
@@ -56,7 +56,7 @@ static void expect_move(const struct okk_tensor *tensor)
         okk_expect("the W stride", tensor->stride.w, 1, 1);
 }
 
-/* Contiguous runs: of rows that follow each other on both sides, of channels too where no NPU is involved. */
+/* Contiguous runs: rows are merged if contiguous on both sides, channels only between places in system memory. */
 static long long runs(const struct side *dst, const struct side *src)
 {
     dim4 shape = dst->tensor.shape, to = dst->tensor.stride, from = src->tensor.stride;
@@ -80,7 +80,7 @@ static void copy_feature(const struct side *dst, const struct side *src, int n, 
         memmove(row(dst, to, h), row(src, from, h), (size_t)shape.w * (size_t)dst->tensor.bytes);
 }
 
-/* Refuses a destination in system memory with more elements than there is room for: some lie on each other. */
+/* Refuses a destination with more elements than system memory has room for: some would overlap. */
 static void expect_apart(const struct side *dst)
 {
     dim4 shape = dst->tensor.shape;
@@ -120,7 +120,7 @@ static void move(struct side dst, struct side src)
     record_move(&dst, &src);
 }
 
-/* Every element of a tensor becomes the constant. */
+/* Sets every element of a tensor to the constant. */
 static void set(struct side dst, const void *constant)
 {
     dim4 shape = dst.tensor.shape;
@@ -145,7 +145,7 @@ static void set(struct side dst, const void *constant)
         move(dst_side("dst", dst_addr, *shape, dst_stride, bits / 8),                                         \
              src_side("src", src_addr, *shape, src_stride, bits / 8));                                        \
     }
-/* The vendor's library takes NULL for the strides of 32-bit elements where it sets narrower ones. */
+/* For narrower elements, the vendor's library treats NULL as the strides of 32-bit elements. */
 static struct side set_side(const char *name, local_addr_t address, dim4 shape, const dim4 *stride, int bytes)
 {
     if (bytes < 4 && stride == NULL && (shape.n > 1 || shape.c > 1))
@@ -172,7 +172,7 @@ GDMA(32)
 GDMA(16)
 GDMA(8)
 
-/* The columns of a matrix in system memory that a part of it in local memory holds, as a tensor of its shape. */
+/* The columns of a matrix in system memory that correspond to a part of it in local memory, in the part's shape. */
 static struct side matrix_part(system_addr_t address, int first_column, const struct okk_tensor *part,
                                int row_stride)
 {

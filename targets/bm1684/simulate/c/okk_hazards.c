@@ -1,8 +1,8 @@
 /*
- * What happened to every word of local memory: never written, or touched in this parallel region by an engine.
+ * The history of every word of local memory: whether it was written, and which engines touched it in this region.
  *
- * GDMA and BDC overlap in a region, each with its own calls in their order: a word that one of them writes must
- * not be touched by the other.
+ * GDMA and BDC overlap in a parallel region, each executing its own calls in order: a word that one of them writes
+ * must not be touched by the other.
  */
 #include "okk_model.h"
 
@@ -38,7 +38,7 @@ void okk_hazards_region_ends(void)
     state.touched_count = 0;
 }
 
-/* Calls a function for every run of words that a tensor takes. */
+/* Calls a function for every run of words that a tensor occupies. */
 typedef void (*visit)(const struct okk_tensor *tensor, struct span words, enum okk_access access);
 
 static void each_span(const struct okk_tensor *tensor, enum okk_access access, visit function)

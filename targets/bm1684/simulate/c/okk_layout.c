@@ -1,4 +1,4 @@
-/* The layouts of tensors in local memory: the interface's helpers, tensors that are checked when they are made. */
+/* The layouts of tensors in local memory: the interface's helpers, and checked tensors. */
 #include "okk_model.h"
 
 #define ALIGNMENT 128u
@@ -24,7 +24,7 @@ int okk_channle_num_per_npu(int start_idx, int num_channels)
     return okk_ceil_div(start_idx + num_channels, okk_machine.npus);
 }
 
-/* A stride as the interface has it; refuses what no memory has room for. */
+/* A stride in the interface's type; refuses one too large for any memory. */
 static int stride_of(long long elements)
 {
     if (elements > INT32_MAX)
@@ -81,7 +81,7 @@ bool okk_dense(dim4 shape, dim4 stride)
     return (shape.w == 1 || stride.w == 1) && (shape.h == 1 || stride.h == shape.w);
 }
 
-/* The elements from a tensor's offset to behind its last one, where it reaches furthest. */
+/* The elements from a tensor's offset to the end of its last one, in the NPU where it extends furthest. */
 static long long extent(const struct okk_tensor *tensor)
 {
     dim4 last = {tensor->shape.n - 1, okk_rows(tensor) - 1, tensor->shape.h - 1, tensor->shape.w - 1};

@@ -1,6 +1,6 @@
 /*
- * Runs a kernel on the model: system memory is a file that is changed in place, its arguments are another, the
- * calls it made are written to a third. A KERNEL that begins with @ is the file of a table of calls.
+ * Runs a kernel on the model: system memory is a file that is changed in place, the arguments are in another, and
+ * the call log is written to a third. A KERNEL that begins with @ names the file of a table of calls.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -16,7 +16,7 @@
 
 #define USAGE "KERNEL ARGUMENTS MEMORY CALLS NPUS LOCAL_BYTES LANES SYSTEM_START"
 
-/* A file in memory, shared with it if what is written shall be there afterwards. */
+/* A file mapped into memory, shared if writes are to be kept. */
 static unsigned char *mapped(const char *path, int sharing, uint64_t *bytes)
 {
     struct stat status;

@@ -6,7 +6,7 @@
 
 #define CHANNELS 4095
 
-/* A matrix in the matrix layout, its whole channels and the partial last one. */
+/* A matrix in the matrix layout: its whole channels and the partial last one. */
 struct matrix {
     int rows, cols, cols_per_channel, count;
     struct okk_tensor parts[2];

@@ -1,4 +1,4 @@
-/* What the parts of the OKKernel model share: the machine, tensors with their checks, the list of calls. */
+/* Shared by the parts of the OKKernel model: the machine, tensors with their checks, the call log. */
 #ifndef OKK_MODEL_H
 #define OKK_MODEL_H
 
@@ -7,7 +7,7 @@
 
 #include "okk.h"
 
-/* The machine's numbers, and where its memories are. */
+/* The machine's parameters and its memories. */
 struct okk_machine {
     int npus;
     uint32_t local_bytes;
@@ -33,23 +33,23 @@ struct okk_tensor {
     uint32_t offset;
 };
 
-/* A call begins: its name and the engine that runs it. */
+/* Begins a call: its name and the engine that runs it. */
 void okk_call(const char *name, enum okk_engine engine);
 enum okk_engine okk_engine(void);
 
-/* Ends the program: the call, what is wrong with it. */
+/* Ends the program with the name of the call and the reason. */
 _Noreturn void okk_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Refuses a value outside least..most. */
 void okk_expect(const char *what, long long value, long long least, long long most);
 
-/* A line of the list of calls: the current call and the values that its price depends on. */
+/* Writes a line of the call log: the current call and the values that its cycles depend on. */
 void okk_record(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Refuses a shape without elements, and strides below 0 (stride may be NULL). */
 void okk_expect_shape(const char *name, dim4 shape, const dim4 *stride);
 
-/* A tensor with these strides, or those of a layout if they are NULL; refuses what is misplaced or too large. */
+/* A tensor with these strides, or those of a layout if NULL; refuses one that is misplaced or too large. */
 struct okk_tensor okk_local(const char *name, local_addr_t address, dim4 shape, const dim4 *stride,
                             enum okk_layout layout, int bytes);
 
@@ -61,7 +61,7 @@ int okk_matrix(const char *name, local_addr_t address, int rows, int cols, int c
 void okk_divisible(const char *name, uint64_t address, unsigned by);
 void okk_together(const struct okk_tensor *first, const struct okk_tensor *other);
 
-/* Notes that a tensor is read or written: refuses words never written, and hazards between the engines. */
+/* Records that a tensor is read or written; refuses reads of unwritten words, and hazards between the engines. */
 void okk_touch(const struct okk_tensor *tensor, enum okk_access access);
 
 /* Refuses extents that a BDC call cannot have. */
@@ -81,17 +81,17 @@ static inline float *okk_floats(const struct okk_tensor *tensor, int n, int c)
     return (float *)(void *)okk_feature(tensor, n, c);
 }
 
-/* Whether the rows of a feature follow each other without a gap. */
+/* Whether the rows of a feature are contiguous. */
 bool okk_dense(dim4 shape, dim4 stride);
 
-/* How often all NPUs compute `lanes` elements for a tensor. */
+/* The number of groups (`lanes` elements on all NPUs) of a tensor. */
 long long okk_groups(const struct okk_tensor *tensor);
 
 /* Memory that the model needs for a call, and a kernel by its name (NULL if there is none). */
 void *okk_memory(size_t bytes);
 okk_kernel_func_t okk_kernel(const char *name);
 
-/* The state before a kernel; the list of calls is written to a file. */
+/* Initialises the state before a kernel; the call log is written to a file. */
 void okk_begin(const char *calls_file);
 void okk_end(void);
 

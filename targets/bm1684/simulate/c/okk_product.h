@@ -4,7 +4,7 @@
 
 #define OKK_PANEL 16 /* columns of a panel */
 
-/* A left matrix (rows, depth) as okk_product wants it; okk_left_set gives it an element. */
+/* A left matrix (rows, depth) in the form that okk_product needs; okk_left_set sets an element. */
 struct okk_left {
     float *packed;
     int rows, depth;

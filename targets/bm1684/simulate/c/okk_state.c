@@ -1,4 +1,4 @@
-/* The machine, the kernels, the list of calls and what ends a program. */
+/* The machine, the kernels, the call log and the ends of a program. */
 #include "okk_model.h"
 
 #include <stdarg.h>
@@ -16,7 +16,7 @@ static struct {
     int number;
     enum okk_engine engine;
     bool initialized, parallel;
-    char kind; /* of the BDC's calls in this region: 'o' the interface's, 'n' the firmware's */
+    char kind; /* of the BDC calls in this region: 'o' the interface's, 'n' the firmware's */
     FILE *calls;
 } state;
 

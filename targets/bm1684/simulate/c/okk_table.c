@@ -1,12 +1,11 @@
 /*
  * Kernels as tables: reads a line, finds the call by its name, checks the kinds of its arguments and makes it.
  *
- *     relu @0 @1024 (1,64,8,8) - -
+ *     bdc_relu @0 @1024 (1,64,8,8) - -
  *
- * @ is an address of local memory, $3+128 a place in the third region of system memory and 128 bytes on, (..) a
- * shape or strides, [..] padding, <..> two numbers, =3f800000 a float by its bits, - NULL, 0 or 1 a bool. Lines
- * `parallel_start`, `parallel_end` and `layer N` have no call of either engine. Nothing is trusted: what is not a
- * table ends the program.
+ * @ is an address of local memory, $3+128 byte 128 of region 3 of system memory, (..) a shape or strides, [..]
+ * padding, <..> two numbers, =3f800000 a float by its bits, - NULL, 0 or 1 a bool. Lines `parallel_start`,
+ * `parallel_end` and `layer N` have no call of either engine. Nothing is trusted: a malformed table ends the program.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "okk_table.h"
@@ -55,7 +54,7 @@ static void malformed(const char *format, ...)
     _Exit(OKK_MALFORMED);
 }
 
-/* A whole number; `at` moves behind it. */
+/* A whole number; `at` is advanced past it. */
 static long long number(const char **at, int base, long long least, unsigned long long most)
 {
     bool negative = **at == '-';
@@ -137,7 +136,7 @@ static struct value value(const char *at)
     return made;
 }
 
-/* The calls. A thunk has the kinds of its arguments beside it: ? is a shape or NULL, b a bool. */
+/* The calls, each with the kinds of its arguments: ? is a shape or NULL, b a bool. */
 #define L(at) ((local_addr_t)v[at].address)
 #define S(at) ((system_addr_t)v[at].address)
 #define I(at) (v[at].numbers[0])

@@ -44,7 +44,7 @@ void okk_taps(int out, int stride, int dilation, int pad, int kernel, int extent
     *behind = *behind < kernel ? *behind : kernel;
 }
 
-/* One output: what the window makes of a plane (h, w) around (out_h, out_w); weights are (kernel_h, kernel_w). */
+/* Computes one output of the window at (out_h, out_w) on a plane (h, w); weights are (kernel_h, kernel_w). */
 typedef float (*reduction)(float sum, float x, float weight);
 
 static float multiply(float sum, float x, float weight)
@@ -89,7 +89,7 @@ struct pair {
     struct okk_tensor out, in;
 };
 
-/* Output and input in the aligned layout, checked and touched. */
+/* Output and input in the aligned layout, checked and recorded as accessed. */
 static struct pair aligned_pair(local_addr_t output_addr, local_addr_t input_addr, const dim4 *input,
                                 const struct okk_window *window)
 {

@@ -10,7 +10,7 @@ struct okk_window {
     dim2 stride, dilation, out;
 };
 
-/* A window and its outputs; refuses what the registers do not hold. NULL: no padding, stride 1, dilation 1. */
+/* A window and its outputs; refuses values beyond the registers. NULL: no padding, stride 1, dilation 1. */
 struct okk_window okk_window(const dim4 *input, int kernel_h, int kernel_w, const Padding *padding,
                              const dim2 *stride, const dim2 *dilation);
 

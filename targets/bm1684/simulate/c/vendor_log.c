@@ -1,4 +1,4 @@
-/* What the vendor's library for prices wants from the chip's firmware: a log, here of nothing. */
+/* The log function that the vendor's library expects from the chip's firmware; it logs nothing. */
 void fw_log(int level, char *format, ...);
 
 void fw_log(int level, char *format, ...)
