@@ -229,3 +229,13 @@ def test_names_of_a_model_do_not_end_a_comment() -> None:
     model.graph.node[0].input[0] = model.graph.input[0].name = hostile
     header = sources([region(model.SerializeToString(), 0, _step(model))])["npuc_regions.h"].decode()
     assert hostile not in header
+
+
+@needs_compiler
+def test_nan_is_quantised_as_zero_is(tmp_path: Path) -> None:
+    text = """g (float[4] x) => (float[4] y) <float s = {0.5}, uint8 z = {131}> {
+        q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }"""
+    model = model_of(text)
+    status, found = _Built(model, tmp_path)({"x": np.array([np.nan, 0, 1, -np.inf], np.float32)})
+    assert status == 0
+    assert found["y"].tolist() == [0, 0, 1, -65.5]

@@ -179,13 +179,13 @@ int npuc_op_gather(void *y, const void *x, uint32_t outer, uint32_t extent, uint
     return 0;
 }
 
-/* NaN gives 0. */
+/* NaN counts as 0, so it gives the zero point. */
 static int32_t quantized(float x, float scale, int32_t zero, int32_t low, int32_t high)
 {
     const float scaled = rintf(x / scale) + (float)zero;
 
     if (scaled != scaled) {
-        return 0;
+        return zero;
     }
     return scaled <= (float)low ? low : scaled >= (float)high ? high : (int32_t)scaled;
 }

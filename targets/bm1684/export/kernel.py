@@ -22,7 +22,7 @@ HEAD = """\
 #include "okk.h"
 {firmware}
 #ifndef NPUC_DONE
-#define NPUC_DONE(layer)  /* whoever wants to see what a layer computed defines it */
+#define NPUC_DONE(layer)  /* define it to inspect the result of each layer */
 #endif
 #define LOCAL(npu, offset) ((local_addr_t)(npu) * {local_bytes}u + (local_addr_t)(offset))
 #define DIM4(n, c, h, w) (&(dim4){{(n), (c), (h), (w)}})
