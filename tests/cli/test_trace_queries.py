@@ -73,8 +73,8 @@ def test_resnet8(target: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-full", "bm1684"])
-def test_resnet50(target: str, tmp_path: Path) -> None:
-    model = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_resnet50.onnx"
+def test_squeezenet(target: str, tmp_path: Path) -> None:
+    model = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"
     machine = ["--machine", "large"] if target == "easynpu" else []
     npuc("compile", model, "--target", target, *machine, "-o", tmp_path / "o", "--proof", "off").done()
     check(tmp_path / "o", target, tmp_path)

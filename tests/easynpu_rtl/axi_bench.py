@@ -27,6 +27,9 @@ FIXED, INCR, WRAP = 0, 1, 2
 CONTROL, RESUME, STATUS, CYCLES, VERSION = range(5)
 LITE, FULL = "lite", "full"
 MOST_CYCLES = 10_000
+"""Of a trial."""
+PATIENCE = 800
+"""Cycles between one answer and the next."""
 
 
 def capacity(memory: int) -> int:
@@ -216,9 +219,12 @@ class Bench:
 
     async def settle(self, context: Any, bus: str, name: str, count: int) -> list[dict[str, int]]:
         """The next answers of a channel, so many."""
-        found = self.received[bus, name]
+        found, known, since = self.received[bus, name], 0, self.cycles
         while len(found) < count:
             await context.tick()
+            if len(found) > known:
+                known, since = len(found), self.cycles
+            assert self.cycles - since < PATIENCE, "the adapter does not answer"
         taken, found[:] = found[:count], found[count:]
         return taken
 
