@@ -101,9 +101,29 @@ def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, 
         return _opened(given, weights, few_runs=few_runs, precise=precise)
     except Exception:  # onnxruntime raises many unrelated types
         try:
-            return _opened(given, weights, few_runs=few_runs, precise=False)
+            return _opened(_exact(given, weights) if precise else given, weights, few_runs=few_runs, precise=False)
         except Exception as error:
             raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
+
+
+def _exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:
+    """The same model in a form that is exact without PRECISE.
+
+    With it onnxruntime opens no product of int8 and int8, and no two products that share weights or a zero point.
+    """
+    import onnx
+
+    from npuc.integer_products import with_unsigned_weights
+
+    if isinstance(given, bytes):
+        model = onnx.ModelProto.FromString(given)
+    else:
+        model = onnx.load(given, load_external_data=False)
+    if not has_integer_products(model):
+        return given
+    if isinstance(given, str):
+        onnx.load_external_data_for_model(model, str(Path(given).parent))
+    return with_unsigned_weights(model, weights).SerializeToString()
 
 
 def _given(model: onnx.ModelProto | bytes | Path, weights: Mapping[str, Array]) -> str | bytes:

@@ -30,10 +30,6 @@ from npuc.targets.easynpu.simulate.whole import Whole, whole
 
 NAMES = ("digits", "lenet", "resnet8", "ds_cnn", "small_cnn", "unet_small", "residual_awkward", "autoencoder")
 RAISED = 128
-QUICK = pytest.mark.skipif(
-    not integers_are_exact(precise=False), reason="this processor's quick products of uint8 and int8 saturate"
-)
-"""Networks of onnxruntime's quick integer products are made on processors only where these are exact."""
 
 
 def _compiled(name: str, machine: str | None, folder: Path) -> Program:
@@ -62,7 +58,7 @@ def _networks(program: Program, *, quantised: bool) -> list[HostStep | Whole | N
     return found
 
 
-@pytest.mark.parametrize("quantised", [pytest.param(True, marks=QUICK), False])
+@pytest.mark.parametrize("quantised", [True, False])
 @pytest.mark.parametrize("machine", [None, "large"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_gives_the_same_bits_as_one_network_as_word_by_word(
@@ -78,7 +74,6 @@ def test_a_program_gives_the_same_bits_as_one_network_as_word_by_word(
         np.testing.assert_array_equal(tensors[output], values)
 
 
-@QUICK
 def test_psums_that_are_kept_over_channels_are_one_convolution_beyond_24_bits(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     w = numpy_helper.from_array(random.choice([-1.0, 0.98, 1.0], (16, 2048, 1, 1)).astype(np.float32), "w")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npuc.ir import Array
-from npuc.reference import session
+from npuc.reference import integers_are_exact, session
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Value, ValuePart
 
 MOST_BYTES = 1 << 26
@@ -39,7 +39,7 @@ class Network:
         self.inputs: list[Any] = []
         self.outputs: dict[str, Any] = {}
         self._nodes: list[Any] = []
-        self._constants: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
+        self._constants: dict[tuple[bytes, str, tuple[int, ...], int], str] = {}
         self._held: list[Any] = []
         self._bytes = 0
         self._cut: dict[ValuePart, Value] = {}
@@ -90,11 +90,14 @@ class Network:
         return name
 
     def constant(self, value: Array) -> str:
-        """The tensor of a constant; equal ones share it. Raises NotOneNetwork beyond MOST_BYTES in total."""
+        """The tensor of a constant. Raises NotOneNetwork beyond MOST_BYTES in total.
+
+        Equal ones share it, but not int8, which onnxruntime changes for each product where quick ones saturate.
+        """
         from onnx import numpy_helper
 
         value = np.asarray(value, order="C")
-        key = value.tobytes(), str(value.dtype), value.shape
+        key = value.tobytes(), str(value.dtype), value.shape, len(self._held) * (value.dtype == np.int8)
         if key not in self._constants:
             self._bytes += value.nbytes
             if self._bytes > MOST_BYTES:
@@ -216,4 +219,4 @@ class Network:
             opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
             ir_version=8,
         )
-        return session(model, precise=not self.quantised)
+        return session(model, precise=not (self.quantised and integers_are_exact(precise=False)))

@@ -92,9 +92,9 @@ def whole(
     """The segments as one network; None where that is impossible, or where the simulator would refuse them.
 
     wanted: the stored tensors that are needed. quantised: compute in integers, or in float32; by default in
-    integers where onnxruntime's products are exact on this processor without its slow kernels.
+    integers where onnxruntime's products are exact on this processor.
     """
-    chosen = integers_are_exact(precise=False) if quantised is None else quantised
+    chosen = integers_are_exact() if quantised is None else quantised
     walk = _Walk(machine, files, Network(quantised=chosen))
     try:
         for segment in segments:
