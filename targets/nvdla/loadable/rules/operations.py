@@ -125,7 +125,7 @@ def dependencies_are_counted(checked: Checked) -> Where:
 
 
 def pipes_are_tied(checked: Checked) -> Where:
-    """An operation fed by the pipe names its producer, of the engine before, with event 3, and is named there with event 2."""
+    """An operation fed by the pipe names the engine before it with event 3, and is named there with event 2."""
     common = checked.task.common
     for each, surfaces in zip(common, checked.task.surfaces, strict=True):
         flies = each.engine != of.CONV and surfaces.source.type == of.HARDWARE
