@@ -145,7 +145,7 @@ def test_an_operation_that_does_not_wait_for_its_input_breaks_a_rule(tmp_path: P
     data = bytearray(loadable.blobs[at].data)
     data[giver.index * 36 + 8 + 4 + 2] = of.PROGRAMMED
     blobs = (*loadable.blobs[:at], replace(loadable.blobs[at], data=bytes(data)), *loadable.blobs[at + 1 :])
-    assert any("reads only what has been written" in rule for rule in broken_by(replace(loadable, blobs=blobs), "nvdla-small"))
+    assert any("reads only what" in rule for rule in broken_by(replace(loadable, blobs=blobs), "nvdla-small"))
 
 
 @pytest.mark.parametrize("name", TARGETS)
