@@ -75,7 +75,7 @@ class Isolated:
         self.large = few_runs and sum(each.nbytes for each in self.weights.values()) > LARGE
         """Whether to keep only part of the weights in memory: groups of layers run in successive sessions."""
         self.opened: dict[bool, Any] = {}
-        if not self.large:
+        if self.names and not self.large:
             self.opened = {magnitudes: self._open(self.names, magnitudes) for magnitudes in (False, True)}
 
     def __call__(self, known: Mapping[str, Array]) -> Iterator[tuple[str, Alone]]:

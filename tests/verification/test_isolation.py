@@ -61,3 +61,13 @@ def test_few_weights_are_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(isolation, "session", session)
     layers("fp32", WEIGHTS["v"].nbytes, monkeypatch)
     assert opened == [["v"], ["v"], ["w"], ["w"]]
+
+
+def test_a_network_that_gives_only_integers_has_no_layer_to_judge() -> None:
+    """onnxruntime refuses a model without nodes."""
+    graph = network(
+        (1, SIZE), "y", node("QuantizeLinear", "x s z", "y"), s=np.array(0.1, np.float32), z=np.array(0, np.int8)
+    )
+    content = float_evidence(graph, graph).contents["reference.onnx"]
+    shapes = {name: (1, SIZE) for name in ("x", "y")}
+    assert dict(Isolated(content, shapes, ["y"], "fp32", confined=False)({"x": KNOWN["x"]})) == {}
