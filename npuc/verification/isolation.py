@@ -7,8 +7,9 @@ and Stability of Numerical Algorithms, section 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,16 +36,26 @@ LARGE = 1 << 26
 
 @dataclass(frozen=True)
 class Alone:
-    """A layer's result on the machine's own inputs, and the rounding error permitted for each element."""
+    """A layer's result on the machine's own inputs, and the rounding error permitted for each element.
+
+    least: permitted for every element. rooms: computes the errors permitted for each, which are not smaller.
+    """
 
     exact: Array
-    room: Array
+    least: float
+    rooms: Callable[[], Array]
+
+    @property
+    def room(self) -> Array:
+        """The rounding error permitted for each element."""
+        return self.rooms()
 
     def wrong(self, found: Array) -> Array:
         """Which elements rounding does not explain; infinite or undefined values in both are right."""
         with np.errstate(all="ignore"):
-            near = np.abs(found.astype(np.float64) - self.exact) <= self.room
-        return ~(near | (found == self.exact) | (np.isnan(found) & np.isnan(self.exact)))
+            error = np.abs(found.astype(np.float64) - self.exact)
+            right = (error <= self.least) | (found == self.exact) | (np.isnan(found) & np.isnan(self.exact))
+            return ~right if right.all() else ~(right | (error <= self.room))
 
 
 class Isolated:
@@ -75,15 +86,15 @@ class Isolated:
         self.large = few_runs and sum(each.nbytes for each in self.weights.values()) > LARGE
         """Whether to keep only part of the weights in memory: groups of layers run in successive sessions."""
         self.opened: dict[bool, Any] = {}
-        if self.names and not self.large:
-            self.opened = {magnitudes: self._open(self.names, magnitudes) for magnitudes in (False, True)}
+        """The sessions of a network that is not large, by whether they compute magnitudes."""
 
     def __call__(self, known: Mapping[str, Array]) -> Iterator[tuple[str, Alone]]:
         """Every layer alone. known: the network's inputs and the tensors that the machine shows, of one sample."""
         for names in self._groups():
-            exact, sizes = (self._values(names, known, magnitudes) for magnitudes in (False, True))
+            exact = self._values(names, known, magnitudes=False)
+            sizes = cache(partial(self._values, names, known, magnitudes=True))
             for name in names:
-                yield name, Alone(exact[name], self._room(exact[name], sizes[name]))
+                yield name, self._alone(name, exact[name], sizes)
 
     def _groups(self) -> Iterator[list[str]]:
         """The layers in one group; of a large network, in groups of one layer or at most LARGE weight bytes."""
@@ -109,16 +120,23 @@ class Isolated:
         if not names:
             return {}
         run = self.opened.get(magnitudes) or self._open(names, magnitudes)
+        if not self.large:
+            self.opened[magnitudes] = run
         feeds = {each.name: known[each.name.removesuffix(CUT)] for each in run.get_inputs()}
         if magnitudes:
             feeds = {name: np.asarray(np.abs(values)) for name, values in feeds.items()}
         return dict(zip(names, run.run(list(names), feeds), strict=True))
 
-    def _room(self, exact: Array, magnitudes: Array) -> Array:
-        """The permitted rounding error. For results that are not sums, the largest value determines it."""
-        largest = np.abs(exact).max(initial=0, where=np.isfinite(exact))
-        sizes = np.maximum(np.abs(magnitudes).astype(np.float64), self.smallest)
-        return np.where(sizes < self.largest, ROUNDINGS * self.unit * (sizes + largest), np.inf)
+    def _alone(self, name: str, exact: Array, sizes: Callable[[], Mapping[str, Array]]) -> Alone:
+        """For results that are not sums, the largest value determines the permitted error."""
+        largest = float(np.abs(exact).max(initial=0, where=np.isfinite(exact)))
+
+        def rooms() -> Array:
+            magnitudes = np.maximum(np.abs(sizes()[name]).astype(np.float64), self.smallest)
+            room = ROUNDINGS * self.unit * (magnitudes + largest)
+            return np.where(magnitudes < self.largest, room, np.inf)
+
+        return Alone(exact, ROUNDINGS * self.unit * largest, rooms)
 
 
 def _integers(model: Any) -> set[str]:
