@@ -125,3 +125,11 @@ def test_an_input_in_another_order_is_folded_as_well(tmp_path: Path) -> None:
     model = _model("ResNet", "t = Transpose<perm = [0, 1, 3, 2]>(x)\n", "t")
     program = _compiled(model, tmp_path)
     _expect_right(model, program)
+
+
+def test_an_image_whose_rows_are_not_evenly_spaced_is_not_streamed(tmp_path: Path) -> None:
+    """Rows 0..7 of channel 0, then those of channel 1 and so on, are the rows of the image that the Conv reads."""
+    text = """g (float[1,3,8,5] x) => (float[1,2,12,5] y) <int64[4] s = {1, 2, 12, 5}> {
+        t = Transpose<perm = [2, 0, 1, 3]>(x) r = Reshape(t, s) c = Conv(r, w) y = Relu(c) }"""
+    model = model_of(text, w=(2, 2, 1, 1))
+    _expect_right(model, _compiled(model, tmp_path))

@@ -27,12 +27,13 @@ def streams(lo: Lowering, node: Node) -> bool:
     """Whether a convolution is the sole reader of a network input, a single image, and dense with small weights.
 
     All weights stay in local memory for all strips. No window is entirely in the padding: every strip has rows.
+    The rows of the image are evenly spaced in memory, so that a strip of them can be loaded.
     """
     name, shape = node.inputs[0], lo.graph.shape(node.inputs[0])
     alone = lo.graph.only_reader(name) is not None and not lo.is_local(name) and lo.from_outside(name)
     dense = GROUP(node) == 1 and len(shape) == 4 and shape[0] == 1
     weights = lo.graph.constant(node.inputs[1])
-    if not (alone and dense) or weights is None:
+    if not (alone and dense) or weights is None or lo.view(name).sliced(2, 0, 1) is None:
         return False
     window = window_of(node, weights.shape[2:])
     if max(window.begins[0], window.ends[0]) >= window.reach[0]:
