@@ -36,12 +36,11 @@ def with_unsigned_weights(model: onnx.ModelProto, outside: Mapping[str, Array]) 
         if node.op_type not in WEIGHTS:
             continue
         at, zero_at = WEIGHTS[node.op_type]
-        node.input.extend([""] * (zero_at + 1 - len(node.input)))
-        if TensorProto.UINT8 not in (types.get(node.input[0]), types.get(node.input[ZERO_POINT])):
-            continue
-        if node.input[at] in constants and (not node.input[zero_at] or node.input[zero_at] in constants):
-            for position in (at, zero_at):
-                node.input[position] = raised(node.input[position])
+        inputs = [*node.input, *[""] * (zero_at + 1 - len(node.input))]
+        unsigned = TensorProto.UINT8 in (types.get(inputs[0]), types.get(inputs[ZERO_POINT]))
+        if unsigned and inputs[at] in constants and (not inputs[zero_at] or inputs[zero_at] in constants):
+            inputs[at], inputs[zero_at] = raised(inputs[at]), raised(inputs[zero_at])
+            node.input[:] = inputs
     return model
 
 
@@ -59,6 +58,7 @@ class _Raised:
     ) -> None:
         self.model, self.constants, self.outside = model, constants, outside
         self.names = {name for node in model.graph.node for name in (*node.input, *node.output)}
+        self.names.update(each.name for each in model.graph.initializer)
         self.made: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:

@@ -38,24 +38,19 @@ LARGE = 1 << 26
 class Alone:
     """A layer's result on the machine's own inputs, and the rounding error permitted for each element.
 
-    least: permitted for every element. rooms: computes the errors permitted for each, which are not smaller.
+    least: permitted for every element. room: computes the error permitted for each, which is not smaller.
     """
 
     exact: Array
     least: float
-    rooms: Callable[[], Array]
-
-    @property
-    def room(self) -> Array:
-        """The rounding error permitted for each element."""
-        return self.rooms()
+    room: Callable[[], Array]
 
     def wrong(self, found: Array) -> Array:
         """Which elements rounding does not explain; infinite or undefined values in both are right."""
         with np.errstate(all="ignore"):
             error = np.abs(found.astype(np.float64) - self.exact)
             right = (error <= self.least) | (found == self.exact) | (np.isnan(found) & np.isnan(self.exact))
-            return ~right if right.all() else ~(right | (error <= self.room))
+            return ~right if right.all() else ~(right | (error <= self.room()))
 
 
 class Isolated:
@@ -131,12 +126,12 @@ class Isolated:
         """For results that are not sums, the largest value determines the permitted error."""
         largest = float(np.abs(exact).max(initial=0, where=np.isfinite(exact)))
 
-        def rooms() -> Array:
+        def room() -> Array:
             magnitudes = np.maximum(np.abs(sizes()[name]).astype(np.float64), self.smallest)
-            room = ROUNDINGS * self.unit * (magnitudes + largest)
-            return np.where(magnitudes < self.largest, room, np.inf)
+            permitted = ROUNDINGS * self.unit * (magnitudes + largest)
+            return np.where(magnitudes < self.largest, permitted, np.inf)
 
-        return Alone(exact, ROUNDINGS * self.unit * largest, rooms)
+        return Alone(exact, ROUNDINGS * self.unit * largest, room)
 
 
 def _integers(model: Any) -> set[str]:
