@@ -6,72 +6,131 @@ of uint8 and uint8 do not, and raising weights and their zero point by 128 does 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from npuc.ir import Array
 
-WEIGHTS = {
-    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3, 5)),
-    **dict.fromkeys(("ConvInteger", "MatMulInteger"), (1, 3)),
+
+class Product(NamedTuple):
+    """The inputs of an operator that are the factors of a product and their zero points.
+
+    Activations without a place are uint8 inside the operator.
+    """
+
+    weights: int
+    weights_zero: int
+    activations: int | None = None
+    activations_zero: int | None = None
+
+
+QLINEAR, INTEGER = Product(3, 5, 0, 2), Product(1, 3, 0, 2)
+PRODUCTS: Mapping[str, tuple[Product, ...]] = {
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (QLINEAR,)),
+    **dict.fromkeys(("ConvInteger", "MatMulInteger"), (INTEGER,)),
+    "MatMulIntegerToFloat": (Product(1, 5, 0, 4),),
+    "QAttention": (Product(1, 7, 0, 6),),
+    "DynamicQuantizeMatMul": (Product(1, 3),),
+    "DynamicQuantizeLSTM": (Product(1, 9), Product(2, 11)),
 }
-"""The inputs of each product that are the weights and their zero point."""
-ZERO_POINT = 2
-"""The input of each product that is the zero point of the activations."""
+"""The products of each operator that multiplies integers (ONNX, and onnxruntime's contributed operators)."""
 RAISED = 128
 
 
-def with_unsigned_weights(model: onnx.ModelProto, outside: Mapping[str, Array]) -> onnx.ModelProto:
-    """The model with constant int8 weights of uint8 activations as uint8; the given model is changed.
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and those in its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from graphs(inner)
+
+
+def with_unsigned_weights(model: onnx.ModelProto, outside: Mapping[str, Array]) -> onnx.ModelProto | None:
+    """The model with the int8 weights of uint8 activations as uint8, or None if it has none; the model is changed.
 
     outside: values of constants that are not in the model.
     """
-    constants = {each.name: each for each in model.graph.initializer if each.data_type == each.INT8}
     types = _element_types(model)
-    raised = _Raised(model, constants, outside)
-    for node in model.graph.node:
-        if node.op_type not in WEIGHTS:
-            continue
-        at, zero_at = WEIGHTS[node.op_type]
-        inputs = [*node.input, *[""] * (zero_at + 1 - len(node.input))]
-        unsigned = TensorProto.UINT8 in (types.get(inputs[0]), types.get(inputs[ZERO_POINT]))
-        if unsigned and inputs[at] in constants and (not inputs[zero_at] or inputs[zero_at] in constants):
-            inputs[at], inputs[zero_at] = raised(inputs[at]), raised(inputs[zero_at])
-            node.input[:] = inputs
-    return model
+    raising = _Raising(model, types, outside)
+    changed = False
+    for graph in graphs(model.graph):
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            for product in PRODUCTS.get(node.op_type, ()):
+                if _saturates(node, product, types):
+                    changed = True
+                    inputs = [*node.input, *[""] * (product.weights_zero + 1 - len(node.input))]
+                    for place in (product.weights, product.weights_zero):
+                        inputs[place] = raising(inputs[place], nodes)
+                    node.input[:] = inputs
+            nodes.append(node)
+        if len(nodes) > len(graph.node):
+            nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+            del graph.node[:]
+            graph.node.extend(nodes)
+    return model if changed else None
+
+
+def _saturates(node: onnx.NodeProto, product: Product, types: Mapping[str, int]) -> bool:
+    """Whether uint8 activations meet int8 weights."""
+
+    def of(*places: int | None) -> set[int | None]:
+        return {types.get(node.input[place]) for place in places if place is not None and place < len(node.input)}
+
+    unsigned = product.activations is None or TensorProto.UINT8 in of(
+        product.activations, product.activations_zero
+    )
+    return unsigned and TensorProto.INT8 in of(product.weights, product.weights_zero)
 
 
 def _element_types(model: onnx.ModelProto) -> dict[str, int]:
-    graph = shape_inference.infer_shapes(model).graph
-    found = {each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.value_info)}
-    return found | {each.name: each.data_type for each in graph.initializer}
+    """The element type of each tensor that ONNX knows; names are unique across subgraphs."""
+    found = {}
+    for graph in graphs(shape_inference.infer_shapes(model).graph):
+        found.update({each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.value_info)})
+        found.update({each.name: each.data_type for each in graph.initializer})
+    return found
 
 
-class _Raised:
-    """Raised copies of constants, each made once, under names that the model does not use."""
+class _Raising:
+    """Raises tensors by 128: constants once, as new constants; others by nodes. New names are unused ones."""
 
-    def __init__(
-        self, model: onnx.ModelProto, constants: Mapping[str, TensorProto], outside: Mapping[str, Array]
-    ) -> None:
-        self.model, self.constants, self.outside = model, constants, outside
-        self.names = {name for node in model.graph.node for name in (*node.input, *node.output)}
-        self.names.update(each.name for each in model.graph.initializer)
+    def __init__(self, model: onnx.ModelProto, types: Mapping[str, int], outside: Mapping[str, Array]) -> None:
+        self.model, self.outside = model, outside
+        self.constants = {each.name: each for graph in graphs(model.graph) for each in graph.initializer}
+        self.names = {*types, *self.constants}
+        for graph in graphs(model.graph):
+            self.names.update(name for node in graph.node for name in (*node.input, *node.output))
         self.made: dict[str, str] = {}
 
-    def __call__(self, name: str) -> str:
-        """The name of the copy; the empty name stands for a zero point of 0."""
-        if name not in self.made:
-            values = np.asarray(self._values(name), np.int16) + RAISED
-            copy = f"{name}/unsigned"
-            while copy in self.names:
-                copy += "_"
-            self.names.add(copy)
-            self.model.graph.initializer.append(numpy_helper.from_array(values.astype(np.uint8), copy))
-            self.made[name] = copy
-        return self.made[name]
+    def __call__(self, name: str, nodes: list[onnx.NodeProto]) -> str:
+        """The raised tensor; the empty name stands for a zero point of 0. nodes: receives the new nodes."""
+        if name and name not in self.constants:
+            wide, sum_, result = (self._unused(f"{name}/{part}") for part in ("wide", "raised", "unsigned"))
+            nodes.append(helper.make_node("Cast", [name], [wide], to=TensorProto.INT32))
+            nodes.append(helper.make_node("Add", [wide, self._constant("", np.int32)], [sum_]))
+            nodes.append(helper.make_node("Cast", [sum_], [result], to=TensorProto.UINT8))
+            return result
+        return self._constant(name, np.uint8)
+
+    def _constant(self, name: str, dtype: type[np.generic]) -> str:
+        key = f"{name}/{np.dtype(dtype).name}"
+        if key not in self.made:
+            raised = (np.asarray(self._values(name), np.int16) + RAISED).astype(dtype)
+            self.made[key] = self._unused(key)
+            self.model.graph.initializer.append(numpy_helper.from_array(raised, self.made[key]))
+        return self.made[key]
+
+    def _unused(self, name: str) -> str:
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
 
     def _values(self, name: str) -> Array:
         if not name:

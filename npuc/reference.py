@@ -61,13 +61,6 @@ def exact_options(*, precise: bool = True) -> Any:
     return options
 
 
-INTEGER_PRODUCTS = {
-    *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat"),
-    *("DynamicQuantizeMatMul", "QAttention"),
-}
-"""Operators that are exact only with onnxruntime's graph optimisations."""
-
-
 def session(
     model: onnx.ModelProto | bytes | Path,
     weights: Mapping[str, Array] = NO_WEIGHTS,
@@ -80,7 +73,7 @@ def session(
 
     model: a file may have external data. weights: the values of constants made external by `outside`; mapped ones
     (npuc.storage.mapped) are not copied. few_runs: open faster and run slower; only for models without
-    INTEGER_PRODUCTS, which need the optimisations. confined: for untrusted models: run in a process with limits
+    integer products, which need the optimisations. confined: for untrusted models: run in a process with limits
     (npuc.confinement), and raise ModelError beyond them (E110, E111) and if onnxruntime cannot run the model
     (E105). precise: whether integer products are exact on every processor; they are faster without.
     Raises ModelError (E105) if onnxruntime refuses the model.
@@ -97,33 +90,37 @@ def session(
 
 
 def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool) -> Any:
+    exact = _exact(given, weights) if precise else given
     try:
-        return _opened(given, weights, few_runs=few_runs, precise=precise)
+        return _opened(exact, weights, few_runs=few_runs, precise=precise)
     except Exception:  # onnxruntime raises many unrelated types
         try:
-            return _opened(_exact(given, weights) if precise else given, weights, few_runs=few_runs, precise=False)
+            return _opened(exact, weights, few_runs=few_runs, precise=False)
         except Exception as error:
             raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
 
 
 def _exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:
-    """The same model in a form that is exact without PRECISE.
+    """The same model in a form that is exact without PRECISE, if it is not exact here.
 
-    With it onnxruntime opens no product of int8 and int8, and no two products that share weights or a zero point.
+    PRECISE changes constant weights only, and with it onnxruntime opens no product of int8 and int8, and no two
+    products that share weights or a zero point.
     """
     import onnx
 
-    from npuc.integer_products import with_unsigned_weights
+    from npuc.integer_products import PRODUCTS, with_unsigned_weights
 
-    if isinstance(given, bytes):
-        model = onnx.ModelProto.FromString(given)
-    else:
-        model = onnx.load(given, load_external_data=False)
-    if not has_integer_products(model):
+    content = given if isinstance(given, bytes) else Path(given).read_bytes()
+    if not any(name.encode() in content for name in PRODUCTS) or integers_are_exact(precise=False):
+        return given
+    try:
+        model = onnx.ModelProto.FromString(content)
+    except Exception:  # protobuf's own; onnxruntime says what is wrong
         return given
     if isinstance(given, str):
         onnx.load_external_data_for_model(model, str(Path(given).parent))
-    return with_unsigned_weights(model, weights).SerializeToString()
+    raised = with_unsigned_weights(model, weights)
+    return given if raised is None else raised.SerializeToString()
 
 
 def _given(model: onnx.ModelProto | bytes | Path, weights: Mapping[str, Array]) -> str | bytes:
@@ -216,7 +213,9 @@ def expect_exact_integers(model: onnx.ModelProto) -> None:
 
 def has_integer_products(model: onnx.ModelProto) -> bool:
     """Whether the model has operators that are exact only with the optimisations."""
-    return any(node.op_type in INTEGER_PRODUCTS for node in model.graph.node)
+    from npuc.integer_products import PRODUCTS, graphs
+
+    return any(node.op_type in PRODUCTS for graph in graphs(model.graph) for node in graph.node)
 
 
 def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = False) -> Any:

@@ -13,14 +13,21 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
+from npuc.integer_products import with_unsigned_weights
 from npuc.ir import Array
 from npuc.reference import session
 
 DEPTH, COLUMNS = 16, 4
 SUM = DEPTH * 255 * 127
 SCALE = 5080.0
-TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
+TYPES = {
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
+    "float32": TensorProto.FLOAT,
+    "bool": TensorProto.BOOL,
+}
 
 
 class Model:
@@ -162,3 +169,76 @@ def test_a_zero_point_and_a_scale_per_channel_keep_their_meaning() -> None:
         model.node("QLinearConv", inputs, TensorProto.UINT8)
     for found in session(model.proto()).run(None, model.inputs):
         assert found[0, :, 0, 0].tolist() == [101, 50]  # 100.8, 50.4
+
+
+def _product(op: str, inputs: list[str], dtype: int, activations: Array) -> tuple[Model, onnx.ModelProto]:
+    """A product of activations and weights that both are inputs of the model."""
+    model = Model()
+    model.inputs = {"x": activations, "w": np.full((DEPTH, COLUMNS), 127, np.int8)}
+    model.scale()
+    model.constants |= {"three": np.array(3, np.int8), "zero": np.array(0, np.uint8)}
+    model.nodes.append(
+        helper.make_node(op, inputs, ["y"], domain="" if op == "MatMulInteger" else "com.microsoft")
+    )
+    model.outputs["y"] = dtype
+    return model, model.proto()
+
+
+FULL = np.full((3, DEPTH), 255, np.uint8)
+BELOW = DEPTH * 255 * (127 - 3)
+"""The sum with a zero point of 3, by hand."""
+
+
+@pytest.mark.parametrize("confined", [False, True])
+@pytest.mark.parametrize(
+    ("op", "inputs", "dtype", "activations", "expected"),
+    [
+        ("MatMulInteger", ["x", "w"], TensorProto.INT32, FULL, SUM),
+        ("MatMulInteger", ["x", "w", "", "three"], TensorProto.INT32, FULL, BELOW),
+        ("MatMulIntegerToFloat", ["x", "w", "scale_1.0", "scale_1.0"], TensorProto.FLOAT, FULL, SUM),
+        (
+            "DynamicQuantizeMatMul",
+            ["x", "w", "scale_1.0", "three"],
+            TensorProto.FLOAT,
+            FULL.astype(np.float32),
+            BELOW,
+        ),
+    ],
+)
+def test_weights_that_are_computed_are_exact(
+    op: str, inputs: list[str], dtype: int, activations: Array, expected: int, *, confined: bool
+) -> None:
+    model, proto = _product(op, inputs, dtype, activations)
+    (found,) = session(proto, confined=confined).run(["y"], model.inputs)
+    assert (found == expected).all()
+
+
+def test_a_product_in_a_branch_is_exact_and_names_stay_unique() -> None:
+    model, _ = _product("MatMulInteger", ["x", "w"], TensorProto.INT32, FULL)
+    outputs = [helper.make_tensor_value_info(name, TensorProto.INT32, None) for name in ("w/unsigned", "other")]
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node("MatMulInteger", ["x", "w"], [output.name])], name, [], [output]
+        )
+        for name, output in zip(("then", "else"), outputs, strict=True)
+    }
+    model.nodes = [helper.make_node("If", ["c"], ["y"], **branches)]
+    model.inputs["c"] = np.array(True)
+    for condition in (True, False):
+        (found,) = session(model.proto()).run(["y"], model.inputs | {"c": np.array(condition)})
+        assert (found == SUM).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_only_weights_of_unsigned_activations_change(dtype: str) -> None:
+    """On any processor: the changed model has the same results, by ONNX's own definition."""
+    activations = np.arange(3 * DEPTH).reshape(3, DEPTH).astype(dtype)
+    model, proto = _product("MatMulInteger", ["x", "w", "", "three"], TensorProto.INT32, activations)
+    expected = activations.astype(np.int32) @ np.full((DEPTH, COLUMNS), 127 - 3, np.int32)
+    changed = with_unsigned_weights(proto, {})
+    assert (changed is None) == (dtype == "int8")
+    if changed is not None:
+        (product,) = [node for node in changed.graph.node if node.op_type == "MatMulInteger"]
+        assert product.input[1] != "w"
+        (found,) = ReferenceEvaluator(changed).run(None, model.inputs)
+        assert np.array_equal(found, expected)
