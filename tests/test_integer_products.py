@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -216,7 +217,7 @@ def test_weights_that_are_computed_are_exact(
 def test_a_product_in_a_branch_is_exact_and_names_stay_unique() -> None:
     model, _ = _product("MatMulInteger", ["x", "w"], TensorProto.INT32, FULL)
     outputs = [helper.make_tensor_value_info(name, TensorProto.INT32, None) for name in ("w/unsigned", "other")]
-    branches = {
+    branches: dict[str, Any] = {
         f"{name}_branch": helper.make_graph(
             [helper.make_node("MatMulInteger", ["x", "w"], [output.name])], name, [], [output]
         )

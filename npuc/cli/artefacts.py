@@ -76,6 +76,7 @@ def dump(
       npuc dump resnet8.npu --image weight
       npuc dump --layout --target easynpu
     """
+    from npuc.errors import ArtefactError
     from npuc.reports import listings
     from npuc.reports.disassembly import Disassembly
     from npuc.target import Outlining, file_listing, record_targets
@@ -101,8 +102,15 @@ def dump(
     if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
         if target is None and (known := record_targets(path)):
             raise click.UsageError(f"the file holds register records: --target {', '.join(known)} says whose")
-        found = Disassembly.of((file_listing(path) or find(target or TARGET_NAMES[0]).raw_listing)(path), None)
-        program = None
+        entries = (file_listing(path) or find(target or TARGET_NAMES[0]).raw_listing)(path)
+        if not entries:
+            raise ArtefactError(
+                "E501",
+                f"'{path}' holds no instructions",
+                limit="a program, or a file of its words",
+                remedy="npuc compile MODEL.onnx --target T writes a program",
+            )
+        found, program = Disassembly.of(entries, None), None
     else:
         program, kind = load_program(path, allow_modified)
         outline = kind.outline(program) if isinstance(kind, Outlining) else None

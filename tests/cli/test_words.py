@@ -96,6 +96,12 @@ def test_a_file_that_holds_no_whole_words_is_refused(tmp_path: Path) -> None:
     assert "17 bytes" in npuc("dump", tmp_path / "raw.bin").refused("E504")
 
 
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small"])
+def test_an_empty_file_is_refused(tmp_path: Path, target: str) -> None:
+    (tmp_path / "words").write_bytes(b"")
+    npuc("dump", tmp_path / "words", "--target", target).refused("E501")
+
+
 def test_the_layout_covers_every_bit_of_a_word_in_three_formats() -> None:
     command = ("dump", "--layout", "--target", "easynpu")
     report = npuc(*command, "--json").json["words"]
