@@ -47,6 +47,11 @@ POSITIONS = {
         f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n b = Conv<{SAME}>(d, v)\n y = Add(b, a)",
         [("npu", ("Conv",)), ("host", ("CumSum",)), ("npu", ("Conv",)), ("host", ("Add",))],
     ),
+    "between layers that go to the host with it": (
+        f"a = Conv<{SAME}>(x, w)\n b = CumSum(a, k)\n c = Relu(b)\n d = CumSum(c, k)\n e = Relu(d)\n"
+        " y = CumSum(e, k)",
+        [("npu", ("Conv",)), ("host", ("CumSum", "Relu", "CumSum", "Relu", "CumSum"))],
+    ),
     "everywhere": ("d = CumSum(x, k)\n y = Sin(d)", [("host", ("CumSum", "Sin"))]),
 }
 
