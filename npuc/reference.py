@@ -18,7 +18,7 @@ from npuc.confinement import foreign_session
 from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
-from npuc.storage.mapped import folder, kept, place_of, trim
+from npuc.storage.mapped import kept, place_of, trim
 
 if TYPE_CHECKING:
     import onnx
@@ -165,9 +165,13 @@ def _add(options: Any, weights: Mapping[str, Array]) -> None:
     """Passes the weights to onnxruntime: those in files are mapped, others copied."""
     import onnxruntime as ort
 
-    others = {name: value for name, value in weights.items() if place_of(value) is None}
-    if len(others) < len(weights):
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder()))
+    places = {name: place_of(value) for name, value in weights.items()}
+    others = {name: weights[name] for name, place in places.items() if place is None}
+    mapped = next(filter(None, places.values()), None)
+    if mapped is not None:  # all are in one folder, of the process that mapped them: this may be its child
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(mapped.file.parent)
+        )
     if others:
         values = [ort.OrtValue.ortvalue_from_numpy(value) for value in others.values()]
         options.add_external_initializers(list(others), values)

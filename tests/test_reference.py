@@ -67,12 +67,14 @@ def test_a_graph_runs_with_its_own_constants_beside_a_model_that_has_none_of_the
     np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_and_its_weights_apart_compute_what_they_do_together() -> None:
+@pytest.mark.parametrize("confined", [False, True])
+def test_a_model_and_its_weights_apart_compute_what_they_do_together(confined: bool) -> None:
     whole = to_onnx(heavy()).SerializeToString()
     model, weights = without_weights(onnx.ModelProto.FromString(whole))
     assert len(model.SerializeToString()) < 1000 < HEAVY < len(whole)
     x = {"x": np.random.default_rng(1).standard_normal((1, 4096, 2, 2)).astype(np.float32)}
-    np.testing.assert_array_equal(session(model, weights).run(["y"], x), session(whole).run(["y"], x))
+    apart = session(model, weights, confined=confined)
+    np.testing.assert_array_equal(apart.run(["y"], x), session(whole).run(["y"], x))
 
 
 def test_large_weights_are_computed_with_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,7 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @precision_option
 @target_flags
 @strict_option
+@bind_option
 @click.option("--format", "form", type=Choice(("text", "json", "sarif")), default="text", help="Output format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @custom_ops_option

@@ -27,6 +27,9 @@ INPUT_TYPES: dict[int, str] = {
 Dim = int | str
 """An extent, or the name of a dynamic dimension ("" if it has none)."""
 
+ANONYMOUS = ("?", "None")
+"""What exporters write as the name of any dynamic dimension; two of these need not be equal."""
+
 
 def input_types(
     graph: onnx.GraphProto,
@@ -85,7 +88,11 @@ def _dims(value: onnx.ValueInfoProto) -> Sequence[Dim] | None:
     """The declared dimensions; None if not even the rank is known."""
     if not value.type.tensor_type.HasField("shape"):
         return None
-    return [dim.dim_value if dim.dim_value > 0 else dim.dim_param for dim in value.type.tensor_type.shape.dim]
+    return [dim.dim_value if dim.dim_value > 0 else _name(dim) for dim in value.type.tensor_type.shape.dim]
+
+
+def _name(dim: onnx.TensorShapeProto.Dimension) -> str:
+    return "" if dim.dim_param in ANONYMOUS else dim.dim_param
 
 
 def _reader(graph: onnx.GraphProto, name: str) -> dict[str, str]:

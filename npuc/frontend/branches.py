@@ -13,9 +13,8 @@ from npuc.frontend.external_data import array_of
 def branch_of(node: OnnxNode, to: Builder) -> onnx.GraphProto:
     """The branch chosen by a constant condition; raises E202 for a condition computed at run time."""
     if node.inputs[0] not in to.constants:
-        raise node.unsupported(
-            "the condition is computed at run time", "export one branch", limit="constant conditions"
-        )
+        remedy = "export one branch, or bind the scalar input that chooses it (--bind INPUT=VALUE)"
+        raise node.unsupported("the condition is computed at run time", remedy, limit="constant conditions")
     branch: onnx.GraphProto = node.attrs["then_branch" if to.value(node, 0).any() else "else_branch"]
     if len(branch.output) != len(node.outputs):
         raise node.bad(f"the branch has {len(branch.output)} outputs, the node {len(node.outputs)}")

@@ -1,7 +1,8 @@
-"""The contrib operators that onnxruntime's quantiser writes, and their signatures.
+"""Operators of other domains than ONNX's own, and their signatures.
 
-Each computes the same as an ONNX operator, on integers with scales and zero points, and has that operator's
-attributes. Source: onnxruntime, docs/ContribOperators.md.
+The contrib operators that onnxruntime's quantiser writes: each computes the same as an ONNX operator, on integers
+with scales and zero points, and has that operator's attributes. Source: onnxruntime, docs/ContribOperators.md. Of
+`ai.onnx.ml`, what is arithmetic on tensors. Source: ONNX, docs/Operators-ml.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from npuc.frontend.reading import ONNX_DOMAINS
 from npuc.frontend.signatures import Signature, signature
 
 DOMAIN = "com.microsoft"
+ML_DOMAIN = "ai.onnx.ml"
+ML = ("Scaler",)
+"""The operators of `ai.onnx.ml`; all are in its first version."""
 UNBOUNDED = 2**31 - 1
 
 
@@ -47,6 +51,8 @@ def signature_of(proto: onnx.NodeProto, opset: int) -> Signature | None:
     """The signature of a node's operator, or None if it is not among these."""
     if proto.domain in ONNX_DOMAINS:
         return signature(proto.op_type, opset)
+    if proto.domain == ML_DOMAIN:
+        return signature(proto.op_type, 1, ML_DOMAIN) if proto.op_type in ML else None
     found = CONTRIB.get(proto.op_type) if proto.domain == DOMAIN else None
     like = signature(found.like, max(opset, 13)) if found is not None else None
     if found is None or like is None:
@@ -59,3 +65,8 @@ def signature_of(proto: onnx.NodeProto, opset: int) -> Signature | None:
         kinds={**like.kinds, **dict.fromkeys(more, "INT")},
         defaults={**like.defaults, **more},
     )
+
+
+def is_known(proto: onnx.NodeProto) -> bool:
+    """Whether a node's operator is among these."""
+    return proto.op_type in {DOMAIN: CONTRIB, ML_DOMAIN: ML}.get(proto.domain, ())

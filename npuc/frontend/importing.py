@@ -15,7 +15,7 @@ from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
-from npuc.frontend.contrib import CONTRIB, DOMAIN, signature_of
+from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.expansion import expect_small
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
@@ -150,8 +150,9 @@ def _import_nodes(nodes: Sequence[tuple[str, onnx.NodeProto]], to: Builder) -> N
 
 
 def _is_known(proto: onnx.NodeProto) -> bool:
-    contrib = proto.domain == DOMAIN and proto.op_type in CONTRIB
-    return contrib or (proto.domain in ONNX_DOMAINS and (proto.op_type in IMPORTERS or proto.op_type == "If"))
+    return is_known(proto) or (
+        proto.domain in ONNX_DOMAINS and (proto.op_type in IMPORTERS or proto.op_type == "If")
+    )
 
 
 def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:

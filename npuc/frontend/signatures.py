@@ -29,10 +29,10 @@ class Signature:
 
 
 @cache
-def signature(op: str, opset: int) -> Signature | None:
+def signature(op: str, opset: int, domain: str = "") -> Signature | None:
     """The signature of a standard ONNX operator, or None if this opset does not have it."""
     try:
-        schema = onnx.defs.get_schema(op, opset, "")
+        schema = onnx.defs.get_schema(op, opset, domain)
     except onnx.defs.SchemaError:
         return None
     attributes = schema.attributes

@@ -7,7 +7,7 @@ constant branches inlined and identities left out, as in a complete import.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -194,7 +194,7 @@ class _Survey:
         outputs = {each.name: to.aliases.get(each.name, each.name) for each in graph.output}
         return Network(
             graph.name,
-            (*self.units, *self._constant_outputs(outputs)),
+            _live((*self.units, *self._constant_outputs(outputs)), outputs.values()),
             tuple(self.inputs),
             outputs,
             to.constants,
@@ -290,6 +290,18 @@ class _Survey:
         told = problem or Problem("E201", "the operator is not known to npuc")
         where = replace(told, node=name, op=proto.op_type)
         self.units.append(Unit(name, proto, (), where))
+
+
+def _live(units: Sequence[Unit], outputs: Iterable[str]) -> tuple[Unit, ...]:
+    """The units with a result that is read; of some, only the shape was, which is a constant by now."""
+    read = set(outputs)
+    found: list[Unit] = []
+    for unit in reversed(units):
+        inside = (name for node in unit.nodes for name in node.outputs)
+        if not read.isdisjoint((*unit.writes, *inside)):
+            read.update(unit.reads, unit.imported)
+            found.append(unit)
+    return tuple(reversed(found))
 
 
 def _is_empty(found: TypeProto) -> bool:

@@ -50,30 +50,38 @@ def _refused(problem: Problem) -> Problem:
 
 def _surveyed(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
     plain = replace(options, strict=False)
-    try:
-        graph = driver.optimised(model, target, shapes, plain)
-        found = target.problems(graph, plain)
-        if not found:
-            return _host_steps(target, graph, plain)
-        raise NpucError.of(found)
-    except NpucError as error:
-        refusal = error
-    nowhere = [Found(each, NOWHERE) for each in refusal.problems]
-    if not may_fall_back(refusal):
-        return nowhere
+    refusal: NpucError | None = None
+    if not options.bind:
+        try:
+            graph = driver.optimised(model, target, shapes, plain)
+            found = target.problems(graph, plain)
+            if not found:
+                return _host_steps(target, graph, plain)
+            raise NpucError.of(found)
+        except NpucError as error:
+            refusal = error
+        if not may_fall_back(refusal):
+            return [Found(each, NOWHERE) for each in refusal.problems]
     try:
         target.machine_values(options.machine)
         network = surveyed(model, options, shapes)
         found = _partitioned(network, target, plain, refusal)
     except NpucError as error:
         return [Found(each, NOWHERE) for each in error.problems]
+    return found if refusal is None else _hosted(network, refusal, found)
+
+
+def _hosted(network: Network, refusal: NpucError, found: list[Found]) -> list[Found]:
+    """What was found; the refusal of the target first, and onnxruntime's last, if the host cannot run the rest."""
     try:
         expect_host(network, refusal)
-    except NpucError:
+    except NpucError as error:
+        nowhere = [Found(each, NOWHERE) for each in refusal.problems]
         wrong = [each for each in nowhere if each.problem.node not in network.by_name or _nowhere(network, each)]
         told = {name for each in wrong or nowhere for name in (each.problem.node, each.problem.tensor)}
         others = [each for each in found if each.place == HOST and each.problem.code[:2] in ("E2", "E3")]
-        return [*(wrong or nowhere), *(each for each in others if each.problem.node not in told)]
+        others = [each for each in others if each.problem.node not in told]
+        return [*(wrong or nowhere), *others, Found(error.problems[-1], NOWHERE)]
     return found
 
 
@@ -82,7 +90,7 @@ def _nowhere(network: Network, found: Found) -> bool:
     return not loads(network, network.by_name[found.problem.node or ""])
 
 
-def _partitioned(network: Network, target: Target, options: Options, refusal: NpucError) -> list[Found]:
+def _partitioned(network: Network, target: Target, options: Options, refusal: NpucError | None) -> list[Found]:
     """Every node that does not run on the target, of a model that the target cannot run whole, in model order."""
     denied = refused(network, target, options)
     plan = Plan(network, target, options, None, denied, refusals=refusals(network, refusal))

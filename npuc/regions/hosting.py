@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from npuc.errors import NpucError
+from npuc.errors import NpucError, Problem
 from npuc.external_weights import without_weights
 from npuc.frontend.units import Network, Unit
 from npuc.reference import session
@@ -14,14 +14,24 @@ from npuc.storage.data import synthetic
 
 
 def expect_host(network: Network, refusal: NpucError) -> None:
-    """Raises the refusal if onnxruntime cannot run the model either.
+    """Raises the refusal, and onnxruntime's own as its last problem, if onnxruntime cannot run the model either.
 
     onnxruntime may load even an inconsistent model (E105), so such a model must also run on a sample.
     """
     contradicts = any(each.code == "E105" for each in refusal.problems)
     outputs = list(dict.fromkeys(network.outputs.values()))
-    if not runs(network, network.units, outputs, once=contradicts):
-        raise refusal
+    found = _refusal(network, network.units, outputs, once=contradicts)
+    if found is not None:
+        told = Problem("E105", found, remedy=_binding(network))
+        raise type(refusal).of((*refusal.problems, told)) from refusal
+
+
+def _binding(network: Network) -> str | None:
+    """The flag that may choose a branch of the model, if it has both branches and scalar inputs."""
+    scalars = [name for name in network.inputs if name in network.types and network.types[name].size == 1]
+    if not scalars or not any(unit.op == "If" for unit in network.units):
+        return None
+    return f"if an input chooses a branch, bind it: --bind {scalars[0]}=VALUE"
 
 
 def loads(network: Network, unit: Unit) -> bool:
@@ -29,11 +39,14 @@ def loads(network: Network, unit: Unit) -> bool:
     if any(name not in network.protos and name not in network.constants for name in unit.reads):
         return True  # only the tensor's producer knows its type: the producer's result decides
     contradicts = unit.problem is not None and unit.problem.code == "E105"
-    return runs(network, [unit], unit.writes, once=contradicts)
+    return _refusal(network, [unit], unit.writes, once=contradicts) is None
 
 
-def runs(network: Network, units: Sequence[Unit], outputs: Sequence[str], *, once: bool) -> bool:
-    """Whether onnxruntime loads these units. once: whether it must also run them on a synthetic sample."""
+def _refusal(network: Network, units: Sequence[Unit], outputs: Sequence[str], *, once: bool) -> str | None:
+    """Why onnxruntime does not load these units; None if it does.
+
+    once: whether it must also run them on a synthetic sample.
+    """
     written = {name for unit in units for name in unit.writes}
     try:
         found: Any = session(
@@ -41,9 +54,11 @@ def runs(network: Network, units: Sequence[Unit], outputs: Sequence[str], *, onc
         )
         if once:
             found.run(None, _sample(network, [each.name for each in found.get_inputs()]))
-    except Exception:  # onnxruntime raises many unrelated types
-        return False
-    return True
+    except NpucError as error:
+        return error.problems[0].reason
+    except Exception as error:  # onnxruntime raises many unrelated types
+        return f"onnxruntime cannot run it: {error}"
+    return None
 
 
 def _sample(network: Network, names: Sequence[str]) -> dict[str, Any]:

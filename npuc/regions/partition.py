@@ -124,12 +124,23 @@ def partition(network: Network) -> tuple[Part, ...]:
 
 def _parts(network: Network, phases: Sequence[int]) -> tuple[Part, ...]:
     """Blocks by phase; on the host each connected component is a region."""
+    phases = _joined(phases)
     parts: list[Part] = []
     for phase in sorted(set(phases)):
         members = [at for at, each in enumerate(phases) if each == phase]
         groups = _connected(network, members) if phase % 2 else [members]
         parts += [Part(phase % 2 == 0, tuple(network.blocks[at].name for at in group)) for group in groups]
     return tuple(parts)
+
+
+def _joined(phases: Sequence[int]) -> list[int]:
+    """The phases, with the same for all that follow each other on the host without the NPU in between."""
+    first: dict[int, int] = {}
+    last = None
+    for phase in sorted(set(phases)):
+        last = last if last is not None and last % 2 == phase % 2 == 1 else phase
+        first[phase] = last
+    return [first[phase] for phase in phases]
 
 
 def _connected(network: Network, members: Sequence[int]) -> list[list[int]]:

@@ -221,6 +221,12 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         f"largest error {each['max_abs_error']:.4g}"
         for each in report["outputs"]
     ]
+    lines += [
+        f"output {each['name']}: onnxruntime itself gives NaN for {plural(each['nan_samples'], 'sample')}: "
+        "give data that the model can process (--data DATA.npz)"
+        for each in report["outputs"]
+        if each["nan_samples"]
+    ]
     if report["argmax_agreement"] is not None:
         lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {plural(report['samples'], 'sample')}")
     lines += _task(report["task"])

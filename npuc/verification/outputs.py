@@ -21,11 +21,17 @@ class Outputs:
         self.values: dict[str, list[Array]] = {"fp32": [], "integer": [], "simulator": []}
         """The first output of every sample, by computation."""
         self.labels: list[Array] = []
+        self.undefined = dict.fromkeys(names, 0)
+        """Samples for which onnxruntime's own output has NaN, by output."""
 
     def add(self, exact: Mapping[str, Array], found: Mapping[str, Array], integer: Array | None) -> None:
         """Adds the outputs of a sample: in fp32, of the simulator, and the first one of the integer network."""
         for name, difference in self.differences.items():
             difference.compare(exact[name], found[name])
+            right = exact[name]
+            self.undefined[name] += bool(
+                isinstance(right, np.ndarray) and right.dtype.kind == "f" and np.isnan(right).any()
+            )
         values = {"fp32": exact[self.first], "simulator": found[self.first], "integer": integer}
         for name, each in values.items():
             if isinstance(each, np.ndarray) and each.dtype.kind in "fiub":
@@ -50,7 +56,10 @@ class Outputs:
             "status": "ok" if sound and within else "mismatch",
             "argmax_agreement": None if exact is None or found is None else agreement(exact, found),
             "task": None if labels is None or classes < 2 else counted,
-            "outputs": [{"name": name, **each.as_json()} for name, each in self.differences.items()],
+            "outputs": [
+                {"name": name, **each.as_json(), "nan_samples": self.undefined[name]}
+                for name, each in self.differences.items()
+            ],
             "criterion": [tolerance.as_json(name) for name in self.differences] if tolerance.judges else None,
         }
 

@@ -322,6 +322,12 @@ BANDS = """
     y = Add (f, a)
 """
 TILED = {
+    "a signal of more than 16 tiles of 256 samples": Net(
+        (1, 1, 9000),
+        (1, 16, 9000),
+        "a = Conv <pads = [2, 2]> (x, w) y = Relu (a)",
+        {"w": (16, 1, 5)},
+    ),
     "phases that are interleaved": Net(
         (1, 3, 61, 53),
         (1, 8, 244, 212),

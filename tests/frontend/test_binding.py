@@ -34,6 +34,17 @@ def test_a_dimension_bound_once_binds_its_name_everywhere() -> None:
     assert import_model(two_inputs("[N,3]", "[N,3]"), None, {"b": (4, 3)}).shape("a") == (4, 3)
 
 
+@pytest.mark.parametrize("placeholder", ["?", "None"])
+def test_a_placeholder_for_any_size_binds_nothing_else(placeholder: str) -> None:
+    model = two_inputs("[N,M]", "[N,M]")
+    for dim in (dim for each in model.graph.input for dim in each.type.tensor_type.shape.dim):
+        dim.dim_param = placeholder
+    graph = import_model(model, None, {"a": (4, 3), "b": (1, 3)})
+    assert (graph.shape("a"), graph.shape("b")) == ((4, 3), (1, 3))
+    (problem,) = problems(model, {"a": (4, 3)})
+    assert (problem.code, problem.remedy) == ("E106", "--input-shape b=1,<dim1>")
+
+
 def test_every_unbound_input_is_reported_with_the_flag_that_binds_it() -> None:
     found = problems(two_inputs("[N,3]", "[?,height]"), {})
     assert [(each.code, each.tensor) for each in found] == [("E106", "a"), ("E106", "b")]

@@ -47,8 +47,8 @@ def _nodes(graph: Graph) -> tuple[Node, ...]:
 class _Cases:
     """Networks without some nodes, and which were asked for."""
 
-    def __init__(self, samples: Samples) -> None:
-        self.graph, self.samples = _uneven(), samples
+    def __init__(self, samples: Samples, graph: Graph | None = None) -> None:
+        self.graph, self.samples = graph or _uneven(), samples
         self.known = histograms(self.graph, samples.feeds(), tensors_of(_nodes(self.graph)))
         self.improved: list[Host] = []
 
@@ -79,6 +79,12 @@ def test_the_layer_whose_input_no_scale_suits_goes_to_the_host() -> None:
 
 def test_of_made_up_samples_nothing_is_chosen() -> None:
     cases = _Cases(Samples({"x": _samples()}, synthetic=True))
+    assert (cases.mixed()[1], cases.improved) == ((), [frozenset()])
+
+
+def test_a_network_whose_only_layer_does_all_the_work_is_left_as_it_is() -> None:
+    w = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32)
+    cases = _Cases(Samples({"x": _samples()}), network((1, 2, 6, 6), "y", node("Conv", "x w", "y"), w=w))
     assert (cases.mixed()[1], cases.improved) == ((), [frozenset()])
 
 

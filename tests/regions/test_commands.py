@@ -133,6 +133,22 @@ def test_check_says_that_the_host_runs_what_strict_refuses(tmp_path: Path) -> No
     assert "runs all but 1 node, which the host runs" in said and "Softmax" in said
 
 
+def test_a_branch_that_the_shapes_exclude_is_told_and_an_input_bound_to_the_other_helps(tmp_path: Path) -> None:
+    branches = "then_branch = narrow () => (float[1,8,6,6] p) { p = Conv(x, w) },"
+    branches += " else_branch = wide () => (float[1,8,6,6] q) { s = Squeeze(x, two)\n q = Unsqueeze(s, two) }"
+    body = f"eight = Constant<value = int64 {{8}}>()\n c = Equal(rate, eight)\n y = If<{branches}>(c)"
+    text = f"g (float[1,C,6,6] x, int64 rate) => (float[1,8,6,6] y) <int64[1] two = {{2}}> {{ {body} }}"
+    onnx.save(model_of(text, w=(8, 8, 1, 1)), tmp_path / "m.onnx")
+    asked = (tmp_path / "m.onnx", "--target", "easynpu", "--input-shape", "x=1,8,6,6")
+    for command in (("check",), ("compile", "-o", tmp_path / "m.npu")):
+        outcome = npuc(*command, *asked, "--json")
+        assert outcome.code == 1
+        last = outcome.json["errors"][-1]
+        assert last["code"] == "E105" and "onnxruntime refuses" in last["reason"]
+        assert "--bind rate=VALUE" in last["remedy"]
+        assert npuc(*command, *asked, "--bind", "rate=8").code == 0
+
+
 def test_deny_and_refusing_the_host_exclude_each_other(folder: Path, tmp_path: Path) -> None:
     options = ("--target", "easynpu", "-o", tmp_path / "n.npu", "--deny", "Conv")
     assert "--strict exclude" in npuc("compile", folder / "m.onnx", *options, "--strict").usage()

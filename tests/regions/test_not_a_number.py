@@ -6,17 +6,29 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from npuc.errors import DataError
 from npuc.host import quantise
+from npuc.ir import Array
 from npuc.regions.compiling import compile_model
+from npuc.reports.summaries import verified
 from npuc.storage.data import Samples
 from npuc.target import Options, target
+from npuc.verification.metrics import Tolerance
 from tests.regions.nets import checked, model_of, program_of
 
 HEAD = "g (float[1,8,6,6] x) => (float[1,8,6,6] y) "
 SAME = "pads = [1, 1, 1, 1]"
+
+
+def fp32(model: Path, x: Array) -> list[Array]:
+    """The model's output y for every sample."""
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    return [session.run(["y"], {"x": each})[0] for each in x]
+
+
 BODIES = {
     "a region makes it": f"a = Conv<{SAME}>(x, w)\n b = Log(a)\n y = Conv<{SAME}>(b, v)",
     "the target's own step makes it": f"a = Conv<{SAME}>(x, w)\n b = Sqrt(a)\n y = Conv<{SAME}>(b, v)",
@@ -35,6 +47,17 @@ def test_a_network_that_makes_nan_of_noise_compiles_and_agrees_in_every_bit(
     low[1] = 3
     found = checked(program, tmp_path, Samples({"x": low}))
     assert found["bit_exact"]
+
+
+def test_samples_for_which_onnxruntime_gives_nan_are_counted_and_told(tmp_path: Path) -> None:
+    program = program_of(model_of(f"{HEAD} {{ a = Conv<{SAME}>(x, w)\n y = Log(a) }}", w=(8, 8, 3, 3)), tmp_path)
+    x = np.ones((3, 1, 8, 6, 6), np.float32)
+    x[1:] *= -1
+    report = checked(program, tmp_path, Samples({"x": x}))
+    counted = report["outputs"][0]["nan_samples"]
+    expected = sum(bool(np.isnan(each).any()) for each in fp32(tmp_path / "m.onnx", x))
+    assert counted == expected > 0
+    assert f"NaN for {expected} samples" in verified(report, Tolerance(12.0, 0.95))
 
 
 def test_the_user_s_samples_must_keep_the_network_finite(tmp_path: Path) -> None:

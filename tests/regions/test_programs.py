@@ -47,6 +47,11 @@ POSITIONS = {
         f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n b = Conv<{SAME}>(d, v)\n y = Add(b, a)",
         [("npu", ("Conv",)), ("host", ("CumSum",)), ("npu", ("Conv",)), ("host", ("Add",))],
     ),
+    "between layers that go to the host with it": (
+        f"a = Conv<{SAME}>(x, w)\n b = CumSum(a, k)\n c = Relu(b)\n d = CumSum(c, k)\n e = Relu(d)\n"
+        " y = CumSum(e, k)",
+        [("npu", ("Conv",)), ("host", ("CumSum", "Relu", "CumSum", "Relu", "CumSum"))],
+    ),
     "everywhere": ("d = CumSum(x, k)\n y = Sin(d)", [("host", ("CumSum", "Sin"))]),
 }
 
@@ -91,6 +96,16 @@ def test_what_onnxruntime_loads_is_compiled(kind: str, tmp_path: Path) -> None:
     assert parts[0][0] == "npu" and "Conv" in parts[0][1]
     assert any(place == "host" for place, _ in parts)
     assert checked(program, tmp_path)["bit_exact"]
+
+
+def test_a_node_of_which_only_the_shape_is_read_is_in_no_region(tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n t = Transpose<perm = [0, 2, 3, 1]>(a)\n n = Shape(t)\n s = CumSum(a, k)\n"
+    body += f"b = Conv<{SAME}>(s, v)\n z = ConstantOfShape(n)\n p = Transpose<perm = [0, 3, 1, 2]>(z)\n"
+    body += "c = CumSum(b, k)\n y = Add(c, p)"
+    model = model_of(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}", **C8)
+    program = program_of(model, tmp_path)
+    assert not any("Transpose" in ops for _, ops in places(program))
+    assert checked(program, tmp_path)["status"] == "ok"
 
 
 def test_a_shape_known_at_run_time_only_stays_within_the_region(tmp_path: Path) -> None:

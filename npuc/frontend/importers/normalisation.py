@@ -67,10 +67,24 @@ def _group_normalization(node: OnnxNode, to: Builder) -> None:
         to.emit(node, "Reshape", (to.emit(node, "Add", (scaled, columns[1]), ()),), shape=shape)
 
 
+def _scaler(node: OnnxNode, to: Builder) -> None:
+    """(x - offset) * scale, by one number or by one per feature; x is (features,) or (N, features)."""
+    (x,) = node.inputs
+    shape, numbers = to.shape(x), {key: np.array(node.attrs.get(key, ()), "f") for key in ("offset", "scale")}
+    if len(shape) not in (1, 2):
+        limit, remedy = "(features,) or (N, features)", "write it as Sub and Mul"
+        raise node.unsupported(f"an input of shape {list(shape)}", remedy, limit=limit)
+    if any(each.size not in (1, shape[-1]) for each in numbers.values()):
+        raise node.bad(f"offset and scale of {shape[-1]} features", tensor=x, limit=f"1 or {shape[-1]} numbers")
+    offset, scale = (to.constant(node, key, each) for key, each in numbers.items())
+    to.emit(node, "Mul", (to.emit(node, "Sub", (x, offset), ()), scale))
+
+
 IMPORTERS: dict[str, Importer] = {
     "BatchNormalization": _batch_normalization,
     "InstanceNormalization": same("epsilon"),
     "LayerNormalization": _layer_normalization,
     "GroupNormalization": _group_normalization,
+    "Scaler": _scaler,
     "LRN": same("alpha", "beta", "bias", "size"),
 }

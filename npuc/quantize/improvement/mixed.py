@@ -62,9 +62,12 @@ def mixed(
     array, plain = best(nowhere), drawn(nowhere)
     if samples.synthetic or len(samples) < FEWEST_SAMPLES or not ends(plain.graph):
         return array
+    able = candidates(graph, plain, layers)
+    if not able:
+        return array
     started = process_time()
     judge = acceptance(graph, plain, divided(samples, MOST_SAMPLES)[1])
-    shares = _noisiest(graph, plain, candidates(graph, plain, layers), judge.feeds)
+    shares = _noisiest(graph, plain, able, judge.feeds)
     host = _chosen(judge, drawn, shares)
     if not host:
         return array

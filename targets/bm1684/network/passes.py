@@ -9,6 +9,7 @@ from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.split_average_borders import split_average_borders
+from npuc.passes.expansion.split_pads import SplitPads
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
@@ -18,6 +19,7 @@ from npuc.targets.bm1684.network.support import MOST_EXTENT, MOST_PADDING, MOST_
 PASSES: tuple[Pass, ...] = (
     fold_constants,
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
+    SplitPads(MOST_PADDING),
     FoldExtents(MOST_EXTENT - 2 * MOST_PADDING),
 )
 """Constants are folded first, since a rounding that moved before a Concat may apply to a constant."""

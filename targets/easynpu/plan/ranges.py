@@ -33,6 +33,10 @@ from npuc.targets.easynpu.plan.segments import cut
 
 MOST_EXTENT = 256
 """The most rows or columns of a map that an instruction word can state."""
+FINEST_TILES = 8192
+"""The most tiles along rows and columns together, where no grid of MOST_TILES by MOST_TILES fits."""
+FINER = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Numbers of tiles along an axis beyond MOST_TILES."""
 
 
 InTurn = Callable[[Node, tuple[Node, ...]], tuple[Layer, ...]]
@@ -52,7 +56,7 @@ class Range:
     """Consecutive nodes with every grid that may fit them; whether one does is determined on demand.
 
     tail: a range with the same end and a later start, whose tile ranges are reused for the nodes in both.
-    in_turn: `parts_of`, shared by several ranges.
+    in_turn: `parts_of`, shared by several ranges. fine: also grids of more than MOST_TILES along an axis.
     """
 
     def __init__(
@@ -65,8 +69,9 @@ class Range:
         in_turn: InTurn | None = None,
         *,
         documented: bool = False,
+        fine: bool = False,
     ) -> None:
-        self.graph = graph
+        self.graph, self.fine = graph, fine
         self._in_turn = in_turn or parts_of(graph, machine)
         self.nodes = tuple(nodes)
         self.machine = machine
@@ -189,8 +194,11 @@ class Range:
 
     def _counts(self, axis: int, least: int) -> tuple[int, ...]:
         """Useful numbers of tiles for an axis with this many units."""
-        most = min(least, MOST_TILES if axis else least) if _divides(self.graph, self.nodes, axis) else 1
-        return tuple(n for n in range(1, most + 1) if n == 1 or -(-least // n) < -(-least // (n - 1)))
+        if not _divides(self.graph, self.nodes, axis):
+            return (1,)
+        most = min(least, MOST_TILES if axis else least)
+        finer = (n for n in FINER if self.fine and axis and n <= least)
+        return (*(n for n in range(1, most + 1) if n == 1 or -(-least // n) < -(-least // (n - 1))), *finer)
 
     def _undivided(self, rows: Array, columns: Array) -> Array:
         """The grids in which layers that are loaded part by part have windows of one tile each.
@@ -229,7 +237,8 @@ class Range:
         largest = rows.largest[:, None] * columns.largest[None]
         tall, wide = rows.largest.max(axis=1) <= MOST_EXTENT, columns.largest.max(axis=1) <= MOST_EXTENT
         tiles = np.multiply.outer(rows.counts, columns.counts)
-        in_turn = self._undivided(rows.largest, columns.largest)
+        few = tiles <= max(FINEST_TILES, MOST_TILES**2)
+        in_turn = few & self._undivided(rows.largest, columns.largest)
         sums_up = [node for node in self.nodes if node.op == "IntConv" and not is_channelwise(self.graph, node)]
         sections = self.chains is None and len(sums_up) == 1
         chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])

@@ -43,7 +43,7 @@ def regions_of(graph: Graph, machine: Machine, *, documented: bool = False) -> t
 
 
 MOST_TILES = 16
-"""The most tiles along rows, and along columns."""
+"""The most tiles along rows, and along columns, if any such grid fits."""
 
 
 MOVED_BY_ADDRESSES = ("Concat", "Slice", "Split", "DepthToSpace")

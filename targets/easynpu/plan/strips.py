@@ -4,13 +4,14 @@ The nodes of a region are cut into consecutive ranges, each with a grid of tiles
 the cuts minimises the cycles of computation (halo is computed more than once) plus those of the transfers. It is
 exact within its class of plans: contiguous ranges of at most 32 units, uniform grids of up to 16 x 16 tiles along
 the axes that no layer moves elements along, groups of 16 channels for single layers, tiles that the allocator can
-place.
+place. Only where no such plan exists are there finer grids, of up to 8192 tiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import inf, prod
 
 from npuc.errors import DoesNotFit
@@ -85,21 +86,22 @@ def plans(
         "cycles": RARELY,
     }
     in_turn = parts_of(graph, machine)
-    for points in (units(graph, nodes, machine), range(len(nodes) + 1)):
+    by_unit, by_node = units(graph, nodes, machine), range(len(nodes) + 1)
+    for fine, points in product((False, True), (by_unit, by_node)):
         ranges: dict[tuple[int, int], Range] = {}
         for position, end in enumerate(points):
             tail: Range | None = None
             for start in reversed(points[max(0, position - MOST_UNITS) : position]):
                 tail = ranges[start, end] = Range(
-                    graph, nodes[start:end], machine, shares, tail, in_turn, documented=documented
+                    graph, nodes[start:end], machine, shares, tail, in_turn, documented=documented, fine=fine
                 )
         found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
         least = least_cycles(graph, nodes, machine, shares)
         fitting = {name: Plan(strips, least) for name, strips in found.items() if strips is not None}
         if fitting:
             return fitting
-    alone = (node for node in nodes if not Range(graph, [node], machine, shares, documented=documented).best(1))
-    raise _nothing_fits(graph, next(alone), machine)
+    finest = (Range(graph, [node], machine, shares, documented=documented, fine=True) for node in nodes)
+    raise _nothing_fits(graph, next(each.nodes[0] for each in finest if not each.best(1)), machine)
 
 
 def units(graph: Graph, nodes: Sequence[Node], machine: Machine) -> list[int]:

@@ -51,7 +51,8 @@ def _fits(graph: Graph, array: Sequence[Node], machine: Machine, documented: boo
     points = units(graph, nodes, machine)
     for start, end in pairwise(points):
         unit = nodes[start:end]
-        strip = Range(graph, unit, machine, shares, documented=documented).best(1)
+        ranges = (Range(graph, unit, machine, shares, documented=documented, fine=fine) for fine in (False, True))
+        strip = next(filter(None, (each.best(1) for each in ranges)), None)
         tiles = tiles_of(graph, unit, strip.grid) if strip is not None else []
         if not tiles:
             return False

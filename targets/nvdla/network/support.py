@@ -162,7 +162,11 @@ class OnUnits:
 
 
 BATCH = "bind the batch to 1 with --input-shape"
-REMEDIES: Mapping[Constraint, str] = {one_image: BATCH, map_fields: SPLIT}
+REMEDIES: Mapping[Constraint, str] = {
+    one_image: BATCH,
+    map_fields: SPLIT,
+    convolution_fields: "a smaller kernel, padding or dilation",
+}
 """Remedies of constraints that mean the same for every operator."""
 SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
 AVERAGING = "PDP, CONV + SDP"
