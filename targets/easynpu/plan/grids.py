@@ -128,10 +128,21 @@ class Axis:
 
     def kinds(self, count: int) -> list[Array]:
         """The ranges (tensors, 2) of one tile of every kind; tiles of a kind have equal extents."""
-        start = self.starts[self.counts.index(count)]
-        low, high = self.low[:, start : start + count], self.high[:, start : start + count]
+        low, high = self._tiles(count)
         kinds = {tuple(sizes): at for at, sizes in enumerate((high - low).T.tolist())}
         return [np.stack([low[:, at], high[:, at]], axis=1) for _, at in sorted(kinds.items(), reverse=True)]
+
+    def placed_kinds(self, count: int) -> tuple[list[Array], list[int]]:
+        """The same for tiles that also begin at the same borders of the map, and the kind of every tile."""
+        low, high = self._tiles(count)
+        keys = [tuple(each) for each in np.concatenate([high - low, low == 0]).T.tolist()]
+        kinds = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        first = [keys.index(key) for key in kinds]
+        return [np.stack([low[:, at], high[:, at]], axis=1) for at in first], [kinds[key] for key in keys]
+
+    def _tiles(self, count: int) -> tuple[Array, Array]:
+        start = self.starts[self.counts.index(count)]
+        return self.low[:, start : start + count], self.high[:, start : start + count]
 
 
 def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, MapWindow]]:

@@ -253,7 +253,7 @@ def steps_of(run: Run) -> list[ChainUse]:
         if any(stage.keeps for stage in job.stages):
             raise _refusal(f"'{name}' takes several words that keep psums", job.stages[0].node)
         for view in (*job.reads, *job.writes):
-            if not run.views.is_whole(view):
+            if not run.views.leads(view):
                 reason = f"'{name}' reads or writes a part of '{view.buffer}', or repeats it"
                 raise _refusal(reason, job.stages[0].node)
         kept = (job.kept or job.result).buffer

@@ -22,6 +22,7 @@ from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Grid, Share, Strip
+from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.ranges import Range, parts_of
 from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
 
@@ -51,11 +52,12 @@ class Plan:
         return sum(strip.compute_cycles for strip in self.strips) - self.least_cycles
 
 
-def untiled(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> Plan:
-    """The plan of a region that fits as a whole; no other plan moves or computes less."""
-    borders = (*inputs_of(graph, nodes), *outputs_of(graph, nodes))
-    traffic = sum(whole(graph, name).words for name in borders)
-    traffic += sum(each.weight_words for each in shares.values())
+def untiled(
+    graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share], found: Sequence[Placement]
+) -> Plan:
+    """The plan of a region that fits as a whole, given its segments; no other plan computes less."""
+    moved = [each.window.words for segment in found for each in (*segment.inputs, *segment.outputs)]
+    traffic = sum(moved) + sum(each.weight_words for each in shares.values())
     cycles = least_cycles(graph, nodes, machine, shares)
     return Plan((Strip(tuple(nodes), Grid(), traffic, cycles),), cycles)
 

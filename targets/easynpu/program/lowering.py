@@ -36,6 +36,7 @@ from npuc.targets.easynpu.plan.placement import (
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.segments import cut
+from npuc.targets.easynpu.plan.streams import Streams
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
@@ -54,7 +55,7 @@ class Lowered:
     jobs: tuple[EmittedJob, ...]
     usage: Mapping[str, Usage]
     plans: tuple[Mapping[str, Plan], ...] = ()
-    """Per run of array nodes, the best plan for each objective; empty mappings with documented addressing."""
+    """Per run of array nodes, the best plan for each objective."""
 
 
 def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective: str = "time") -> Lowered:
@@ -106,26 +107,28 @@ def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool
 
 
 class _WeightImage:
-    """The weight file: every distinct stream once; a stream that the DTCM still holds is not loaded again."""
+    """The weight file: every distinct stream once; words that the DTCM still holds are not loaded again."""
 
     def __init__(self) -> None:
         self.image = bytearray()
         self.starts: dict[bytes, int] = {}
-        self.resident: tuple[bytes, tuple[tuple[str, int], ...]] = b"", ()
+        self.streams = Streams()
 
     def load(self, stream: bytes, jobs: Sequence[EmittedJob]) -> tuple[ImageLoad, ...]:
-        """The loads of a segment with this weight stream; none if the DTCM still holds it for the same layers."""
+        """The loads of a segment with this weight stream: its words that the DTCM no longer holds for its layers."""
         layers = tuple((job.placed.job.stages[-1].node.output, job.placed.job.start[0]) for job in jobs)
         in_turn = any(job.placed.job.takes or job.placed.job.leaves for job in jobs)
         if not stream:
             return ()
-        known, self.resident = self.resident, (stream, layers)
-        if self.resident == known and not in_turn:
+        words = self.streams.load((stream, layers), len(stream) // LANES)
+        if in_turn:
+            words = len(stream) // LANES
+        if not words:
             return ()
         if stream not in self.starts:
             self.starts[stream] = len(self.image) // LANES
             self.image += stream
-        return (ImageLoad("weight", 0, "weight.bin", self.starts[stream], len(stream) // LANES),)
+        return (ImageLoad("weight", 0, "weight.bin", self.starts[stream], words),)
 
 
 def computed(
@@ -133,7 +136,7 @@ def computed(
 ) -> tuple[Mapping[str, Plan], Iterable[Placement]]:
     """The best plan for each objective, and the placed runs, one per segment, of the plan for this objective.
 
-    All nodes run at once, or in tiles where the maps do not fit. With documented addressing no plans are returned.
+    All nodes run at once, or in tiles where the maps do not fit.
     Raises DoesNotFit where not even one tile of one layer fits, or where tiles are needed and documented
     addressing cannot express them.
     """
@@ -146,12 +149,12 @@ def computed(
     try:
         expect_fields(run.jobs)
         found = placed(run, machine, documented)
-        return {} if documented else dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares)), found
+        return dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares, found)), found
     except (DoesNotFit, UnsupportedOperator) as error:
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
     best = plans(graph, nodes, machine, shares, documented=documented)
-    return {} if documented else best, _tiles(graph, best[objective], machine, documented)
+    return best, _tiles(graph, best[objective], machine, documented)
 
 
 def _tiles(graph: Graph, plan: Plan, machine: Machine, documented: bool) -> Iterator[Placement]:
