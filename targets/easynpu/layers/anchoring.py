@@ -1,8 +1,8 @@
 """Rows that documented words compute: results anchored at the first row of the maps that they are read with.
 
 Documented words have no offsets: the second operand of a sum lies at the addresses of the result, and a window
-starts at the first held row. Where a map is held from an earlier row than a reader needs, the result starts earlier
-too. Its first rows take padding in place of rows that the tile does not hold; nothing reads or stores them.
+starts at the first held row. Where a map is held from an earlier row than a reader needs, the result starts
+earlier too. Its first rows take padding in place of rows that the tile does not hold; they are never used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def slides(head: Node) -> bool:
 
 
 def anchored(graph: Graph, chains: Sequence[Sequence[Node]], needed: Ranges) -> Ranges:
-    """The rows of every tensor that are computed where these are needed, for many tiles: perhaps more at the top."""
+    """The rows of every tensor that are computed where these are needed, for many tiles; some start earlier."""
     found = dict(needed)
     for chain in chains:
         head, result, operand = chain[0], chain[-1].output, operand_of(chain)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 
 import numpy as np
@@ -21,7 +22,6 @@ from npuc.targets.easynpu.machine.memory import feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Share
 from npuc.targets.easynpu.plan.implicit import ChainUse, Inexpressible, arranged
-
 
 MOST_PADDING = 15
 """Ph has 4 bits."""
@@ -47,6 +47,21 @@ def expect_words(graph: Graph, nodes: Sequence[Node], machine: Machine) -> None:
     ]
     if problems:
         raise NpucError.of(problems)
+
+
+MostOutputs = Callable[[tuple[Node, ...]], int]
+
+
+def most_outputs(graph: Graph, machine: Machine) -> MostOutputs:
+    """The most channels of its result that one word of a chain computes, cached."""
+
+    @cache
+    def found(chain: tuple[Node, ...]) -> int:
+        if chain[0].op == "IntConv":
+            return load_of(graph, chain[0], machine, chain[1:], documented=True).outputs
+        return FIELD_CHANNELS
+
+    return found
 
 
 def _behind(node: Node, before: Mapping[Node, Node]) -> list[Node]:
@@ -77,8 +92,9 @@ class Chains:
         machine: Machine,
         before: Mapping[Node, Node],
         shares: Mapping[str, Share],
+        most: MostOutputs,
     ) -> None:
-        self.graph, self.machine, self.shares = graph, machine, shares
+        self.graph, self.machine, self.shares, self.most = graph, machine, shares, most
         self.chains = chains_of(graph, nodes, before)
 
     def of_tile(
@@ -111,7 +127,7 @@ class Chains:
         """A chain as one step; None if it takes several words for chunks of the channels, or parts of maps."""
         head, last = chain[0], chain[-1]
         channels = windows[last.output].shape[0]
-        if channels > self._most(head, chain[1:]):
+        if channels > self.most(tuple(chain)):
             return None
         source, operand = head.inputs[0], operand_of(chain)
         names = [views.tensors[name] for name in (source, operand, last.output) if name is not None]
@@ -147,15 +163,9 @@ class Chains:
         return all(windows[name].channels == result.channels for name in alike)
 
     def _begins_with(self, head: Node, held: MapWindow, result: MapWindow) -> bool:
-        """Whether the first row of a result follows from the first held row and a padding that a word can state."""
+        """Whether a padding that a word can state leads from the first held row to that of the result."""
         if not slides(head):
             return held.rows[0] == result.rows[0]
         rows = Sliding.of(self.graph, head, 1)
         first = result.rows[0] * rows.stride - rows.padding
         return first <= held.rows[0] <= first + MOST_PADDING
-
-    def _most(self, head: Node, followers: Sequence[Node]) -> int:
-        """The most channels of the result that one word computes."""
-        if head.op == "IntConv":
-            return load_of(self.graph, head, self.machine, followers, documented=True).outputs
-        return FIELD_CHANNELS

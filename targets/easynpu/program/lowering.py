@@ -115,7 +115,7 @@ class _WeightImage:
         self.streams = Streams()
 
     def load(self, stream: bytes, jobs: Sequence[EmittedJob]) -> tuple[ImageLoad, ...]:
-        """The loads of a segment with this weight stream: its words that the DTCM no longer holds for its layers."""
+        """The loads of a segment with this weight stream: the words that the DTCM does not hold for its layers."""
         layers = tuple((job.placed.job.stages[-1].node.output, job.placed.job.start[0]) for job in jobs)
         in_turn = any(job.placed.job.takes or job.placed.job.leaves for job in jobs)
         if not stream:
@@ -136,9 +136,8 @@ def computed(
 ) -> tuple[Mapping[str, Plan], Iterable[Placement]]:
     """The best plan for each objective, and the placed runs, one per segment, of the plan for this objective.
 
-    All nodes run at once, or in tiles where the maps do not fit.
-    Raises DoesNotFit where not even one tile of one layer fits, or where tiles are needed and documented
-    addressing cannot express them.
+    All nodes run at once, or in tiles where the maps do not fit. Raises DoesNotFit where not even one tile of one
+    layer fits, or where tiles are needed and documented addressing cannot express them.
     """
     nodes = best_order(graph, nodes, machine)
     if documented:
