@@ -43,6 +43,12 @@ def operand_of(chain: Sequence[Node]) -> str | None:
     return others[-1] if others else None
 
 
+def _combined(chains: Sequence[Sequence[Node]]) -> dict[str, str]:
+    """For each map that a chain begins by adding or multiplying, the other one."""
+    pairs = [(chain[0].inputs[0], operand_of(chain)) for chain in chains if chain[0].op in ("IntAdd", "IntMul")]
+    return {one: other for pair in pairs for one, other in (pair, pair[::-1]) if one and other and one != other}
+
+
 def slides(head: Node) -> bool:
     """Whether a chain reads its map through windows, so that padding may stand in for rows above."""
     return head.op in ("IntConv", "MaxPool")
@@ -51,8 +57,10 @@ def slides(head: Node) -> bool:
 def anchored(graph: Graph, chains: Sequence[Sequence[Node]], needed: Ranges) -> Ranges:
     """The rows of every tensor that are computed where these are needed, for many tiles; some start earlier."""
     found = dict(needed)
+    beside = _combined(chains)
     for chain in chains:
-        head, result, operand = chain[0], chain[-1].output, operand_of(chain)
+        head, result = chain[0], chain[-1].output
+        other = operand_of(chain) or beside.get(result)
         if 1 in moved_axes(graph, head):
             continue
         low, high = needed[result]
@@ -61,7 +69,7 @@ def anchored(graph: Graph, chains: Sequence[Sequence[Node]], needed: Ranges) -> 
             rows = Sliding.of(graph, head, 1)
             first = (first + rows.padding) // rows.stride
         low = np.minimum(low, first)
-        if operand is not None:
-            low = np.minimum(low, found[operand][0])
+        if other is not None:
+            low = np.minimum(low, found[other][0])
         found.update((node.output, (low, high)) for node in chain)
     return found

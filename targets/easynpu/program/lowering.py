@@ -12,6 +12,7 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
+from npuc.targets.easynpu.layers.combining import with_latest_first
 from npuc.targets.easynpu.layers.joined import with_maps_apart
 from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import PIXEL, pixel
@@ -65,7 +66,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
     too small.
     """
-    graph = with_repeated(quantised.graph) if documented else quantised.graph
+    graph = with_latest_first(with_repeated(quantised.graph)) if documented else quantised.graph
     graph = with_reshape_words(graph, lambda graph, node: _holds(graph, node, machine, documented))
     if not documented:
         held = machine.fmap_words + machine.skip_words
