@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
 from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
@@ -18,12 +19,12 @@ from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import PIXEL, pixel
 from npuc.targets.easynpu.layers.repeated import with_repeated
 from npuc.targets.easynpu.layers.support import HOST
-from npuc.targets.easynpu.layers.windows import whole
+from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import expect_words
-from npuc.targets.easynpu.plan.grids import shares_of, tiles_of
+from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.placement import (
@@ -41,7 +42,7 @@ from npuc.targets.easynpu.plan.streams import Streams
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
-from npuc.targets.easynpu.program.resident import Resident
+from npuc.targets.easynpu.program.resident import Resident, without_dead_stores
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,15 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
             jobs += map(without_data, emitted)
             usage.append(placement.usage)
     peaks = _usage(usage, steps)
-    return Lowered(graph, tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), peaks, tuple(considered))
+    return Lowered(
+        graph,
+        without_dead_stores(steps, graph.outputs),
+        tuple(words),
+        bytes(weights.image),
+        tuple(jobs),
+        peaks,
+        tuple(considered),
+    )
 
 
 def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool:
@@ -158,11 +167,33 @@ def computed(
 
 
 def _tiles(graph: Graph, plan: Plan, machine: Machine, documented: bool) -> Iterator[Placement]:
-    """The placed runs of a plan, tile by tile."""
-    for strip in plan.strips:
-        for tile in tiles_of(graph, strip.nodes, strip.grid):
-            run = run_of(graph, strip.nodes, machine, tile, documented=documented)
+    """The placed runs of a plan, tile by tile.
+
+    Documented words reach a map only at a fixed address. A range may begin with the tile at the top of its map if
+    the range before it has ended there; that one's results are left where they are read next.
+    """
+    runs = (
+        run_of(graph, strip.nodes, machine, tile, documented=documented)
+        for strip, tiles in _in_order(graph, plan, documented)
+        for tile in tiles
+    )
+    for run, following in pairwise(chain(runs, [None])):
+        assert run is not None
+        if not documented or following is None or not set(run.outputs).intersection(following.inputs):
             yield from placed(run, machine, documented)
+        else:
+            yield from implicit(run, machine, implicit(following, machine)[0].inputs)
+
+
+def _in_order(
+    graph: Graph, plan: Plan, documented: bool
+) -> Iterator[tuple[Strip, Sequence[Mapping[str, MapWindow]]]]:
+    """The tiles of every strip; those of documented words from the bottom up and from the top down in turns."""
+    from_top = not documented
+    for strip in plan.strips:
+        tiles = tiles_of(graph, strip.nodes, strip.grid)
+        yield strip, tiles if from_top else tiles[::-1]
+        from_top = not documented or not from_top or len(tiles) == 1
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
