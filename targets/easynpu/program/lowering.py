@@ -126,7 +126,8 @@ class _WeightImage:
 
     def load(self, stream: bytes, jobs: Sequence[EmittedJob]) -> tuple[ImageLoad, ...]:
         """The loads of a segment with this weight stream: the words that the DTCM does not hold for its layers."""
-        layers = tuple((job.placed.job.stages[-1].node.output, job.placed.job.start[0]) for job in jobs)
+        streaming = [job.placed.job for job in jobs if len(job.weights)]
+        layers = tuple((job.stages[-1].node.output, job.start[0]) for job in streaming)
         in_turn = any(job.placed.job.takes or job.placed.job.leaves for job in jobs)
         if not stream:
             return ()
