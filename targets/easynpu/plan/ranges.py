@@ -27,7 +27,7 @@ from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains, MostOutputs, TileRun, most_outputs
-from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts
+from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts, together
 from npuc.targets.easynpu.plan.placement import placeable
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
@@ -261,7 +261,7 @@ class Range:
         alive = _alive(self.nodes, self.tensors, self.outputs, self.before, self.graph)
         inputs = [self.tensors.index(name) for name in self.inputs]
         mine = [shares.get(name, Share()) if name not in self.inputs else Share() for name in self.tensors]
-        weights, tables = sum(each.weight_words for each in mine), sum(each.table_words for each in mine)
+        weights, tables = together(mine)
         cycles = np.array([each.row_cycles(self.machine) for each in mine])
         sums = rows.total[:, None] * columns.total[None]
         largest = rows.largest[:, None] * columns.largest[None]

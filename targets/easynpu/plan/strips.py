@@ -22,7 +22,7 @@ from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import most_outputs
-from npuc.targets.easynpu.plan.grids import Grid, Share, Strip
+from npuc.targets.easynpu.plan.grids import Grid, Share, Strip, together
 from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.ranges import Range, parts_of
 from npuc.targets.easynpu.plan.regions import inputs_of
@@ -58,7 +58,7 @@ def untiled(
 ) -> Plan:
     """The plan of a region that fits as a whole, given its segments; no other plan computes less."""
     moved = [each.window.words for segment in found for each in (*segment.inputs, *segment.outputs)]
-    traffic = sum(moved) + sum(each.weight_words for each in shares.values())
+    traffic = sum(moved) + together(shares.values())[0]
     cycles = least_cycles(graph, nodes, machine, shares)
     return Plan((Strip(tuple(nodes), Grid(), traffic, cycles),), cycles)
 
