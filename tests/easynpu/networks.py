@@ -106,6 +106,32 @@ class Network:
         return build("random", self.nodes, {"x": self.types["x"]}, list(dict.fromkeys(outputs)), self.constants)
 
 
+class Residual(Network):
+    """Grows a network of residual blocks, with or without a projection on the short cut."""
+
+    def grow(self) -> None:
+        x, stride = self.maps[-1], self.one_of(1, 1, 2)
+        channels = self.types[x].shape[1]
+        outputs = channels if stride == 1 and self.number(0, 2) else self.number(1, 40)
+        y = self.block(x, outputs, stride)
+        for _ in range(self.number(0, 2)):
+            y = self.block(y, outputs, 1)
+        same = self.types[x].shape == self.types[y].shape
+        short = x if same else self.window(x, outputs, self.one_of(1, 1, 3), stride)
+        operands = (y, short) if self.number(0, 1) else (short, y)
+        total = self.node("Add", *operands)
+        self.maps.append(self.node("Relu", total) if self.number(0, 1) else total)
+
+    def block(self, x: str, outputs: int, stride: int) -> str:
+        y = self.window(x, outputs, self.one_of(1, 3, 3, 5), stride)
+        return self.node(("Relu", "Relu", "HardSwish")[self.number(0, 2)], y) if self.number(0, 2) else y
+
+    def window(self, x: str, outputs: int, kernel: int, stride: int) -> str:
+        """A convolution with as much padding as its kernel reaches, so that only the stride divides the map."""
+        w, pads = self.normal(outputs, self.types[x].shape[1], kernel, kernel), (kernel // 2,) * 4
+        return self.node("Conv", x, w, self.normal(outputs), strides=(stride, stride), pads=pads, group=1)
+
+
 def random_machine(seed: int) -> dict[str, int]:
     """Parameters of a machine that is often too small for whole maps."""
     random = np.random.default_rng(seed)

@@ -33,10 +33,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED = GIVEN / "models"
 
 
-def expect_the_simulators_bits_and_cycles(model: Path, folder: Path, machine: str) -> None:
+def expect_the_simulators_bits_and_cycles(
+    model: Path, folder: Path, machine: str, isa: str = "extended"
+) -> programs.Program:
     needed(load(machine))
     easynpu = target("easynpu")
-    compiled, _ = driver.compile_model(model, easynpu, Options(machine=machine), {})
+    compiled, _ = driver.compile_model(model, easynpu, Options(machine=machine, flags={"isa": isa}), {})
     programs.save(compiled, folder / "m.npu")
     program = programs.load(folder / "m.npu")
     samples = data.synthetic(driver.program_inputs(program), 1)
@@ -55,6 +57,7 @@ def expect_the_simulators_bits_and_cycles(model: Path, folder: Path, machine: st
     assert rtl.keys() == own.keys()
     for name, values in own.items():
         np.testing.assert_array_equal(rtl[name], values, err_msg=name)
+    return program
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -67,6 +70,14 @@ def test_digits(machine: str, tmp_path: Path) -> None:
 def test_a_network_of_several_segments(name: str, machine: str, tmp_path: Path) -> None:
     onnx.save(MODELS[name](), tmp_path / "m.onnx")
     expect_the_simulators_bits_and_cycles(tmp_path / "m.onnx", tmp_path, machine)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_strips_of_documented_words(machine: str, tmp_path: Path) -> None:
+    """Their words have more padding above than their kernels reach, and read the first rows of kept maps."""
+    onnx.save(MODELS["resnet8"](), tmp_path / "m.onnx")
+    found = expect_the_simulators_bits_and_cycles(tmp_path / "m.onnx", tmp_path, machine, "documented")
+    assert any(each.get("unused_rows") for each in found.manifest["instructions"])
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/models")

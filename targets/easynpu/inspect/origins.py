@@ -19,7 +19,7 @@ def origin(program: Program, tensor: str, element: tuple[int, ...]) -> Origin | 
         if produced.tensor != tensor or not isinstance(word, isa.Layer | isa.Reshape):
             continue
         channel, row, column = (index - first for index, first in zip(at, produced.start, strict=True))
-        if 0 <= channel < word.Co and 0 <= row < word.Ho and 0 <= column < word.Wo:
+        if 0 <= channel < word.Co and produced.unused_rows <= row < word.Ho and 0 <= column < word.Wo:
             tile = (row // word.y, column // word.x) if isinstance(word, isa.Layer) else None
             return Origin(number, disassemble(word), tile)
     return None

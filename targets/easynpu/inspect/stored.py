@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import Stored
 from npuc.targets.easynpu.machine.memory import LANES, Map, groups, unpack_feature
-from npuc.targets.easynpu.program.artefact import Contents
+from npuc.targets.easynpu.program.artefact import Contents, Produced
 from npuc.targets.easynpu.simulate.walk import segments_of
 
 Written = tuple[tuple[int, ...], tuple[int, int, int], Map]
@@ -49,13 +50,21 @@ def _stored(memory: str, grid: Array, shape: tuple[int, ...], channels: int) -> 
     return Stored(f"words {first}..{last} of the {memory} DTCM", (last - first + 1) * LANES, unpack)
 
 
+def _used(entry: Produced, written: Map) -> tuple[tuple[int, int, int], Map]:
+    """The first element of a tensor that a word gives, and where its result lies from there on."""
+    channel, row, column = entry.start
+    unused, place = entry.unused_rows, written.place
+    place = replace(place, base=place.base + unused * place.row)
+    return (channel, row + unused, column), replace(written, place=place, height=written.height - unused)
+
+
 def _segments(program: Program, tensor: str) -> Iterator[list[Written]]:
     """The windows of a tensor that each segment loads or computes, for segments that have any."""
     table = Contents.of(program.manifest).instructions
     for segment, chains in segments_of(program):
         loaded = [(each.shape, each.start, each.map) for each in segment.loads if each.tensor == tensor]
         computed = [
-            (entry.shape, entry.start, each)
+            (entry.shape, *_used(entry, each))
             for chain in chains
             for stage in chain.stages
             for entry in table[stage.number : stage.number + 1]

@@ -64,6 +64,8 @@ class Job:
     """It continues on the psums that the previous job left in the pads."""
     leaves: bool = False
     """It stores no result: its psums stay in the pads for the next job."""
+    unused_rows: int = 0
+    """The first rows of its result that nothing reads: they lack rows that the tile does not hold."""
 
     @property
     def sources(self) -> tuple[View, ...]:

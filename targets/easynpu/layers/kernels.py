@@ -51,8 +51,8 @@ def _axis(
 ) -> tuple[int, int, int]:
     """(first row read, relative to the held rows; padding before it; held rows from there on)."""
     start = wanted[0] * stride - padding
-    first = min(max(start, 0), extent - 1)
-    return first - held[0], max(-start, 0), held[1] - first
+    first = min(max(start, held[0]), extent - 1)
+    return first - held[0], max(held[0] - start, 0), held[1] - first
 
 
 def window_word(

@@ -101,6 +101,11 @@ class Views:
         """Whether the view is its whole buffer, which needs no address arithmetic."""
         return view == View(view.buffer, *self.buffers[view.buffer])
 
+    def leads(self, view: View) -> bool:
+        """Whether the view is its buffer or the first rows of it, which lie at the same addresses."""
+        channels, height, width = self.buffers[view.buffer]
+        return view.height <= height and view == View(view.buffer, channels, view.height, width)
+
 
 def views_of(graph: Graph, nodes: Sequence[Node], windows: Mapping[str, MapWindow]) -> Views:
     """The views of the tensors that a run of array nodes reads and writes.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from math import ceil
 
 import numpy as np
@@ -10,15 +12,19 @@ import numpy as np
 from npuc.errors import NpucError
 from npuc.ir import Graph, Node
 from npuc.targets.easynpu.layers.addressing import is_alias
+from npuc.targets.easynpu.layers.anchoring import chains_of, operand_of, slides
 from npuc.targets.easynpu.layers.convolutions import expect_documented, load_of
 from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, fused_behind
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS
 from npuc.targets.easynpu.layers.views import Views
-from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, needed
+from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, is_channelwise, needed
 from npuc.targets.easynpu.machine.memory import feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Share
 from npuc.targets.easynpu.plan.implicit import ChainUse, Inexpressible, arranged
+
+MOST_PADDING = 15
+"""Ph has 4 bits."""
 
 
 def has_addresses(graph: Graph, node: Node) -> bool:
@@ -43,8 +49,19 @@ def expect_words(graph: Graph, nodes: Sequence[Node], machine: Machine) -> None:
         raise NpucError.of(problems)
 
 
-def _extents(window: MapWindow) -> tuple[tuple[int, int], tuple[int, int]]:
-    return window.rows, window.columns
+MostOutputs = Callable[[tuple[Node, ...]], int]
+
+
+def most_outputs(graph: Graph, machine: Machine) -> MostOutputs:
+    """The most channels of its result that one word of a chain computes, cached."""
+
+    @cache
+    def found(chain: tuple[Node, ...]) -> int:
+        if chain[0].op == "IntConv":
+            return load_of(graph, chain[0], machine, chain[1:], documented=True).outputs
+        return FIELD_CHANNELS
+
+    return found
 
 
 def _behind(node: Node, before: Mapping[Node, Node]) -> list[Node]:
@@ -53,6 +70,16 @@ def _behind(node: Node, before: Mapping[Node, Node]) -> list[Node]:
     while (last := found[-1] if found else node) in following:
         found.append(following[last])
     return found
+
+
+@dataclass(frozen=True)
+class TileRun:
+    """What the segments of a tile load."""
+
+    loaded_words: int
+    """Words of maps."""
+    streams: tuple[tuple[tuple[int, ...], int], ...]
+    """The steps of every segment, and the words of its weight stream."""
 
 
 class Chains:
@@ -65,51 +92,44 @@ class Chains:
         machine: Machine,
         before: Mapping[Node, Node],
         shares: Mapping[str, Share],
+        most: MostOutputs,
     ) -> None:
-        self.graph, self.machine, self.shares = graph, machine, shares
-        inner = set(before.values())
-        self.chains: list[list[Node]] = []
-        for node in nodes:
-            if node in inner or is_alias(graph, node):
-                continue
-            chain = [node]
-            while chain[0] in before:
-                chain.insert(0, before[chain[0]])
-            self.chains.append(chain)
+        self.graph, self.machine, self.shares, self.most = graph, machine, shares, most
+        self.chains = chains_of(graph, nodes, before)
 
-    def fit(
+    def of_tile(
         self, views: Views, windows: Mapping[str, MapWindow], inputs: Sequence[str], outputs: Sequence[str]
-    ) -> bool:
-        """Whether a tile can be computed without any map between two of its chains going through the host."""
+    ) -> TileRun | None:
+        """What the segments of a tile load; None if a map between two of its chains would go through the host."""
         try:
-            steps = [self._step(chain, views, windows) for chain in self.chains]
+            found = [self._step(chain, views, windows) for chain in self.chains]
         except NpucError:
-            return False
-        if not steps or any(step is None for step in steps):
-            return False
+            return None
+        steps = [step for step in found if step is not None]
+        if not steps or len(steps) < len(found):
+            return None
         sizes = {name: feature_words(*shape) for name, shape in views.buffers.items()}
         wide = {name for name, shape in views.buffers.items() if shape[0] > FIELD_CHANNELS}
         if not all(views.is_whole(views.tensors[name]) for name in inputs):
-            return False
+            return None
         loaded, stored = ([views.tensors[name].buffer for name in names] for names in (inputs, outputs))
         try:
-            arranged([step for step in steps if step is not None], sizes, loaded, stored, self.machine, wide)
+            parts = arranged(steps, sizes, loaded, stored, self.machine, wide)
         except Inexpressible:
-            return False
-        return True
+            return None
+        streams = [tuple(item.step for item in part.items if item.step is not None) for part in parts]
+        return TileRun(
+            sum(sizes[name] for part in parts for name, _ in part.loads),
+            tuple((stream, sum(steps[at].weights for at in stream)) for stream in streams),
+        )
 
     def _step(self, chain: Sequence[Node], views: Views, windows: Mapping[str, MapWindow]) -> ChainUse | None:
         """A chain as one step; None if it takes several words for chunks of the channels, or parts of maps."""
         head, last = chain[0], chain[-1]
         channels = windows[last.output].shape[0]
-        if channels > self._most(head, chain[1:]):
+        if channels > self.most(tuple(chain)):
             return None
-        source, operand = head.inputs[0], None
-        sums = [node for node in chain if node.op in ("IntAdd", "IntMul")]
-        if sums:
-            others = [name for name in sums[0].inputs[:2] if name != source or sums[0] is head]
-            own = {node.output for node in chain}
-            operand = next((name for name in reversed(others) if name not in own), None)
+        source, operand = head.inputs[0], operand_of(chain)
         names = [views.tensors[name] for name in (source, operand, last.output) if name is not None]
         if not all(views.is_whole(view) for view in names) or not self._meets(chain, source, operand, windows):
             return None
@@ -128,20 +148,24 @@ class Chains:
         self, chain: Sequence[Node], source: str, operand: str | None, windows: Mapping[str, MapWindow]
     ) -> bool:
         """Whether the held operands begin where the chain reads, as no address can say otherwise."""
-        head, result = chain[0], windows[chain[-1].output]
-        slides = head.op in ("IntConv", "MaxPool")
-        for axis, held, wanted in zip((1, 2), _extents(windows[source]), _extents(result), strict=True):
-            low, high = needed(self.graph, head, source, axis, np.array(wanted[0]), np.array(wanted[1]))
-            if low != held[0] or (high != held[1] and not slides):
-                return False
-        if operand is not None and _extents(windows[operand]) != _extents(result):
+        head, held, result = chain[0], windows[source], windows[chain[-1].output]
+        low, high = needed(self.graph, head, source, 2, *map(np.array, result.columns))
+        if low != held.columns[0] or (high != held.columns[1] and not slides(head)):
             return False
+        if not self._begins_with(head, held, result):
+            return False
+        if operand is not None:
+            other = windows[operand]
+            if other.columns != result.columns or other.rows[0] != result.rows[0]:
+                return False
         alike = [source] if is_channelwise(self.graph, head) else []
         alike += [operand] if operand is not None else []
         return all(windows[name].channels == result.channels for name in alike)
 
-    def _most(self, head: Node, followers: Sequence[Node]) -> int:
-        """The most channels of the result that one word computes."""
-        if head.op == "IntConv":
-            return load_of(self.graph, head, self.machine, followers, documented=True).outputs
-        return FIELD_CHANNELS
+    def _begins_with(self, head: Node, held: MapWindow, result: MapWindow) -> bool:
+        """Whether a padding that a word can state leads from the first held row to that of the result."""
+        if not slides(head):
+            return held.rows[0] == result.rows[0]
+        rows = Sliding.of(self.graph, head, 1)
+        first = result.rows[0] * rows.stride - rows.padding
+        return first <= held.rows[0] <= first + MOST_PADDING

@@ -6,7 +6,7 @@ whole range, and stores its part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -77,6 +77,8 @@ class Share:
     """The part of these that every chunk of channels streams again: an activation table, taps of an average."""
     pixel_cycles: int = 0
     """Cycles per pixel (all channels) in which one row of PEs multiplies."""
+    shared: bytes = b""
+    """The words of the stream, if nodes of the same run that have the same words stream them too."""
 
     def row_cycles(self, machine: Machine) -> int:
         """Cycles per pixel with all rows of PEs, which divide the pixels of a tile."""
@@ -84,17 +86,30 @@ class Share:
 
 
 def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
-    """The share of every node, by its output tensor."""
+    """The share of every node, by its output tensor; ranges stream the same words anew."""
     found: dict[str, Share] = {}
-    stream = WeightStream()
+    streams: dict[Node, WeightStream] = {}
     for job in jobs:
+        stream, known = streams.setdefault(job.stages[-1].node, WeightStream()), set(found)
         for stage in stream.with_addresses(job).stages:
             word, before = stage.word, found.get(stage.node.output, Share())
             sweeps = word.Hk * word.Wk * (word.Ci if is_dense(word) else 1) if isinstance(word, Layer) else 1
             weights = before.weight_words + len(stage.loaded)
-            again = len(stage.block) if stage.node.op == "IntTable" else weights if stage.shares else 0
-            found[stage.node.output] = Share(weights, again, before.pixel_cycles + sweeps * groups(word.Co))
+            again = len(stage.block) if stage.node.op == "IntTable" else 0
+            if stage.shares:  # the channels of a chunk; the last ones may need words of their own
+                again = before.table_words if stage.node.output in known else weights
+            shared = before.shared + stage.loaded.tobytes() if stage.shares else b""
+            cycles = before.pixel_cycles + sweeps * groups(word.Co)
+            found[stage.node.output] = Share(weights, again, cycles, shared)
     return found
+
+
+def together(shares: Iterable[Share]) -> tuple[int, int]:
+    """The words of nodes' weight streams in one run, and those of tables among them; shared words count once."""
+    shares = list(shares)
+    once = {each.shared: each for each in shares if each.shared}.values()
+    counted = [*once, *(each for each in shares if not each.shared)]
+    return sum(each.weight_words for each in counted), sum(each.table_words for each in counted)
 
 
 @dataclass(frozen=True)
@@ -128,10 +143,21 @@ class Axis:
 
     def kinds(self, count: int) -> list[Array]:
         """The ranges (tensors, 2) of one tile of every kind; tiles of a kind have equal extents."""
-        start = self.starts[self.counts.index(count)]
-        low, high = self.low[:, start : start + count], self.high[:, start : start + count]
+        low, high = self._tiles(count)
         kinds = {tuple(sizes): at for at, sizes in enumerate((high - low).T.tolist())}
         return [np.stack([low[:, at], high[:, at]], axis=1) for _, at in sorted(kinds.items(), reverse=True)]
+
+    def placed_kinds(self, count: int) -> tuple[list[Array], list[int]]:
+        """The same for tiles that also begin at the same borders of the map, and the kind of every tile."""
+        low, high = self._tiles(count)
+        keys = [tuple(each) for each in np.concatenate([high - low, low == 0]).T.tolist()]
+        kinds = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        first = [keys.index(key) for key in kinds]
+        return [np.stack([low[:, at], high[:, at]], axis=1) for at in first], [kinds[key] for key in keys]
+
+    def _tiles(self, count: int) -> tuple[Array, Array]:
+        start = self.starts[self.counts.index(count)]
+        return self.low[:, start : start + count], self.high[:, start : start + count]
 
 
 def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, MapWindow]]:

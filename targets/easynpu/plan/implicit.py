@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Node
@@ -73,12 +74,14 @@ def arranged(
     outputs: Sequence[str],
     machine: Machine,
     wide: Collection[str] = (),
+    wanted: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Part]:
     """The segments of a run of steps, in which no map between two steps goes through the host.
 
-    sizes: words of every buffer. wide: buffers with more channels than one word copies. Raises Inexpressible.
+    sizes: words of every buffer. wide: buffers with more channels than one word copies. wanted: the place where
+    the next run reads an output, which is left there if this takes no more than a copy. Raises Inexpressible.
     """
-    walk = _Walk(steps, sizes, set(inputs), list(outputs), machine, set(wide))
+    walk = _Walk(steps, sizes, set(inputs), list(outputs), machine, set(wide), wanted)
     for at in range(len(steps)):
         walk.take(at)
     return walk.finished()
@@ -95,9 +98,10 @@ class _Walk:
         outputs: list[str],
         machine: Machine,
         wide: set[str],
+        wanted: Mapping[str, str],
     ) -> None:
         self.steps, self.sizes, self.inputs, self.outputs = steps, sizes, inputs, outputs
-        self.machine, self.wide = machine, wide
+        self.machine, self.wide, self.wanted = machine, wide, wanted
         self.at: dict[str, str | None] = {LOW: None, HIGH: None, SKIP: None}
         self.end = LOW
         """The end that the next word of the segment reads."""
@@ -224,17 +228,35 @@ class _Walk:
             if self.at[SKIP] is not None and self._is_operand(self.at[SKIP], at):
                 reason = f"'{stored}' and '{self.at[SKIP]}' would both be kept, and the skip DTCM keeps one tensor"
                 raise Inexpressible(step, reason)
+        elif self._stays_in_skip(at):
+            stored = step.result
         self._write(Item(at, step.source, self.end == LOW, stored), step.result)
         self.done = at + 1
         self.words += step.words
         self.weights += step.weights
         if step.result in self.outputs:
-            self.parts[-1].stores.append((step.result, self.end))
+            self.parts[-1].stores.append((step.result, SKIP if stored == step.result else self.end))
         elif step.kept in self.outputs:
             reason = f"the host reads '{step.kept}', and only '{step.result}' remains"
             raise Inexpressible(step, reason)
 
+    def _stays_in_skip(self, at: int) -> bool:
+        """Whether a result can be left in the skip DTCM, where the next run reads it."""
+        step = self.steps[at]
+        free = all(each.operand is None for each in self.steps[at:]) and step.kept == step.result
+        return free and self.wanted.get(step.result) == SKIP and self.sizes[step.result] <= self.machine.skip_words
+
+    def _leave_low(self) -> None:
+        """Copies the last result to the low end, where the next run reads it."""
+        last, stores = self.at[HIGH], self.parts[-1].stores
+        if self.end != HIGH or last is None or self.wanted.get(last) != LOW or (last, HIGH) not in stores:
+            return
+        if self._may_copy(last) and self.words < self.machine.itcm_words:
+            self._copy(last, None)
+            self.parts[-1].stores = [(name, LOW if name == last else where) for name, where in stores]
+
     def finished(self) -> list[Part]:
+        self._leave_low()
         stored = {name for part in self.parts for name, _ in part.stores}
         missing = [name for name in self.outputs if name not in stored]
         if missing:
@@ -253,7 +275,7 @@ def steps_of(run: Run) -> list[ChainUse]:
         if any(stage.keeps for stage in job.stages):
             raise _refusal(f"'{name}' takes several words that keep psums", job.stages[0].node)
         for view in (*job.reads, *job.writes):
-            if not run.views.is_whole(view):
+            if not run.views.leads(view):
                 reason = f"'{name}' reads or writes a part of '{view.buffer}', or repeats it"
                 raise _refusal(reason, job.stages[0].node)
         kept = (job.kept or job.result).buffer
@@ -286,8 +308,8 @@ def _refusal(reason: str, node: Node) -> UnsupportedOperator:
     )
 
 
-def implicit(run: Run, machine: Machine) -> list[Placement]:
-    """The segments of a run, with their places.
+def implicit(run: Run, machine: Machine, following: Sequence[Crossing] = ()) -> list[Placement]:
+    """The segments of a run, with their places. following: what the next run loads first.
 
     Raises UnsupportedOperator (E204) where the document's addresses cannot express the run, DoesNotFit (E302)
     where input and output of a job together exceed the Fmap DTCM, or a kept tensor the skip DTCM.
@@ -298,7 +320,7 @@ def implicit(run: Run, machine: Machine) -> list[Placement]:
     outputs = [view.buffer for view in run.outputs.values()]
     inputs = [view.buffer for view in run.inputs.values()]
     try:
-        parts = arranged(steps, sizes, inputs, outputs, machine, wide)
+        parts = arranged(steps, sizes, inputs, outputs, machine, wide, _wanted(run, following))
     except Inexpressible as error:
         if error.room is None:
             raise _refusal(error.reason, error.step.node) from None
@@ -313,6 +335,19 @@ def implicit(run: Run, machine: Machine) -> list[Placement]:
             remedy=f"a machine with {memory}_words = {words} (--machine FILE)",
         ) from None
     return [_Places(run, machine).placement(part) for part in parts]
+
+
+def _wanted(run: Run, following: Sequence[Crossing]) -> dict[str, str]:
+    """The outputs that the next run reads from their first row on, by buffer, and where."""
+    found: dict[str, str] = {}
+    for crossing in following:
+        if crossing.tensor in run.outputs:
+            here, there = run.windows[crossing.tensor], crossing.window
+            alike = (here.channels, here.columns) == (there.channels, there.columns)
+            if alike and here.rows[0] == there.rows[0]:
+                buffer = run.outputs[crossing.tensor].buffer
+                found[buffer] = LOW if crossing.place.memory == "fmap" else SKIP
+    return found
 
 
 class _Places:

@@ -6,6 +6,7 @@ Rows and columns are independent, so all grids of a range are evaluated at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import ceil, inf
@@ -16,6 +17,7 @@ from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
+from npuc.targets.easynpu.layers.anchoring import anchored
 from npuc.targets.easynpu.layers.convolutions import parts_in_turn
 from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind, is_batch_norm
 from npuc.targets.easynpu.layers.tiling import legal_tiles
@@ -24,12 +26,13 @@ from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, is_ti
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.documented import Chains
-from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts
+from npuc.targets.easynpu.plan.documented import Chains, MostOutputs, TileRun, most_outputs
+from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts, together
 from npuc.targets.easynpu.plan.placement import placeable
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.segments import cut
+from npuc.targets.easynpu.plan.streams import Streams
 
 MOST_EXTENT = 256
 """The most rows or columns of a map that an instruction word can state."""
@@ -56,7 +59,8 @@ class Range:
     """Consecutive nodes with every grid that may fit them; whether one does is determined on demand.
 
     tail: a range with the same end and a later start, whose tile ranges are reused for the nodes in both.
-    in_turn: `parts_of`, shared by several ranges. fine: also grids of more than MOST_TILES along an axis.
+    in_turn, most: `parts_of` and `most_outputs`, shared by several ranges. fine: also grids of more than MOST_TILES
+    along an axis.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Range:
         shares: Mapping[str, Share],
         tail: Range | None = None,
         in_turn: InTurn | None = None,
+        most: MostOutputs | None = None,
         *,
         documented: bool = False,
         fine: bool = False,
@@ -78,7 +83,8 @@ class Range:
         self.tensors = _tensors(graph, nodes)
         self.inputs, self.outputs = inputs_of(graph, nodes), outputs_of(graph, nodes)
         self.before = fused_behind(graph, nodes, machine)
-        self.chains = Chains(graph, nodes, machine, self.before, shares) if documented else None
+        most = most or most_outputs(graph, machine)
+        self.chains = Chains(graph, nodes, machine, self.before, shares, most) if documented else None
         alike = tail is not None and self._shapes(self.outputs) == self._shapes(tail.outputs)
         if alike and tail is not None and not tail.strips:  # the tail's tiles need no more
             self.axes = ()
@@ -88,8 +94,11 @@ class Range:
         """Grids whose tiles fit only in sections, if at all."""
         self.too_large: list[Grid] = []
         """Those that were tried and did not fit."""
+        self.stored = sum(whole(graph, name).words for name in self.outputs)
         self.strips = list(self._strips(shares))
         self.fitting: dict[Grid, bool] = {}
+        self.moved: dict[Grid, int | None] = {}
+        """What the segments of documented words load, by grid; None if a tile cannot be computed."""
 
     def least(self, weight: float) -> float:
         """The cost of the cheapest strip, whether it fits or not. weight: cycles per word of traffic."""
@@ -97,8 +106,41 @@ class Range:
 
     def best(self, weight: float, limit: float = inf) -> Strip | None:
         """The cheapest strip that fits at a cost below the limit, if any."""
-        cheap = [(cost, at) for at, strip in enumerate(self.strips) if (cost := strip.cost(weight)) < limit]
-        return next((self.strips[at] for _, at in sorted(cheap) if self.fits(self.strips[at].grid)), None)
+        found: Strip | None = None
+        for cost, at in sorted((strip.cost(weight), at) for at, strip in enumerate(self.strips)):
+            if cost >= limit:
+                break
+            strip = self._at_document_s_addresses(self.strips[at]) if self.chains else self.strips[at]
+            if strip is not None and strip.cost(weight) < limit and (self.chains or self.fits(strip.grid)):
+                found, limit = strip, strip.cost(weight)
+        return found
+
+    def _at_document_s_addresses(self, strip: Strip) -> Strip | None:
+        """The strip with what its segments move, if documented words can compute all its tiles."""
+        if strip.grid not in self.moved:
+            self.moved[strip.grid] = self._loaded(strip.grid)
+        loaded = self.moved[strip.grid]
+        return None if loaded is None else replace(strip, traffic_words=loaded + self.stored)
+
+    def _loaded(self, grid: Grid) -> int | None:
+        """The words of maps and weights that the segments of all tiles load; None if a tile cannot be computed."""
+        counts = grid.channels, grid.rows, grid.columns
+        axes = [axis.placed_kinds(count) for axis, count in zip(self.axes, counts, strict=True)]
+        runs: dict[tuple[int, ...], TileRun] = {}
+        for kind in product(*(range(len(kinds)) for kinds, _ in axes)):
+            windows = self._windows(*(kinds[at] for (kinds, _), at in zip(axes, kind, strict=True)))
+            views = views_of(self.graph, self.nodes, windows)
+            assert self.chains is not None
+            run = self.chains.of_tile(views, windows, self.inputs, self.outputs)
+            if run is None:
+                return None
+            runs[kind] = run
+        words, streams = 0, Streams()
+        chunks, rows, columns = (tiles for _, tiles in axes)
+        for (chunk, channel), row, column in product(enumerate(chunks), rows, columns):
+            run = runs[channel, row, column]
+            words += run.loaded_words + sum(streams.load((chunk, steps), size) for steps, size in run.streams)
+        return words
 
     def fits(self, grid: Grid) -> bool:
         """Whether every tile can be placed, by the lifetimes of its buffers; one tile of every kind is tried."""
@@ -136,10 +178,7 @@ class Range:
         return found
 
     def _placeable(self, windows: Mapping[str, MapWindow]) -> bool:
-        views = views_of(self.graph, self.nodes, windows)
-        if self.chains is not None:
-            return self.chains.fit(views, windows, self.inputs, self.outputs)
-        return placeable(*self._lifetimes(views), self.machine)
+        return placeable(*self._lifetimes(views_of(self.graph, self.nodes, windows)), self.machine)
 
     def _lifetimes(self, views: Views) -> tuple[list[Buffer], set[str]]:
         """The buffers of the jobs, with first and last step, and the names of those read as operands."""
@@ -189,7 +228,8 @@ class Range:
         else:
             ranges = ranges_for(self.graph, self.nodes, _tiled(extents, counts, unit), axis)
         nothing = np.zeros((2, sum(counts)), np.int64)
-        low, high = np.stack([ranges.get(name, nothing) for name in self.tensors], axis=1)
+        held = anchored(self.graph, self.chains.chains, ranges) if self.chains and axis == 1 else ranges
+        low, high = np.stack([held.get(name, nothing) for name in self.tensors], axis=1)
         return Axis(counts, low // unit, -(-high // unit), ranges)
 
     def _counts(self, axis: int, least: int) -> tuple[int, ...]:
@@ -229,9 +269,8 @@ class Range:
         capacities = self.machine.fmap_words, self.machine.skip_words
         alive = _alive(self.nodes, self.tensors, self.outputs, self.before, self.graph)
         inputs = [self.tensors.index(name) for name in self.inputs]
-        stored = sum(whole(self.graph, name).words for name in self.outputs)
         mine = [shares.get(name, Share()) if name not in self.inputs else Share() for name in self.tensors]
-        weights, tables = sum(each.weight_words for each in mine), sum(each.table_words for each in mine)
+        weights, tables = together(mine)
         cycles = np.array([each.row_cycles(self.machine) for each in mine])
         sums = rows.total[:, None] * columns.total[None]
         largest = rows.largest[:, None] * columns.largest[None]
@@ -246,7 +285,10 @@ class Range:
             fitting = tall[:, None] & wide & in_turn & _may_fit(largest * deepest, alive, capacities)
             stream = weights + tables * (parts - 1)
             resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
-            traffic = (sums * depth)[..., inputs].sum(axis=-1) + stored + stream * (1 if resident else tiles)
+            again = stream * (not resident)
+            if self.chains is not None:  # at least; segments are known once a tile has been arranged
+                again = max(stream - parts * self.machine.weight_words, 0)
+            traffic = (sums * depth)[..., inputs].sum(axis=-1) + self.stored + stream + again * (tiles - 1)
             if sections and not resident and parts == 1:
                 short = tall[:, None] & wide & in_turn & ~fitting & self._in_sections(largest * deepest, alive)
                 fitting = fitting | short

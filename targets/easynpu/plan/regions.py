@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from npuc.ir import Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape, moved_axes
-from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, runs_on_array
-from npuc.targets.easynpu.layers.jobs import Scope
+from npuc.targets.easynpu.layers.anchoring import anchored, chains_of
+from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, fused_behind, runs_on_array
+from npuc.targets.easynpu.layers.jobs import Job, Scope
 from npuc.targets.easynpu.layers.selection import select
 from npuc.targets.easynpu.layers.views import View, views_of
 from npuc.targets.easynpu.layers.windows import MapWindow, windows_for
@@ -103,17 +106,36 @@ def run_of(
     documented: bool,
 ) -> Run:
     """The run that computes these windows of its outputs: its jobs and the tensors that it loads and stores."""
-    windows = windows_for(graph, nodes, outputs)
+    needed = windows_for(graph, nodes, outputs)
+    windows = anchored_windows(graph, nodes, machine, needed) if documented else needed
     views = views_of(graph, nodes, windows)
-    jobs = tuple(select(Scope(graph, nodes, views, windows, machine, documented)))
+    jobs = select(Scope(graph, nodes, views, windows, machine, documented))
     return Run(
-        jobs,
+        tuple(_with_unused_rows(job, needed, windows) for job in jobs),
         {name: views.tensors[name] for name in inputs_of(graph, nodes)},
         {name: _stored_part(views.tensors[name], windows[name], window) for name, window in outputs.items()},
         views,
         windows,
         outputs,
     )
+
+
+def anchored_windows(
+    graph: Graph, nodes: Sequence[Node], machine: Machine, needed: Mapping[str, MapWindow]
+) -> Mapping[str, MapWindow]:
+    """The windows that documented words compute where these are needed (anchoring)."""
+    chains = chains_of(graph, nodes, fused_behind(graph, nodes, machine))
+    rows = {name: (np.array(each.rows[0]), np.array(each.rows[1])) for name, each in needed.items()}
+    return {
+        name: replace(needed[name], rows=(int(low), int(high)))
+        for name, (low, high) in anchored(graph, chains, rows).items()
+    }
+
+
+def _with_unused_rows(job: Job, needed: Mapping[str, MapWindow], windows: Mapping[str, MapWindow]) -> Job:
+    result = job.stages[-1].node.output
+    unused = needed[result].rows[0] - windows[result].rows[0] if result in needed else 0
+    return replace(job, unused_rows=unused) if unused else job
 
 
 def _stored_part(view: View, computed: MapWindow, stored: MapWindow) -> View:

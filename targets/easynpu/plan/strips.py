@@ -22,9 +22,11 @@ from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_sha
 from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.grids import Grid, Share, Strip
+from npuc.targets.easynpu.plan.documented import most_outputs
+from npuc.targets.easynpu.plan.grids import Grid, Share, Strip, together
+from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.ranges import Range, parts_of
-from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
+from npuc.targets.easynpu.plan.regions import inputs_of
 
 MOST_UNITS = 32
 """The most units of a range. A unit is a layer with everything that a cut never separates from it."""
@@ -52,11 +54,12 @@ class Plan:
         return sum(strip.compute_cycles for strip in self.strips) - self.least_cycles
 
 
-def untiled(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> Plan:
-    """The plan of a region that fits as a whole; no other plan moves or computes less."""
-    borders = (*inputs_of(graph, nodes), *outputs_of(graph, nodes))
-    traffic = sum(whole(graph, name).words for name in borders)
-    traffic += sum(each.weight_words for each in shares.values())
+def untiled(
+    graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share], found: Sequence[Placement]
+) -> Plan:
+    """The plan of a region that fits as a whole, given its segments; no other plan computes less."""
+    moved = [each.window.words for segment in found for each in (*segment.inputs, *segment.outputs)]
+    traffic = sum(moved) + together(shares.values())[0]
     cycles = least_cycles(graph, nodes, machine, shares)
     return Plan((Strip(tuple(nodes), Grid(), traffic, cycles),), cycles)
 
@@ -85,7 +88,7 @@ def plans(
         "traffic": 1 / RARELY,
         "cycles": RARELY,
     }
-    in_turn = parts_of(graph, machine)
+    in_turn, most = parts_of(graph, machine), most_outputs(graph, machine)
     by_unit, by_node = units(graph, nodes, machine), range(len(nodes) + 1)
     for fine, points in product((False, True), (by_unit, by_node)):
         ranges: dict[tuple[int, int], Range] = {}
@@ -93,7 +96,7 @@ def plans(
             tail: Range | None = None
             for start in reversed(points[max(0, position - MOST_UNITS) : position]):
                 tail = ranges[start, end] = Range(
-                    graph, nodes[start:end], machine, shares, tail, in_turn, documented=documented, fine=fine
+                    graph, nodes[start:end], machine, shares, tail, in_turn, most, documented=documented, fine=fine
                 )
         found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
         least = least_cycles(graph, nodes, machine, shares)

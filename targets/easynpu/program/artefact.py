@@ -155,6 +155,8 @@ class Produced:
     tensor: str | None
     shape: tuple[int, ...] | None
     start: tuple[int, int, int]
+    unused_rows: int = 0
+    """The first rows of the word's result that are no part of the tensor."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
             continue
         shape = tuple(entry.shape or ())
         possible = 2 <= len(shape) <= 4 and shape[0] == 1 and min(shape) > 0 and prod(shape) <= LARGEST
+        possible &= entry.unused_rows >= 0
         if not possible or shapes.setdefault(entry.tensor, shape) != shape:
             reason = f"manifest.json is damaged: instructions[{number}].shape is {list(shape)}"
             raise ArtefactError("E502", reason, tensor=entry.tensor, remedy="compile the model again")

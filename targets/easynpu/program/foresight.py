@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.combining import with_latest_first
 from npuc.targets.easynpu.layers.repeated import with_repeated
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -22,7 +23,7 @@ from npuc.targets.easynpu.program.lowering import placed
 
 def doubtful(graph: Graph, machine: Machine, *, documented: bool) -> bool:
     """Whether a layer of an integer graph may have no tile; False if each has one that was placed and emitted."""
-    graph = with_repeated(graph) if documented else graph
+    graph = with_latest_first(with_repeated(graph)) if documented else graph
     try:
         return not all(
             _fits(graph, region.array, machine, documented)

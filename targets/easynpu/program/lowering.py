@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
 from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
@@ -12,17 +13,18 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
+from npuc.targets.easynpu.layers.combining import with_latest_first
 from npuc.targets.easynpu.layers.joined import with_maps_apart
 from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import PIXEL, pixel
 from npuc.targets.easynpu.layers.repeated import with_repeated
 from npuc.targets.easynpu.layers.support import HOST
-from npuc.targets.easynpu.layers.windows import whole
+from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import expect_words
-from npuc.targets.easynpu.plan.grids import shares_of, tiles_of
+from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.placement import (
@@ -36,10 +38,11 @@ from npuc.targets.easynpu.plan.placement import (
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.segments import cut
+from npuc.targets.easynpu.plan.streams import Streams
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
-from npuc.targets.easynpu.program.resident import Resident
+from npuc.targets.easynpu.program.resident import Resident, without_dead_stores
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Lowered:
     jobs: tuple[EmittedJob, ...]
     usage: Mapping[str, Usage]
     plans: tuple[Mapping[str, Plan], ...] = ()
-    """Per run of array nodes, the best plan for each objective; empty mappings with documented addressing."""
+    """Per run of array nodes, the best plan for each objective."""
 
 
 def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective: str = "time") -> Lowered:
@@ -64,7 +67,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
     too small.
     """
-    graph = with_repeated(quantised.graph) if documented else quantised.graph
+    graph = with_latest_first(with_repeated(quantised.graph)) if documented else quantised.graph
     graph = with_reshape_words(graph, lambda graph, node: _holds(graph, node, machine, documented))
     if not documented:
         held = machine.fmap_words + machine.skip_words
@@ -94,7 +97,15 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
             jobs += map(without_data, emitted)
             usage.append(placement.usage)
     peaks = _usage(usage, steps)
-    return Lowered(graph, tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), peaks, tuple(considered))
+    return Lowered(
+        graph,
+        without_dead_stores(steps, graph.outputs),
+        tuple(words),
+        bytes(weights.image),
+        tuple(jobs),
+        peaks,
+        tuple(considered),
+    )
 
 
 def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool:
@@ -106,26 +117,29 @@ def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool
 
 
 class _WeightImage:
-    """The weight file: every distinct stream once; a stream that the DTCM still holds is not loaded again."""
+    """The weight file: every distinct stream once; words that the DTCM still holds are not loaded again."""
 
     def __init__(self) -> None:
         self.image = bytearray()
         self.starts: dict[bytes, int] = {}
-        self.resident: tuple[bytes, tuple[tuple[str, int], ...]] = b"", ()
+        self.streams = Streams()
 
     def load(self, stream: bytes, jobs: Sequence[EmittedJob]) -> tuple[ImageLoad, ...]:
-        """The loads of a segment with this weight stream; none if the DTCM still holds it for the same layers."""
-        layers = tuple((job.placed.job.stages[-1].node.output, job.placed.job.start[0]) for job in jobs)
+        """The loads of a segment with this weight stream: the words that the DTCM does not hold for its layers."""
+        streaming = [job.placed.job for job in jobs if len(job.weights)]
+        layers = tuple((job.stages[-1].node.output, job.start[0]) for job in streaming)
         in_turn = any(job.placed.job.takes or job.placed.job.leaves for job in jobs)
         if not stream:
             return ()
-        known, self.resident = self.resident, (stream, layers)
-        if self.resident == known and not in_turn:
+        words = self.streams.load((stream, layers), len(stream) // LANES)
+        if in_turn:
+            words = len(stream) // LANES
+        if not words:
             return ()
         if stream not in self.starts:
             self.starts[stream] = len(self.image) // LANES
             self.image += stream
-        return (ImageLoad("weight", 0, "weight.bin", self.starts[stream], len(stream) // LANES),)
+        return (ImageLoad("weight", 0, "weight.bin", self.starts[stream], words),)
 
 
 def computed(
@@ -133,9 +147,8 @@ def computed(
 ) -> tuple[Mapping[str, Plan], Iterable[Placement]]:
     """The best plan for each objective, and the placed runs, one per segment, of the plan for this objective.
 
-    All nodes run at once, or in tiles where the maps do not fit. With documented addressing no plans are returned.
-    Raises DoesNotFit where not even one tile of one layer fits, or where tiles are needed and documented
-    addressing cannot express them.
+    All nodes run at once, or in tiles where the maps do not fit. Raises DoesNotFit where not even one tile of one
+    layer fits, or where tiles are needed and documented addressing cannot express them.
     """
     nodes = best_order(graph, nodes, machine)
     if documented:
@@ -146,20 +159,42 @@ def computed(
     try:
         expect_fields(run.jobs)
         found = placed(run, machine, documented)
-        return {} if documented else dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares)), found
+        return dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares, found)), found
     except (DoesNotFit, UnsupportedOperator) as error:
         if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
     best = plans(graph, nodes, machine, shares, documented=documented)
-    return {} if documented else best, _tiles(graph, best[objective], machine, documented)
+    return best, _tiles(graph, best[objective], machine, documented)
 
 
 def _tiles(graph: Graph, plan: Plan, machine: Machine, documented: bool) -> Iterator[Placement]:
-    """The placed runs of a plan, tile by tile."""
-    for strip in plan.strips:
-        for tile in tiles_of(graph, strip.nodes, strip.grid):
-            run = run_of(graph, strip.nodes, machine, tile, documented=documented)
+    """The placed runs of a plan, tile by tile.
+
+    Documented words reach a map only at a fixed address. A range may begin with the tile at the top of its map if
+    the range before it has ended there; that one's results are left where they are read next.
+    """
+    runs = (
+        run_of(graph, strip.nodes, machine, tile, documented=documented)
+        for strip, tiles in _in_order(graph, plan, documented)
+        for tile in tiles
+    )
+    for run, following in pairwise(chain(runs, [None])):
+        assert run is not None
+        if not documented or following is None or not set(run.outputs).intersection(following.inputs):
             yield from placed(run, machine, documented)
+        else:
+            yield from implicit(run, machine, implicit(following, machine)[0].inputs)
+
+
+def _in_order(
+    graph: Graph, plan: Plan, documented: bool
+) -> Iterator[tuple[Strip, Sequence[Mapping[str, MapWindow]]]]:
+    """The tiles of every strip; those of documented words from the bottom up and from the top down in turns."""
+    from_top = not documented
+    for strip in plan.strips:
+        tiles = tiles_of(graph, strip.nodes, strip.grid)
+        yield strip, tiles if from_top else tiles[::-1]
+        from_top = not documented or not from_top or len(tiles) == 1
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:

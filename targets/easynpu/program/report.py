@@ -99,6 +99,7 @@ def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str
         sources = list(dict.fromkeys(source for stage in job.placed.job.stages for source in stage.node.sources))
         for word in job.words:
             stage = next(stages) if isinstance(word, (Layer, Reshape)) else None
+            unused = job.placed.job.unused_rows if stage else 0
             table.append(
                 {
                     "index": len(table),
@@ -108,6 +109,7 @@ def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str
                     "shape": list(graph.shape(stage.tensor)) if stage and stage.tensor else None,
                     "start": list(job.placed.job.start),
                 }
+                | ({"unused_rows": unused} if unused else {})
             )
     return table
 

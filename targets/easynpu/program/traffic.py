@@ -51,7 +51,7 @@ def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, 
         "lower_bound_bytes": least * machine.word_bytes,
         "ratio": (maps + weights) / least if least else None,
         "optimum_bytes": _optimum(lowered.plans, maps + weights, machine),
-        "plans": [_row(objective, lowered.plans, machine) for objective in OBJECTIVES if all(lowered.plans)],
+        "plans": [_row(objective, lowered.plans, machine) for objective in OBJECTIVES],
         "computed_macs": computed,
     }
 
@@ -77,10 +77,8 @@ def _row(objective: str, plans: Sequence[Mapping[str, Plan]], machine: Machine) 
     }
 
 
-def _optimum(plans: Sequence[Mapping[str, Plan]], moved: int, machine: Machine) -> int | None:
+def _optimum(plans: Sequence[Mapping[str, Plan]], moved: int, machine: Machine) -> int:
     """The least traffic of the class, in bytes, or this program's if maps that are still resident save more."""
-    if not all(plans):
-        return None
     return min(sum(each["traffic"].traffic_words for each in plans), moved) * machine.word_bytes
 
 

@@ -82,7 +82,7 @@ class Runner:
         return {each.name: tensors[each.name] for each in self.outputs}
 
     def _collect(self, seen: dict[str, Array], number: int, values: Array) -> None:
-        """Stores the result of one layer word (samples, Ho, Wo, Co) in its window of the tensor.
+        """Stores the result of one layer word (samples, Ho, Wo, Co), without its unused rows, in its window.
 
         A word with other extents leaves its window uncomputed.
         """
@@ -96,7 +96,8 @@ class Runner:
             seen[entry.tensor] = np.full((len(values), *entry.shape), UNCOMPUTED, np.int16)
         whole = seen[entry.tensor].reshape(len(values), *(*entry.shape[1:], 1, 1)[:3])
         first, row, column = entry.start
-        planes = values.transpose(0, 3, 1, 2)
+        row += entry.unused_rows
+        planes = values.transpose(0, 3, 1, 2)[:, :, entry.unused_rows :]
         window = whole[
             :, first : first + planes.shape[1], row : row + planes.shape[2], column : column + planes.shape[3]
         ]
