@@ -36,8 +36,10 @@ def constant_weights(graph: Graph, node: Node) -> str | None:
 
 
 def finite_constants(graph: Graph, node: Node) -> str | None:
-    """Weights, bias and slopes are finite."""
-    wrong = [name for name in node.inputs[1:] if name and not np.isfinite(graph.constants[name]).all()]
+    """Constants are finite."""
+    wrong = [
+        name for name in node.inputs if name in graph.constants and not np.isfinite(graph.constants[name]).all()
+    ]
     return f"'{wrong[0]}' holds an infinity or NaN" if wrong else None
 
 

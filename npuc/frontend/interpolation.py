@@ -13,7 +13,7 @@ import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.ir import Array, Node
-from npuc.ops.attributes import COORDINATES, CUBIC_COEFF_A, RESIZE_MODE, Attribute
+from npuc.ops.attributes import COORDINATES, CUBIC_COEFF_A, EXCLUDE_OUTSIDE, RESIZE_MODE, Attribute
 from npuc.ops.resize import matrix_of, source_positions, taps_at
 
 ANTIALIAS = Attribute[bool]("antialias", "flag", "the kernel is stretched where it shrinks", False)
@@ -49,27 +49,38 @@ def weights_of(node: Node, extent: int, size: int, scale: float, roi: tuple[floa
 
     node: a Resize with ONNX's own attributes.
     """
-    kind = COORDINATES(node)
     inside = np.ones(size, bool)
-    match kind:
+    match COORDINATES(node):
         case "half_pixel_symmetric":
-            offset = extent / 2 * (1 - size / (scale * extent))
-            position = offset + (np.arange(size) + 0.5) / scale - 0.5
+            position = _symmetric(extent, size, np.float32(scale))
         case "tf_crop_and_resize":
-            start, length = roi[0] * (extent - 1), (roi[1] - roi[0]) * (extent - 1)
-            position = start + (np.arange(size) * length / (size - 1) if size > 1 else np.array([length / 2]))
+            position = _cropped(extent, size, np.float32(roi[0]), np.float32(roi[1]))
             inside = (position >= 0) & (position <= extent - 1)
         case _:
             position = source_positions(node, extent, size, scale)
-    position = np.asarray(position, np.float32)
     if ANTIALIAS(node) and scale < 1:
-        index, weight = _antialiased(node, position, scale)
+        index, weight = _antialiased(node, position, extent, scale)
     else:
         index, weight = taps_at(node, position, extent)
     return matrix_of(index, weight * inside, extent), ~inside
 
 
-def _antialiased(node: Node, position: Array, scale: float) -> tuple[Array, Array]:
+def _symmetric(extent: int, size: int, scale: np.float32) -> Array:
+    """Positions of half_pixel_symmetric, in the order and precision of onnxruntime's sums."""
+    at, half, whole = np.arange(size, dtype=np.float32), np.float32(0.5), np.float32(extent)
+    offset = whole * half * (1 - np.float32(size) / (scale * whole))
+    return offset + (at + half) / scale - half
+
+
+def _cropped(extent: int, size: int, start: np.float32, end: np.float32) -> Array:
+    """Positions of tf_crop_and_resize, in the order and precision of onnxruntime's sums."""
+    at, last = np.arange(size, dtype=np.float32), np.float32(extent - 1)
+    if size == 1:
+        return np.full(1, 0.5 * float(start + end) * float(last), np.float32)
+    return start * last + at * (end - start) * last / np.float32(size - 1)
+
+
+def _antialiased(node: Node, position: Array, extent: int, scale: float) -> tuple[Array, Array]:
     """The kernel stretched by 1 / scale, with its weights normalised to the sum 1."""
     cubic = RESIZE_MODE(node) == "cubic"
     reach = ceil((2 if cubic else 1) / scale)
@@ -82,4 +93,6 @@ def _antialiased(node: Node, position: Array, scale: float) -> tuple[Array, Arra
         weight = np.where(distance <= 1, near, np.where(distance < 2, far, 0))
     else:
         weight = np.maximum(1 - distance, 0)
+    if EXCLUDE_OUTSIDE(node):
+        weight = np.where((index >= 0) & (index < extent), weight, 0)
     return index, weight / weight.sum(axis=0)

@@ -14,6 +14,9 @@ from onnx import AttributeProto
 from npuc.errors import ModelError
 from npuc.frontend.external_data import array_of
 
+STILL_DEFINED = ("GroupNormalization",)
+"""Deprecated in one opset, in favour of another meaning later, but still defined and run."""
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -45,7 +48,7 @@ def signature(op: str, opset: int, domain: str = "") -> Signature | None:
         {key: str(each.type).rpartition(".")[2] for key, each in attributes.items()},
         {key: attribute_value(each, None) for key, each in defaults.items() if each.type},
         tuple(key for key, each in attributes.items() if each.required),
-        schema.deprecated,
+        schema.deprecated and op not in STILL_DEFINED,
     )
 
 

@@ -1,7 +1,7 @@
 """Models whose automatic padding onnxruntime computes differently from ONNX, with the padding made explicit.
 
-onnxruntime ignores dilations when it pads a MaxPool, and gives a ConvTranspose whose kernel is smaller than its
-stride fewer rows and columns than stride times extent. Source: ONNX, ConvTranspose and MaxPool, auto_pad.
+onnxruntime ignores dilations when it pads a pool, and gives a ConvTranspose whose kernel is smaller than its
+stride fewer rows and columns than stride times extent. Source: ONNX, attribute auto_pad of these operators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from npuc.frontend.reading import read_model
 from npuc.ir import Graph
 from npuc.wire import GRAPH, INITIALIZER, fields
 
-WRITTEN_OUT = {"ConvTranspose": ("pads", "output_padding"), "MaxPool": ("pads",)}
+WRITTEN_OUT = {"ConvTranspose": ("pads", "output_padding"), "MaxPool": ("pads",), "AveragePool": ("pads",)}
 
 
 def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool = True) -> onnx.ModelProto:

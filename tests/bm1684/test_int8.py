@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
+from npuc import api
 from npuc import program as programs
 from npuc.interpreter import run
 from npuc.ir import Array, Node
 from npuc.models.builder import NetworkBuilder
+from npuc.reference import session
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.artefact import Contents, of_words, to_words
 from npuc.targets.bm1684.simulate import simulator, vendor
@@ -140,6 +143,23 @@ def test_a_network_of_all_layers_is_bit_exact(images: int, tmp_path: Path) -> No
     found = npuc("verify", model, out, "--samples", "2", "--json").json
     assert found["bit_exact"] is True
     assert found["outputs"][0]["sqnr_db"] > 12
+
+
+@pytest.mark.parametrize("level", ["1", "2"])
+def test_weights_of_layers_of_a_batch_are_improved(level: str) -> None:
+    need_compiler()
+    random = np.random.default_rng(1)
+    w, x = random.standard_normal((4, 4, 3, 3)), random.standard_normal((6, 3, 4, 5, 5)) + 0.3
+    given = {name: each.astype(np.float32) for name, each in (("w", w), ("x", x))}
+    text = "g (float[3,4,5,5] x, float[4,4,3,3] w) => (float[3,4,3,3] y) { y = Conv(x, w) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model.graph.input.pop()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(given["w"], "w"))
+    samples = {"x": given["x"]}
+    program = api.compile(model, "bm1684", precision="int8", calibration=samples, level=level)
+    wanted = np.stack([session(model).run(None, {"x": each})[0] for each in samples["x"]])
+    error = program.run(samples)["y"].reshape(wanted.shape) - wanted
+    assert np.square(error).sum() < 1e-3 * np.square(wanted).sum()
 
 
 def test_four_images_take_as_long_as_one(tmp_path: Path) -> None:

@@ -81,6 +81,20 @@ def test_arithmetic_on_constants_equals_onnxruntime(node: str, onnxruntime_value
     np.testing.assert_array_equal(graph.constants["y"], wanted)
 
 
+@pytest.mark.parametrize("kind", ["FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"])
+def test_a_constant_saturates_where_it_is_cast_to_eight_bits(kind: str, onnxruntime_values: Reference) -> None:
+    code = onnx.TensorProto.DataType.Value(kind)
+    text = f"""g (float[4] x) => (y) <float[4] c = {{1.3, -500, 60000, 100000}}> {{
+        q = Cast <to = {code}> (c)
+        d = Cast <to = 1> (q)
+        y = Add(x, d)
+    }}"""
+    model, feeds = model_of(text, 19), {"x": np.zeros(4, np.float32)}
+    wanted = onnxruntime_values(model, feeds)["y"]
+    assert np.isfinite(wanted).all()
+    np.testing.assert_array_equal(run(import_model(model), feeds)["y"], wanted)
+
+
 @pytest.mark.parametrize(
     ("attribute", "expected"),
     [

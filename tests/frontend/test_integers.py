@@ -67,6 +67,9 @@ BIAS = {"b": RANDOM.integers(-4000, 4000, 5).astype(np.int32)}
 OTHER = {"o": RANDOM.integers(0, 256, (1, 4, 6, 6)).astype(np.uint8), "os": _scale(0.03), "oz": _zero(7)}
 SIGNED = {"s": _scale(0.05), "z": _zero(-3, "int8"), "ys": _scale(0.9), "yz": _zero(5, "int8")}
 MATRIX = {"w": RANDOM.integers(-127, 128, (8, 5)).astype(np.int8), "ws": _scale(0.02), "wz": _zero(2, "int8")}
+SQUARE = {"w": RANDOM.integers(-127, 128, (8, 8)).astype(np.int8), "wz": np.arange(-4, 4).astype(np.int8)}
+P = {"ys": _scale(1 / 256), "yz": _zero(0)}
+"""Of probabilities."""
 
 CASES: dict[str, tuple[Array, onnx.ModelProto]] = {
     "QLinearConv": (X, _model("QLinearConv", X, {**CONV, **BIAS}, "x s z w ws wz ys yz b", pads=[1, 1, 1, 1])),
@@ -77,13 +80,25 @@ CASES: dict[str, tuple[Array, onnx.ModelProto]] = {
     "QLinearSigmoid": (X, _model("QLinearSigmoid", X, {**S, **Y}, "x s z ys yz", MS)),
     "QLinearLeakyRelu": (X, _model("QLinearLeakyRelu", X, {**S, **Y}, "x s z ys yz", MS, alpha=0.2)),
     "QLinearSoftmax": (X, _model("QLinearSoftmax", X, {**S, **Y}, "x s z ys yz", MS, axis=1, opset=13)),
+    "QLinearSoftmax of opset 11": (
+        X,
+        _model("QLinearSoftmax", X, {**S, **P}, "x s z ys yz", MS, axis=2, opset=11),
+    ),
     "QLinearAveragePool": (X, _model("QLinearAveragePool", X, {**S, **Y}, "x s z ys yz", MS, kernel_shape=[2, 2])),
     "QLinearGlobalAveragePool": (X, _model("QLinearGlobalAveragePool", X, {**S, **Y}, "x s z ys yz", MS)),
     "QLinearConcat": (X, _model("QLinearConcat", X, {**S, **OTHER, **Y}, "ys yz x s z o os oz", MS, axis=1)),
     "QGemm": (ROWS, _model("QGemm", ROWS, {**SIGNED, **MATRIX, **BIAS}, "x s z w ws wz b ys yz", MS)),
     "QGemm to float": (ROWS, _model("QGemm", ROWS, {**SIGNED, **MATRIX, **BIAS}, "x s z w ws wz b", MS)),
+    "QGemm with a factor": (
+        ROWS,
+        _model("QGemm", ROWS, {**SIGNED, **MATRIX, **BIAS}, "x s z w ws wz b", MS, alpha=0.5),
+    ),
     "ConvInteger": (X, _model("ConvInteger", X, {**CONV, "n": _zero(3, "int8")}, "x w z n")),
     "MatMulInteger": (ROWS, _model("MatMulInteger", ROWS, {**SIGNED, **MATRIX}, "x w z wz")),
+    "MatMulInteger with zero points of columns": (
+        ROWS,
+        _model("MatMulInteger", ROWS, {**SIGNED, **SQUARE}, "x w z wz"),
+    ),
 }
 
 
@@ -145,6 +160,54 @@ def test_channels_behind_rows_and_columns_are_refused() -> None:
     model = _model("QLinearGlobalAveragePool", X, {**S, **Y}, "x s z ys yz", MS, channels_last=1)
     with pytest.raises(NpucError, match=r"E202.*its channels are last"):
         import_model(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (
+            _model(
+                "QLinearAveragePool",
+                X,
+                {**S, **Y},
+                "x s z ys yz",
+                MS,
+                kernel_shape=[2, 2],
+                ceil_mode=1,
+                count_include_pad=1,
+            ),
+            "ceil_mode with count_include_pad",
+        ),
+        (
+            _model(
+                "QLinearMatMul",
+                ROWS,
+                {
+                    **SIGNED,
+                    **MATRIX,
+                    "s": np.full(ROWS.shape[0], 0.1, np.float32),
+                    "z": np.zeros(ROWS.shape[0], np.int8),
+                },
+                "x s z w ws wz ys yz",
+            ),
+            "'s' has . scales",
+        ),
+    ],
+)
+def test_an_integer_form_without_a_counterpart_is_refused(model: onnx.ModelProto, reason: str) -> None:
+    with pytest.raises(NpucError, match=f"E202.*{reason}"):
+        import_model(model)
+
+
+def test_what_is_quantised_dynamically_may_be_dequantised() -> None:
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("Relu", ["d"], ["y"]),
+    ]
+    x, y = helper.make_tensor_value_info("x", TensorProto.FLOAT, [5]), helper.make_empty_tensor_value_info("y")
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 13)])
+    assert [node.op for node in import_model(model).nodes] == ["Relu"]
 
 
 def test_an_operator_of_another_domain_stays_unknown() -> None:

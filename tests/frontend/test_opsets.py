@@ -19,6 +19,8 @@ Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 X = "float[2,3,4,6] x"
 CLIP = "float low = {-0.5}, float high = {0.5}"
 WHOLE, PART, BEYOND = "0,0,0,0,1,1,1,1", "0,0,0.2,0.1,1,1,0.7,0.9", "0,0,-0.3,0,1,1,0.8,1.4"
+NEAR_BORDERS = "0,0,0,0.1,1,1,1,0.9"
+"""Some positions are whole numbers but for the rounding of float32."""
 CROP = 'coordinate_transformation_mode = "tf_crop_and_resize"'
 RARE = [
     # scales, roi, attributes of a Resize that becomes products
@@ -30,6 +32,9 @@ RARE = [
     ("0.75, 1.5", PART, f'{CROP}, mode = "linear"'),
     ("0.75, 1.5", BEYOND, f'{CROP}, mode = "linear", extrapolation_value = 2.5'),
     ("0.75, 1.5", PART, f'{CROP}, mode = "nearest"'),
+    ("1.5, 1.5", NEAR_BORDERS, f'{CROP}, mode = "nearest", nearest_mode = "floor"'),
+    ("0.5, 0.4", WHOLE, 'antialias = 1, mode = "linear", exclude_outside = 1'),
+    ("0.5, 0.6", WHOLE, 'antialias = 1, mode = "cubic", exclude_outside = 1'),
 ]
 PRODUCTS = "Reshape MatMul Reshape MatMul Reshape"
 FORMS: list[tuple[int, str, str, str]] = [
@@ -77,6 +82,12 @@ FORMS: list[tuple[int, str, str, str]] = [
         "float[8] r = {0,0,0,0,1,1,0.5,0.5}, int64[4] z = {2, 3, 4, 6}",
         f"Resize <{CROP}> (x, r, , z)",
         "Resize",
+    ),
+    (
+        18,
+        "float[8] r = {0,0,0.1,0.2,1,1,0.8,0.7}, int64[4] z = {2, 3, 4, 4}",
+        f'Resize <{CROP}, mode = "linear"> (x, r, , z)',
+        PRODUCTS.removeprefix("Reshape MatMul "),
     ),
     (18, "int64[2] z = {9, 7}", 'Resize <axes = [3, 2], mode = "linear"> (x, , , z)', "Resize"),
     (
@@ -167,6 +178,12 @@ FORMS: list[tuple[int, str, str, str]] = [
         "float[3] c = {1, 2, 3}",
         "GroupNormalization <num_groups = 3> (x, c, c)",
         "Reshape ReduceMean Sub Mul ReduceMean Add Sqrt Div Reshape Mul Add",
+    ),
+    (
+        18,
+        "float[1] c = {2}",
+        "GroupNormalization <num_groups = 1> (x, c, c)",
+        "Reshape ReduceMean Sub Mul ReduceMean Add Sqrt Div Mul Add Reshape",
     ),
     (7, "", "InstanceNormalization (x, c, c)", "InstanceNormalization"),
     (11, "", 'MaxPool <kernel_shape = [2, 3], auto_pad = "SAME_UPPER", strides = [2, 2]> (x)', "MaxPool"),

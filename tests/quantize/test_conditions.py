@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc.ir import Array, Graph, Node
+import npuc
+from npuc.export_onnx import to_onnx
+from npuc.ir import Array, Graph, Node, TensorType
+from npuc.ops import build
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import integer_nodes, selects, tensors_of
 from npuc.quantize.scales.model_scales import steps_of
 from npuc.quantize.scales.offsets import by_convolutions, offset_inputs, offset_results
+from npuc.reference import session
 from tests.graphs.compiling import Case, verified
 from tests.passes.networks import network, node
 
@@ -251,6 +255,30 @@ def test_given_steps_do_not_limit_what_is_concatenated_with_them(op: str, target
     report = verified(graph, Case(target, "int8"), tmp_path)
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > 25
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "bm1684"])
+@pytest.mark.parametrize(("zero", "other"), [(0, 0), (-128, 3)])
+def test_integer_inputs_with_different_steps_fit_into_what_they_share(target: str, zero: int, other: int) -> None:
+    """The first input has the finer steps."""
+    random = np.random.default_rng(2)
+    nodes = (
+        node("DequantizeLinear", "x s zero", "a"),
+        node("DequantizeLinear", "z t other", "b"),
+        node("Concat", "a b", "c", axis=1),
+        node("Conv", "c v", "y"),
+    )
+    v = random.standard_normal((3, 8, 1, 1)).astype(np.float32) / 2
+    steps = {"s": np.float32(0.02), "t": np.float32(0.06), "zero": np.int8(zero), "other": np.int8(other)}
+    constants = {"v": v, **{name: np.asarray(value) for name, value in steps.items()}}
+    types = dict.fromkeys("xz", TensorType((1, 4, 6, 6), "int8"))
+    graph = build("g", nodes, types, ["y"], constants)
+    model = to_onnx(graph)
+    x = {name: random.integers(-128, 128, (6, 1, 4, 6, 6)).astype(np.int8) for name in "xz"}
+    program = npuc.compile(model, target, precision="int8", calibration=x)
+    wanted = np.stack([session(model).run(None, {name: x[name][at] for name in "xz"})[0] for at in range(6)])
+    error = program.run(x)["y"].reshape(wanted.shape) - wanted
+    assert np.square(error).sum() < 0.01 * np.square(wanted).sum()
 
 
 FAINT = {

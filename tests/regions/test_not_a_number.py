@@ -9,9 +9,11 @@ import onnx
 import onnxruntime
 import pytest
 
+import npuc
 from npuc.errors import DataError
 from npuc.host import quantise
 from npuc.ir import Array
+from npuc.reference import session as runtime
 from npuc.regions.compiling import compile_model
 from npuc.reports.summaries import verified
 from npuc.storage.data import Samples
@@ -69,6 +71,19 @@ def test_the_user_s_samples_must_keep_the_network_finite(tmp_path: Path) -> None
     (problem,) = caught.value.problems
     assert (problem.code, problem.tensor) == ("E402", "b")
     assert "--deny" in (problem.remedy or "")
+
+
+@pytest.mark.parametrize("name", ["easynpu", "nvdla-small", "bm1684"])
+def test_a_mask_of_infinities_is_left_to_the_host(name: str, tmp_path: Path) -> None:
+    body = "a = Conv(x, w)\n m = Add(a, c)\n s = Softmax<axis = 1>(m)\n y = Conv(s, v)"
+    model = model_of(f"{HEAD} {{ {body} }}", w=(8, 8, 1, 1), v=(8, 8, 1, 1))
+    mask = np.where(np.arange(8) % 3 == 1, -np.inf, 0).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(mask.reshape(8, 1, 1), "c"))
+    x = np.random.default_rng(0).standard_normal((6, 1, 8, 6, 6)).astype(np.float32) + 0.5
+    program = npuc.compile(model, name, precision="int8", calibration={"x": x})
+    found, session = program.run({"x": x})["y"], runtime(model)
+    wanted = np.stack([session.run(None, {"x": each})[0][0] for each in x])
+    assert np.square(found - wanted).sum() < 0.01 * np.square(wanted).sum()
 
 
 def test_nan_is_the_integer_of_0() -> None:

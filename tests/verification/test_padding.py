@@ -54,6 +54,16 @@ def test_a_dilated_window_is_verified(tmp_path: Path) -> None:
     assert report["status"] == "ok" and report["bit_exact"] and report["outputs"][0]["sqnr_db"] > 30
 
 
+def test_a_dilated_average_is_verified(tmp_path: Path) -> None:
+    """AveragePool has dilations since opset 19."""
+    model = onnx.load(_saved(tmp_path, "AveragePool", [1, 4, 5, 5], {}, kernel_shape=[3, 2], dilations=[2, 2]))
+    model.opset_import[0].version, path = 19, tmp_path / "m.onnx"
+    onnx.save(model, path)
+    program = compile(path, "easynpu")
+    report = verify(path, program)
+    assert report["status"] == "ok" and report["bit_exact"] and program.report["proof"]["model"] is True
+
+
 def test_the_padding_is_that_of_the_definition(tmp_path: Path) -> None:
     """By hand: 3 + (3 - 1) * (2 - 1) rows reach over a border of 2; 15 rows are 14 and one more at the end."""
     (pool,), (transposed,) = (

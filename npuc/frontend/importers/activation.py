@@ -34,10 +34,10 @@ def _selu(node: OnnxNode, to: Builder) -> None:
 
 
 def _celu(node: OnnxNode, to: Builder) -> None:
-    """alpha * Elu(x / alpha, 1)."""
+    """alpha * Elu(x / alpha, 1), which needs a positive alpha."""
     alpha = node.attrs["alpha"]
-    if alpha == 0:
-        raise node.bad("alpha is 0")
+    if not alpha > 0:
+        raise node.unsupported(f"alpha is {alpha:g}", "give a positive alpha", limit="above 0")
     shrunk = to.emit(node, "Mul", (node.inputs[0], to.constant(node, "factor", np.float32(1 / alpha))), ())
     inner = to.emit(node, "Elu", (shrunk,), (), alpha=1.0)
     to.emit(node, "Mul", (inner, to.constant(node, "alpha", np.float32(alpha))))

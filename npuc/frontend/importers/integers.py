@@ -27,22 +27,36 @@ FLOAT: dict[str, Importer] = {
 }
 
 
-def _float(node: OnnxNode, to: Builder, inputs: Sequence[int], axis: int = 1) -> str:
-    """The dequantised operand; `inputs`: positions of its integers, scale and zero point."""
+def _float(node: OnnxNode, to: Builder, inputs: Sequence[int], axis: int | None = None) -> str:
+    """The dequantised operand; `inputs`: positions of its integers, scale and zero point.
+
+    axis: along which it may have several scales; None: it has one.
+    """
     names = tuple(node.inputs[at] if node.given(at) else "" for at in inputs)
+    if axis is None:
+        _expect_one(node, to, names[1])
     output = to.fresh(f"{names[0]}/dequantised")
-    convert(replace(node, op="DequantizeLinear", inputs=names, outputs=(output,), attrs={"axis": axis}), to)
+    attrs = {"axis": axis or 0}
+    convert(replace(node, op="DequantizeLinear", inputs=names, outputs=(output,), attrs=attrs), to)
     return output
+
+
+def _expect_one(node: OnnxNode, to: Builder, scale: str) -> None:
+    count = to.types[scale].size
+    if count != 1:
+        reason, remedy = f"{scale!r} has {count} scales", "quantise activations per tensor"
+        raise node.unsupported(reason, remedy, limit="one scale for activations")
 
 
 def _compute(node: OnnxNode, to: Builder, op: str, inputs: Sequence[str], scale: int) -> None:
     """Emits the float operator, and quantises its result; the zero point follows the scale's position."""
     if node.attrs.get("channels_last"):
         raise node.unsupported("its channels are last", "export the model with channels first")
+    _expect_one(node, to, node.inputs[scale])
     result = to.fresh(f"{node.outputs[0]}/float")
     FLOAT[op](replace(node, op=op, inputs=tuple(inputs), outputs=(result,)), to)
     zero = node.inputs[scale + 1] if node.given(scale + 1) else ""
-    quantize = replace(node, op="QuantizeLinear", inputs=(result, node.inputs[scale], zero), attrs={"axis": 1})
+    quantize = replace(node, op="QuantizeLinear", inputs=(result, node.inputs[scale], zero), attrs={})
     convert(quantize, to)
 
 
@@ -53,6 +67,19 @@ def _unary(op: str) -> Importer:
         _compute(node, to, op, [_float(node, to, (0, 1, 2))], 3)
 
     return importer
+
+
+def _softmax(node: OnnxNode, to: Builder) -> None:
+    """Its attribute tells which opset's Softmax it is."""
+    _unary("Softmax")(replace(node, opset=node.attrs["opset"]), to)
+
+
+def _average_pool(node: OnnxNode, to: Builder) -> None:
+    if node.attrs["ceil_mode"] and node.attrs["count_include_pad"]:
+        # unlike AveragePool, it also counts what lies behind the pads
+        remedy = "use AveragePool between DequantizeLinear and QuantizeLinear"
+        raise node.unsupported("ceil_mode with count_include_pad", remedy, limit="one of the two")
+    _unary("AveragePool")(node, to)
 
 
 def _binary(op: str) -> Importer:
@@ -67,10 +94,11 @@ def _binary(op: str) -> Importer:
 
 
 def _bias(node: OnnxNode, to: Builder, at: int, axis: int) -> list[str]:
-    """The int32 bias in units of both operands' scales, if there is one."""
+    """The int32 bias in units of the scales of the operands' product, if there is one."""
     if not node.given(at):
         return []
-    product = np.asarray(to.value(node, 1) * to.value(node, 4), np.float32)
+    alpha = np.float32(node.attrs.get("alpha", 1))
+    product = np.asarray(to.value(node, 1) * to.value(node, 4) * alpha, np.float32)
     scale = to.constant(node, "bias_scale", product.squeeze())
     zero = to.constant(node, "bias_zero", np.zeros(to.shape(scale), np.int32))
     names = (node.inputs[at], scale, zero)
@@ -103,10 +131,11 @@ def _concat(node: OnnxNode, to: Builder) -> None:
     _compute(node, to, "Concat", operands, 0)
 
 
-def _unscaled(node: OnnxNode, to: Builder, at: int, zero: int, given: float) -> tuple[str, float]:
+def _unscaled(node: OnnxNode, to: Builder, at: int, given: float, axis: int) -> tuple[str, float]:
     """An operand of an integer product as float, and the scale that it was multiplied by.
 
-    given: the required scale; if QuantizeLinear computed the operand, its own scale is used instead.
+    Its zero point is the second input behind it. given: the required scale; if QuantizeLinear computed the
+    operand, its own scale is used instead. axis: along which it may have several zero points.
     """
     name = node.inputs[at]
     if to.types[name].dtype == "float32":  # from DynamicQuantizeLinear
@@ -115,21 +144,21 @@ def _unscaled(node: OnnxNode, to: Builder, at: int, zero: int, given: float) -> 
     scale = to.constants.get(producer.inputs[1]) if producer and producer.op == "QuantizeLinear" else None
     factor = float(scale.flat[0]) if scale is not None and scale.size == 1 else given
     value = to.constant(node, "scale", np.float32(factor))
-    zeros = node.inputs[zero] if node.given(zero) else ""
+    zeros = node.inputs[at + 2] if node.given(at + 2) else ""
     if zeros and to.types[zeros].size > 1:
         value = to.constant(node, "scale", np.full(to.shape(zeros), factor, np.float32))
     output = to.fresh(f"{name}/dequantised")
     inputs = (name, value, zeros)
-    convert(replace(node, op="DequantizeLinear", inputs=inputs, outputs=(output,), attrs={"axis": 0}), to)
+    convert(replace(node, op="DequantizeLinear", inputs=inputs, outputs=(output,), attrs={"axis": axis}), to)
     return output, factor
 
 
-def _integer(op: str) -> Importer:
-    """A product of integers: x, w and their zero points."""
+def _integer(op: str, rows: int, columns: int) -> Importer:
+    """A product of integers: x, w and their zero points. rows, columns: the axes along which these may vary."""
 
     def importer(node: OnnxNode, to: Builder) -> None:
-        x, factor = _unscaled(node, to, 0, 2, 1.0)
-        w, _ = _unscaled(node, to, 1, 3, 1 / factor)
+        x, factor = _unscaled(node, to, 0, 1.0, rows)
+        w, _ = _unscaled(node, to, 1, 1 / factor, columns)
         if to.types[node.inputs[0]].dtype == "float32":  # quantised dynamically: not whole numbers
             FLOAT[op](replace(node, op=op, inputs=(x, w)), to)
             return
@@ -167,12 +196,12 @@ IMPORTERS: dict[str, Importer] = {
     "QLinearMul": _binary("Mul"),
     "QLinearSigmoid": _unary("Sigmoid"),
     "QLinearLeakyRelu": _unary("LeakyRelu"),
-    "QLinearSoftmax": _unary("Softmax"),
-    "QLinearAveragePool": _unary("AveragePool"),
+    "QLinearSoftmax": _softmax,
+    "QLinearAveragePool": _average_pool,
     "QLinearGlobalAveragePool": _unary("GlobalAveragePool"),
     "QLinearConcat": _concat,
     "QGemm": _gemm,
-    "ConvInteger": _integer("Conv"),
-    "MatMulInteger": _integer("MatMul"),
+    "ConvInteger": _integer("Conv", 0, 0),
+    "MatMulInteger": _integer("MatMul", -2, -1),
     "DynamicQuantizeLinear": _dynamic,
 }

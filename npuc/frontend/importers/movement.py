@@ -10,6 +10,7 @@ import onnx
 from npuc.errors import ModelError
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer, broadcast
+from npuc.ops.attributes import TO
 
 
 def _reshape(node: OnnxNode, to: Builder) -> None:
@@ -44,6 +45,10 @@ def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...] | None:
 def _squeeze(node: OnnxNode, to: Builder) -> None:
     shape, given = to.shape(node.inputs[0]), _axes(node, to)
     ones = tuple(axis for axis, extent in enumerate(shape) if extent == 1)
+    if given == () and ones:  # onnxruntime removes these, ONNX nothing
+        raise node.unsupported(
+            "an empty list of axes", "leave the axes out, or the node", limit="at least one axis"
+        )
     axes = ones if given is None else node.axes(given, len(shape))
     if not set(axes) <= set(ones):
         raise node.bad(f"axes {list(axes)} of shape {list(shape)} are not all 1", tensor=node.inputs[0])
@@ -137,6 +142,9 @@ def _gather_elements(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Gather", (x, to.constant(node, "indices", line[:, 0])), axis=axis)
 
 
+OF_CONSTANTS = ("float16", "bfloat16", "float64")
+
+
 def _cast(node: OnnxNode, to: Builder) -> None:
     code = node.attrs["to"]
     if code not in onnx.helper.get_all_tensor_dtypes():
@@ -149,14 +157,14 @@ def _cast_like(node: OnnxNode, to: Builder) -> None:
 
 
 def _cast_to(node: OnnxNode, to: Builder, dtype: str) -> None:
-    """Half and double precision are supported only for constants."""
+    """Other types are for constants only: in numpy, but for those that saturate or are strings."""
     x = node.inputs[0]
     if to.types[x].dtype == dtype:
         to.alias(node, x)
-    elif x in to.constants and "object" not in (dtype, to.types[x].dtype):
+    elif x in to.constants and dtype in (*TO.choices, *OF_CONSTANTS) and to.types[x].dtype != "object":
         with np.errstate(all="ignore"):
             to.add_constant(node.outputs[0], to.constants[x].astype(np.dtype(dtype)))
-    elif dtype in ("float16", "bfloat16", "float64", "object"):
+    elif dtype not in TO.choices:
         raise ModelError(
             "E107",
             f"cast to {'string' if dtype == 'object' else dtype}",

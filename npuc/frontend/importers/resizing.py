@@ -88,10 +88,8 @@ def _products(
     outside = np.zeros((1,) * len(shape), bool)
     for at, axis in enumerate(axes):
         region = (roi[at], roi[len(axes) + at]) if roi else (0.0, 1.0)
-        kept = sizes[axis] == shape[axis]
-        if kept and modes["antialias"]:  # onnxruntime, unlike ONNX, does not interpolate along such an axis
-            continue
-        if kept and scales[axis] == 1 and region == (0.0, 1.0):
+        kept = sizes[axis] == shape[axis] and (scales[axis] == 1 or modes["antialias"])
+        if kept:  # onnxruntime, unlike ONNX, does not interpolate along such an axis, not even in a roi
             continue
         if shape[axis] * sizes[axis] > MOST_WEIGHTS:
             reason = f"{sizes[axis]} from {shape[axis]} elements in this mode"
@@ -118,6 +116,8 @@ def _extents(node: OnnxNode, to: Builder, shape: Sequence[int]) -> tuple[Scales,
     policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return scales, sizes
+    if min(node.attrs.get("axes") or (0,)) < 0:  # onnxruntime then leaves the extents as they are
+        raise node.unsupported(f"{policy} along negative axes", "count the axes from the front")
     scale = min(scales) if policy == "not_larger" else max(scales)
     return (scale,) * len(shape), tuple(math.floor(extent * scale + 0.5) for extent in shape)
 

@@ -89,7 +89,7 @@ def _layer(
     x_scale, y_scale = quantised.scales[node.inputs[0]], found.scale
     w = graph.constants[source.inputs[1]]
     x_zero = quantised.zeros.get(node.inputs[0], 0)
-    maps = x.reshape(len(x), *x.shape[2:]).astype(np.int16) - x_zero
+    maps = x[:, 0].astype(np.int16) - x_zero  # the witness is of the first image of a batch, too
     return JudgedLayer(
         exact=w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale),
         bias=float_bias(graph, source).astype(np.float64) / y_scale,

@@ -58,9 +58,9 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
     """Scales and zero points of the tensors for which the model gives any.
 
     equal: pairs of tensors that always share them. The node that computes a tensor takes precedence over nodes
-    that read it; among several the first in the graph counts, and the others become conversions (a FakeQuantize
-    between different scales). A reader's rounding applies only if every reader rounds the tensor. A limit at 0 and
-    a negation inherit from their input.
+    that read it; among several, those count that reach as far as all (`covering`), and the others become
+    conversions (a FakeQuantize between different scales). A reader's rounding applies only if every reader rounds
+    the tensor. A limit at 0 and a negation inherit from their input.
     """
     pairs = list(equal)
     class_of, tied = components(tensors, pairs), frozenset(pairs)
@@ -69,9 +69,11 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
     for name, leader in class_of.items():
         members.setdefault(leader, []).append(name)
     said = [(node, steps) for node in graph.nodes if (steps := steps_of(graph, node)) is not None]
+    computed: dict[str, list[Steps]] = {}
     for node, steps in said:
         if node.op != "QuantizeLinear" and node.output in class_of:
-            found.setdefault(class_of[node.output], steps)
+            computed.setdefault(class_of[node.output], []).append(steps)
+    found.update({leader: covering(several) for leader, several in computed.items()})
     for node in graph.nodes:
         steps = _handed_on(node, found.get(class_of.get(node.inputs[0], "")))
         if steps is not None and node.output in class_of:
@@ -82,6 +84,23 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
             if leader not in found and all(_only_rounded(graph, each, tied) for each in members[leader]):
                 found[leader] = steps
     return {name: found[leader] for name, leader in class_of.items() if leader in found}
+
+
+NEARLY = 1 / 64
+"""The part of all values that steps may lack and still count as reaching all."""
+
+
+def covering(several: Sequence[Steps]) -> Steps:
+    """The first steps that reach all values of the others; if none do, the finest that reach all.
+
+    >>> covering([Steps(0.25), Steps(0.5), Steps(1.0)]), covering([Steps(1.0, -128), Steps(0.5, 127)])
+    (Steps(scale=1.0, zero=0), Steps(scale=1.5, zero=-43))
+    """
+    low, high = min(each.limits[0] for each in several), max(each.limits[1] for each in several)
+    room = NEARLY * (high - low)
+    reaching = (each for each in several if each.limits[0] - low + high - each.limits[1] <= room)
+    scale = (high - low) / 255
+    return next(reaching, None) or Steps(scale, round(-128 - low / scale))
 
 
 def _only_rounded(graph: Graph, tensor: str, equal: Collection[tuple[str, str]]) -> bool:

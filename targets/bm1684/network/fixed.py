@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from npuc.constraints import finite_constants
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, AXES, AXIS, COUNT_INCLUDE_PAD, GROUP, KERNEL_SHAPE, MAX, PERM
@@ -112,7 +113,7 @@ def computed(graph: Graph, node: Node) -> str | None:
 OPERATORS: Mapping[str, Called] = {
     "Conv": Called(
         "nodechip_conv_forward_local_fix8b, nodechip_pooling_fix8b_forward_local",
-        (constant_weights, images, within_windows, within_extents, dense_or_small, relu_at_most),
+        (constant_weights, finite_constants, images, within_windows, within_extents, dense_or_small, relu_at_most),
     ),
     "MaxPool": Called(
         "nodechip_pooling_fix8b_forward_local",

@@ -170,6 +170,7 @@ REMEDIES: Mapping[Constraint, str] = {
 """Remedies of constraints that mean the same for every operator."""
 SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
 AVERAGING = "PDP, CONV + SDP"
+OF_TWO = (one_image, map_fields, whole_or_per_channel, finite_constants, clips_at_zero)
 SHAPES = "give both operands the same shape, or one number per channel to one of them"
 
 ARRAY: Mapping[str, OnUnits] = {
@@ -182,7 +183,7 @@ ARRAY: Mapping[str, OnUnits] = {
     "GlobalMaxPool": OnUnits("PDP", (one_image, map_fields, pooling_fields), "split the window"),
     "AveragePool": OnUnits(AVERAGING, (one_image, map_fields, averaging_fields), "set count_include_pad = 1"),
     "GlobalAveragePool": OnUnits(AVERAGING, (one_image, map_fields, averaging_fields), "pool in two steps"),
-    **{op: OnUnits("SDP (X1, X2)", (one_image, map_fields, whole_or_per_channel, clips_at_zero), SHAPES)
+    **{op: OnUnits("SDP (X1, X2)", OF_TWO, SHAPES)
        for op in ("Add", "Sub", "Mul", "Max", "Min")},
     **{op: OnUnits("SDP (X1, X2)", (one_image, map_fields), BATCH)
        for op in ("Relu", "LeakyRelu", "Abs", "Neg", "HardSigmoid")},
