@@ -20,7 +20,7 @@ from npuc.reference import has_integer_products, integers_are_exact, session
 from tests.given import GIVEN
 
 os.environ.setdefault(CHECK, "full")
-"""Every graph is verified anew in tests, whatever was verified of its nodes before."""
+"""Every graph is verified anew in tests, whatever was verified of its nodes before; not in those of machines."""
 
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
@@ -49,11 +49,14 @@ MACHINES = ("bm1684", "easynpu", "nvdla")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _unconfined(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of machines run onnxruntime in their own process: to fork one so large takes long."""
+def _as_fast_as_possible(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of machines run onnxruntime in their own process, as forks of a large one take long, and check graphs
+    as users do: the full check is a sixth of a compile, and tests of the passes have it.
+    """  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         if request.path.relative_to(TESTS).parts[0].startswith(MACHINES):
             patch.setattr(confinement, "AVAILABLE", False)
+            patch.delenv(CHECK)
         yield
 
 
