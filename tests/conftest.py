@@ -19,9 +19,6 @@ from npuc.ir import CHECK, Array
 from npuc.reference import has_integer_products, integers_are_exact, session
 from tests.given import GIVEN
 
-os.environ.setdefault(CHECK, "full")
-"""Every graph is verified anew in tests, whatever was verified of its nodes before; not in those of machines."""
-
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
 """Every run draws the same examples, however long it takes; `pytest --hypothesis-profile default` draws others."""
@@ -46,17 +43,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 MACHINES = ("bm1684", "easynpu", "nvdla")
 """Folders of tests of machines begin so."""
+CHECKED = ("easynpu_rewrites", "fuzz", "graphs", "passes")
+"""Folders of tests in which every graph is verified anew, whatever was verified of its nodes before.
+
+Elsewhere graphs are checked as for users: the full check takes a sixth of a compile.
+"""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _as_fast_as_possible(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of machines run onnxruntime in their own process, as forks of a large one take long, and check graphs
-    as users do: the full check is a sixth of a compile, and tests of the passes have it.
-    """  # fmt: skip
+def _settings_of_the_room(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Full checks of graphs; no process for onnxruntime in tests of machines: to fork one so large takes long."""
+    room = request.path.relative_to(TESTS).parts[0]
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.relative_to(TESTS).parts[0].startswith(MACHINES):
+        if room in CHECKED and CHECK not in os.environ:
+            patch.setenv(CHECK, "full")
+        if room.startswith(MACHINES):
             patch.setattr(confinement, "AVAILABLE", False)
-            patch.delenv(CHECK)
         yield
 
 
