@@ -41,8 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fast")
 
 
-MACHINES = ("bm1684", "easynpu", "nvdla")
-"""Folders of tests of machines begin so."""
+UNCONFINED = ("bm1684", "easynpu", "nvdla", "regions/test_not", "regions/test_programs", "regions/test_variants")
+"""Tests of machines and partitions run onnxruntime in their own process: to fork one so large takes long."""
 CHECKED = ("easynpu_rewrites", "fuzz", "graphs", "passes")
 """Folders of tests in which every graph is verified anew, whatever was verified of its nodes before.
 
@@ -52,12 +52,12 @@ Elsewhere graphs are checked as for users: the full check takes a sixth of a com
 
 @pytest.fixture(autouse=True, scope="module")
 def _settings_of_the_room(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Full checks of graphs; no process for onnxruntime in tests of machines: to fork one so large takes long."""
-    room = request.path.relative_to(TESTS).parts[0]
+    """Whether graphs are checked fully, and onnxruntime is confined."""
+    file = request.path.relative_to(TESTS)
     with pytest.MonkeyPatch.context() as patch:
-        if room in CHECKED and CHECK not in os.environ:
+        if file.parts[0] in CHECKED and CHECK not in os.environ:
             patch.setenv(CHECK, "full")
-        if room.startswith(MACHINES):
+        if file.as_posix().startswith(UNCONFINED):
             patch.setattr(confinement, "AVAILABLE", False)
         yield
 
