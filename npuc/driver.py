@@ -282,24 +282,18 @@ def batch_of(program: Program) -> int:
     return min(max(BATCH_ELEMENTS // max(elements, 1), 1), BATCH)
 
 
-def run_program(
-    program: Program,
-    target: Target,
-    samples: Samples,
-    advance: Callable[[int], None] | None = None,
-    chip_model: str = "own",
-) -> dict[str, Array]:
-    """The outputs of all samples, stacked along axis 0 if the model's first dimension is 1.
-
-    advance: called with the number of samples done after each batch.
-    """
-    return run_batches(target.runner(program, chip_model), samples, advance, batch_of(program))
+def run_program(program: Program, target: Target, samples: Samples) -> dict[str, Array]:
+    """The outputs of all samples, stacked along axis 0 if the model's first dimension is 1."""
+    return run_batches(target.runner(program, "own"), samples, batch=batch_of(program))
 
 
 def run_batches(
     run: Runner, samples: Samples, advance: Callable[[int], None] | None = None, batch: int = BATCH
 ) -> dict[str, Array]:
-    """The same for a loaded program; batch: the number of samples simulated together."""
+    """The same for a loaded program; batch: the number of samples simulated together.
+
+    advance: called with the number of samples done after each batch.
+    """
     parts: list[dict[str, Array]] = []
     for each in samples.batches(batch):
         parts.append(run(each.inputs))

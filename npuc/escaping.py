@@ -172,16 +172,6 @@ def verilog_comment(text: str) -> str:
     return f"// {''.join(each if ' ' <= each <= '~' and each not in '`' + chr(92) else '.' for each in text)}"
 
 
-def dot_string(text: str) -> str:
-    r"""A quoted identifier or label of Graphviz.
-
-    >>> print(dot_string('a "b" \\N'))
-    "a \"b\" \\N"
-    """
-    body = terminal(text).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{body}"'
-
-
 def markdown_code(text: str) -> str:
     """A code span on one line, for a paragraph, a list or a table.
 

@@ -19,9 +19,6 @@ from npuc.ir import CHECK, Array
 from npuc.reference import has_integer_products, integers_are_exact, session
 from tests.given import GIVEN
 
-os.environ.setdefault(CHECK, "full")
-"""Every graph is verified anew in tests, whatever was verified of its nodes before."""
-
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
 """Every run draws the same examples, however long it takes; `pytest --hypothesis-profile default` draws others."""
@@ -44,15 +41,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fast")
 
 
-MACHINES = ("bm1684", "easynpu", "nvdla")
-"""Folders of tests of machines begin so."""
+UNCONFINED = ("bm1684", "easynpu", "nvdla", "regions/test_not", "regions/test_programs", "regions/test_variants")
+"""Tests of machines and partitions run onnxruntime in their own process: to fork one so large takes long."""
+CHECKED = ("easynpu_rewrites", "fuzz", "graphs", "passes")
+"""Folders of tests in which every graph is verified anew, whatever was verified of its nodes before.
+
+Elsewhere graphs are checked as for users: the full check takes a sixth of a compile.
+"""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _unconfined(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of machines run onnxruntime in their own process: to fork one so large takes long."""
+def _settings_of_the_room(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whether graphs are checked fully, and onnxruntime is confined."""
+    file = request.path.relative_to(TESTS)
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.relative_to(TESTS).parts[0].startswith(MACHINES):
+        if file.parts[0] in CHECKED and CHECK not in os.environ:
+            patch.setenv(CHECK, "full")
+        if file.as_posix().startswith(UNCONFINED):
             patch.setattr(confinement, "AVAILABLE", False)
         yield
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import onnx
-from onnx import TypeProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from npuc.custom_ops import STANDARD
 from npuc.errors import Problem, UnsupportedOperator
@@ -29,18 +29,16 @@ def part_graph(network: Network, units: Sequence[Unit], outside: Iterable[str], 
     return build(name, nodes, inputs, outputs, constants)
 
 
-def region_model(
-    network: Network, units: Sequence[Unit], outputs: Sequence[str], types: Mapping[str, TypeProto] | None = None
-) -> onnx.ModelProto:
+def region_model(network: Network, units: Sequence[Unit], outputs: Sequence[str]) -> onnx.ModelProto:
     """The units as an ONNX model of their own, with constants.
 
-    types: of inputs whose type the survey does not know. Raises UnsupportedOperator (E201) if a type is unknown.
+    Raises UnsupportedOperator (E201) if the type of an input is unknown.
     """
     written = {name for unit in units for name in unit.writes}
     read = list(dict.fromkeys(name for unit in units for name in unit.reads if name not in written))
     constants = [name for name in read if name in network.constants]
     given = [name for name in read if name not in network.constants]
-    known = {**network.protos, **(types or {})}
+    known = network.protos
     for name in given:
         if name not in known:
             reason, limit = "the type of what the host reads is not known", "tensors with an element type"

@@ -36,6 +36,8 @@ from tests.easynpu_rtl.axi_bench import (
 Make = Callable[[Machine], Any]
 Trial = Callable[[Make, int], None]
 LITE_NAMES = ("aw", "w", "b", "ar", "r")
+BURSTS = 30
+"""Bursts of every kind in each direction."""
 
 
 def bursts_leave_and_find_what_the_model_says(adapter: Make, seed: int) -> None:
@@ -47,14 +49,14 @@ def bursts_leave_and_find_what_the_model_says(adapter: Make, seed: int) -> None:
     async def process(context: Any, bench: Bench) -> None:
         answers: list[dict[str, int]] = []
         refused_at_first = Burst(3 << 10 | 20 * 16, 8, 4, WRAP, 1)
-        for burst in (refused_at_first, *(any_burst(choose) for _ in range(60))):
+        for burst in (refused_at_first, *(any_burst(choose) for _ in range(BURSTS))):
             words = any_words(choose, burst)
             bench.write(burst, words)
             answers.append({"id": burst.id, "resp": model.write(burst, words)})
         assert await bench.settle(context, FULL, "b", len(answers)) == answers
         assert bench.core.memories == model.memories
         expected: list[dict[str, int]] = []
-        for _ in range(60):
+        for _ in range(BURSTS):
             burst = any_burst(choose)
             bench.read(burst)
             expected += model.read(burst)

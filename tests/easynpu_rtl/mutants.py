@@ -34,8 +34,8 @@ class Mutant:
     module: str
     right: str
     wrong: str
-    sets: int = 2
-    """Sets of ifmap pads of the core that it is in effect in."""
+    core: str = "three rows"
+    """The core of the rig that shows it."""
 
 
 MUTANTS = (
@@ -118,29 +118,35 @@ MUTANTS = (
         "core",
         "loader.entry < sequencer.lowest",
         "loader.entry <= sequencer.lowest",
-        sets=1,
+        core="one set of pads",
     ),
     Mutant(
         "entries are free with the first ozi",
         "sequencer",
         "self.last_tap & (self.ozi == self.last_ozi)",
         "self.last_tap",
-        sets=1,
+        core="one set of pads",
     ),
     Mutant(
         "entries are free with the first channel",
         "sequencer",
         "Mux(self.kzi == self.running.last_channel, read, 0)",
         "read",
-        sets=1,
+        core="one set of pads",
     ),
-    Mutant("fused passes keep the loader waiting", "sequencer", "self.busy & self.own", "self.busy", sets=1),
+    Mutant(
+        "fused passes keep the loader waiting",
+        "sequencer",
+        "self.busy & self.own",
+        "self.busy",
+        core="one set of pads",
+    ),
     Mutant(
         "no entry is free before the last tap",
         "sequencer",
         "Mux(follows, self.issue.pad[0], first)",
         "Mux(follows, self.issue.pad[0], 0)",
-        sets=1,
+        core="one set of pads",
     ),
 )
 

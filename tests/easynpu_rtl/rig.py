@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from ctypes import CDLL
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,7 +16,38 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.rtl import build
 from npuc.targets.easynpu.rtl.simulation import Simulation
+from tests.easynpu import test_simulator as programs
+from tests.easynpu_rtl import mutants
 from tests.easynpu_stepping.test_programs import Memories, Stepping
+
+CORES = {
+    "three rows": replace(programs.MACHINE, pe_rows=3),
+    "one set of pads": replace(programs.MACHINE, ifmap_pad_sets=1, psum_write_first=True),
+}
+"""Machines for random programs. Their cores have the mistakes of `mutants` built in, and none is in effect."""
+
+
+@cache
+def core(name: str) -> CDLL:
+    """The core of one of CORES, or skips the test with the reason."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "verilog", mutants.verilog)
+        try:
+            return build.library.__wrapped__(CORES[name])
+        except ArtefactError as error:
+            pytest.skip(error.problems[0].reason)
+
+
+def install(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Tests of the fast simulator run on the RTL of one of CORES."""
+    library = core(name)
+
+    def found(_machine: Machine) -> CDLL:
+        return library
+
+    patch.setattr(build, "library", found)
+    patch.setattr(programs, "Simulator", Rtl)
+    patch.setattr(programs, "MACHINE", CORES[name])
 
 
 def needed(machine: Machine) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from ctypes import CDLL
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import pytest
 
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
 
 from npuc.errors import ArtefactError
-from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl import build, simulation
+from npuc.targets.easynpu.rtl import simulation
 from tests.easynpu import test_simulator as programs
 from tests.easynpu_rtl import mutants
-from tests.easynpu_rtl.rig import Rtl
+from tests.easynpu_rtl.rig import CORES, install
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl with mistakes")]
+pytestmark = pytest.mark.slow
 
 MOST_CYCLES = 100_000
 """Far more than any of the programs takes: a mutant may never come to an end."""
@@ -37,32 +34,16 @@ def trials() -> Iterator[Callable[[], None]]:
         yield from (partial(each, 4 * seed + number) for each in several for number in range(4))
 
 
-@cache
-def core(sets: int) -> CDLL:
-    """A core with all mutants."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "verilog", mutants.verilog)
-        try:
-            return build.library.__wrapped__(replace(programs.MACHINE, ifmap_pad_sets=sets))
-        except ArtefactError as error:
-            pytest.skip(error.problems[0].reason)
-
-
-def killed(patch: pytest.MonkeyPatch, number: int, sets: int) -> bool:
-    """Whether any program behaves differently with this mutant, in place of the core with so many sets of pads."""
-    state, library = simulation.Simulation.state, core(sets)
-
-    def with_mutants(_machine: Machine) -> CDLL:
-        return library
+def killed(patch: pytest.MonkeyPatch, number: int, core: str) -> bool:
+    """Whether any program behaves differently with this mutant."""
+    state = simulation.Simulation.state
 
     def selected(self: simulation.Simulation, samples: int) -> simulation.State:
         found = state(self, samples)
         found.board.set_register(mutants.REGISTER, number)
         return found
 
-    patch.setattr(build, "library", with_mutants)
-    patch.setattr(programs, "Simulator", Rtl)
-    patch.setattr(programs, "MACHINE", replace(programs.MACHINE, ifmap_pad_sets=sets))
+    install(patch, core)
     patch.setattr(simulation, "CYCLES_MOST", MOST_CYCLES)
     patch.setattr(simulation.Simulation, "state", selected)
     for trial in trials():
@@ -78,13 +59,22 @@ def test_every_mutant_is_an_expression_that_stands_in_the_hardware_once() -> Non
         assert mutants.source(mutant.module).count(mutant.right) == 1, mutant.name
 
 
-@pytest.mark.parametrize("sets", [1, 2])
-def test_the_core_without_a_mistake_passes(monkeypatch: pytest.MonkeyPatch, sets: int) -> None:
-    assert not killed(monkeypatch, 0, sets)
+def on(core: str) -> pytest.MarkDecorator:
+    """One process has a core, and runs all that needs it."""
+    return pytest.mark.xdist_group(f"rtl of {core}")
+
+
+@pytest.mark.parametrize("core", [pytest.param(core, marks=on(core)) for core in CORES])
+def test_the_core_without_a_mistake_passes(monkeypatch: pytest.MonkeyPatch, core: str) -> None:
+    assert not killed(monkeypatch, 0, core)
 
 
 @pytest.mark.parametrize(
-    "number", range(1, len(mutants.MUTANTS) + 1), ids=[mutant.name for mutant in mutants.MUTANTS]
+    ("number", "core"),
+    [
+        pytest.param(number, mutant.core, marks=on(mutant.core), id=mutant.name)
+        for number, mutant in enumerate(mutants.MUTANTS, start=1)
+    ],
 )
-def test_a_mistake_in_the_hardware_is_found(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    assert killed(monkeypatch, number, mutants.MUTANTS[number - 1].sets)
+def test_a_mistake_in_the_hardware_is_found(monkeypatch: pytest.MonkeyPatch, number: int, core: str) -> None:
+    assert killed(monkeypatch, number, core)

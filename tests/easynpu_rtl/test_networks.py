@@ -1,4 +1,4 @@
-"""Whole networks on the RTL: every layer's bits are the simulator's, the cycles the stepping simulator's."""
+"""Whole networks on the RTL: bits are the simulator's, on one machine of all layers; cycles the stepping one's."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ def expect_the_simulators_bits_and_cycles(
     assert runner.cycles == stepper.report()["cycles"] == program.report["cycles"]
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
+    if machine != "default":
+        return
     runner(samples.inputs, rtl.__setitem__)
     assert rtl.keys() == own.keys()
     for name, values in own.items():

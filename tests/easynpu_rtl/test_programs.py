@@ -2,13 +2,11 @@
 
 There the results of every word and both memories, which hold noise before, are compared with a slow interpreter of
 the document's loop nest. Here every chain must also take the cycles that the stepping simulator counts. One core
-has three rows of PEs, which take turns at the positions of a word, two have a single set of ifmap pads; one with a
-single row and two sets runs such programs in test_mutants, and networks in test_networks.
+has three rows of PEs, which take turns at the positions of a word, the other a single set of ifmap pads and psums
+that are written first; cores with a single row that have none of this, or the set of pads alone, run networks.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
@@ -16,26 +14,18 @@ pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl
 
 from tests.easynpu import test_simulator as programs
 from tests.easynpu_reshape import test_programs as reshapes
-from tests.easynpu_rtl.rig import Rtl, needed
+from tests.easynpu_rtl.rig import CORES, install
 
 pytestmark = pytest.mark.slow
-MACHINES = {
-    "three rows": replace(programs.MACHINE, pe_rows=3, psum_write_first=True),
-    "one set of pads": replace(programs.MACHINE, ifmap_pad_sets=1),
-    "one set of pads and three rows": replace(programs.MACHINE, ifmap_pad_sets=1, pe_rows=3),
-}
 
 
 @pytest.fixture(
     autouse=True,
-    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"rtl of {name}")) for name in MACHINES],
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"rtl of {name}")) for name in CORES],
 )
 def _rtl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process builds each core and runs all that needs it."""
-    machine = MACHINES[request.param]
-    needed(machine)
-    monkeypatch.setattr(programs, "MACHINE", machine)
-    monkeypatch.setattr(programs, "Simulator", Rtl)
+    install(monkeypatch, request.param)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -65,11 +65,21 @@ def verified(
     tolerance: Tolerance | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """The verification report of the compiled model on noise, with the compile report under `compiled`.
+    """The verification report of the compiled model (`judged`)."""
+    return judged(compiled(model, folder, name, **options), name, samples, tolerance)
+
+
+def judged(
+    made: tuple[Path, Path, program.Program],
+    name: str = "nvdla-small",
+    samples: int = 3,
+    tolerance: Tolerance | None = None,
+) -> dict[str, Any]:
+    """The verification report of a program on noise, with the compile report under `compiled`.
 
     Whether every bit is right says `bit_exact`: on samples of every other kind, too.
     """
-    path, directory, loaded = compiled(model, folder, name, **options)
+    path, directory, loaded = made
     inputs, admitted = driver.program_inputs(loaded), tolerance or Tolerance()
     check = check_of(path, program.load_evidence(directory, loaded), loaded, target(name), "own")
     check.batch(data.synthetic(inputs, samples, seed=1))

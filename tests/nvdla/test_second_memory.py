@@ -35,13 +35,15 @@ from npuc.targets.nvdla.operations.operation import (
     Transfer,
     Unit,
 )
-from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
+from tests.nvdla.networks import compiled, expect_exact, judged, network, node, verified, weights
 from tests.nvdla.programs import RESULT, SOURCE, WEIGHTS, Fields, writes
 
 WITH = replace(FULL, sram_bytes=4096)
 NOTHING = Sdp(Unit(IDLE), Unit(IDLE))
 MACHINE = "sram_bytes = 65536\nbytes_per_clock = 1.0\n"
 """One whose DRAM is what layers wait for."""
+COPYING = "sram_bytes = 262144\nbytes_per_clock = 2.0\nsram_bytes_per_clock = 16.0"
+"""One on which copies of weights are worth it."""
 
 
 def stated(folder: Path, text: str = MACHINE) -> str:
@@ -290,13 +292,19 @@ def test_maps_and_weights_lie_in_it_where_the_program_ends_earlier(tmp_path: Pat
     assert "sram" not in absent["memory"] and "sram_traffic_bytes" not in absent
 
 
-def test_weights_that_a_layer_would_wait_for_are_copied_before(tmp_path: Path) -> None:
-    text = "sram_bytes = 262144\nbytes_per_clock = 2.0\nsram_bytes_per_clock = 16.0"
-    report = verified(chain(), tmp_path, "nvdla-full", machine=stated(tmp_path, text))
-    expect_exact(report)
-    _, _, program = compiled(chain(), tmp_path, "nvdla-full", machine=stated(tmp_path, text))
-    assert "transfer" in operations_of(program)
-    _, _, large = compiled(chain(), tmp_path, "nvdla-large", machine=stated(tmp_path, text))
+@pytest.fixture(scope="module")
+def chained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Program]:
+    """`chain` on a machine with a slow DRAM and a fast second memory."""
+    folder = tmp_path_factory.mktemp("chained")
+    return compiled(chain(), folder, "nvdla-full", machine=stated(folder, COPYING))
+
+
+def test_weights_that_a_layer_would_wait_for_are_copied_before(
+    chained: tuple[Path, Path, Program], tmp_path: Path
+) -> None:
+    expect_exact(judged(chained, "nvdla-full"))
+    assert "transfer" in operations_of(chained[2])
+    _, _, large = compiled(chain(), tmp_path, "nvdla-large", machine=stated(tmp_path, COPYING))
     assert "transfer" not in operations_of(large)  # NVDLA's own nv_large has no BDMA
     text = "sram_bytes = 262144\nbytes_per_clock = 64.0\nsram_bytes_per_clock = 1.0"
     _, _, program = compiled(chain(), tmp_path, "nvdla-full", machine=stated(tmp_path, text))
@@ -317,6 +325,13 @@ def chain() -> Any:
     return network(nodes, (1, 16, 32, 32), constants)
 
 
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """`model_of` on MACHINE."""
+    folder = tmp_path_factory.mktemp("program")
+    return compiled(model_of(), folder, "nvdla-full", machine=stated(folder))[2]
+
+
 def test_a_slow_second_memory_stays_empty_and_the_program_is_that_without_one(tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     slow = stated(tmp_path, "sram_bytes = 65536\nsram_bytes_per_clock = 0.25\nsram_latency = 4000")
@@ -327,8 +342,7 @@ def test_a_slow_second_memory_stays_empty_and_the_program_is_that_without_one(tm
         assert program.files[name] == other.files[name]
 
 
-def test_what_the_host_brings_and_takes_stays_in_dram(tmp_path: Path) -> None:
-    _, _, program = compiled(model_of(), tmp_path, "nvdla-full", machine=stated(tmp_path))
+def test_what_the_host_brings_and_takes_stays_in_dram(program: Program) -> None:
     segments = [step for step in program.manifest["steps"] if step["kind"] == "segment"]
     moves = [each for step in segments for each in (*step["loads"], *step["stores"])]
     assert moves and all(each["place"]["address"] >= 0x80000000 for each in moves)
@@ -340,12 +354,12 @@ def test_what_the_host_brings_and_takes_stays_in_dram(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("player", PLAYERS)
-def test_a_test_program_with_copies_runs_to_its_crc_on_every_player(tmp_path: Path, player: str) -> None:
-    text = "sram_bytes = 262144\nbytes_per_clock = 2.0\nsram_bytes_per_clock = 16.0"
-    _, _, program = compiled(chain(), tmp_path, "nvdla-full", machine=stated(tmp_path, text))
+def test_a_test_program_with_copies_runs_to_its_crc_on_every_player(
+    chained: tuple[Path, Path, Program], tmp_path: Path, player: str
+) -> None:
     folder = tmp_path / "trace"
     folder.mkdir()
-    for name, data in target("nvdla-full").exported(program, "nvdla-trace", player).items():
+    for name, data in target("nvdla-full").exported(chained[2], "nvdla-trace", player).items():
         (folder / name).write_bytes(data)
     lines = (folder / "trace_0.cfg").read_text().splitlines()
     assert f"mem_init(sec_mem, {SRAM_BASE:#x}, {1 << 18:#x}, ALL_ZERO);" in lines
@@ -354,15 +368,13 @@ def test_a_test_program_with_copies_runs_to_its_crc_on_every_player(tmp_path: Pa
     assert all(check.holds(model.run(found.machine, found.commands, found.memory())) for check in found.checks)
 
 
-def test_a_loadable_has_one_memory(tmp_path: Path) -> None:
-    _, _, program = compiled(model_of(), tmp_path, "nvdla-full", machine=stated(tmp_path))
+def test_a_loadable_has_one_memory(program: Program) -> None:
     with pytest.raises(ArtefactError, match="maps lie in the second memory of board") as caught:
         target("nvdla-full").exported(program, "loadable")
     assert caught.value.problems[0].code == "E506" and "sram_bytes" in (caught.value.problems[0].remedy or "")
 
 
-def test_c_and_readmemh_say_where_it_lies(tmp_path: Path) -> None:
-    _, _, program = compiled(model_of(), tmp_path, "nvdla-full", machine=stated(tmp_path))
+def test_c_and_readmemh_say_where_it_lies(program: Program) -> None:
     files = target("nvdla-full").exported(program, "c")
     assert "#define NPUC_SRAM_BASE 0x50000000u\n#define NPUC_SRAM_BYTES 65536u" in files["npuc_program.h"].decode()
     addresses = [each for each in files["npuc_program.c"].decode().splitlines() if "NPUC_WRITE_ADDRESS" in each]
@@ -372,7 +384,6 @@ def test_c_and_readmemh_say_where_it_lies(tmp_path: Path) -> None:
     assert described["sram"] == {"base": SRAM_BASE, "bytes": 65536}
 
 
-def test_the_timeline_has_its_maps(tmp_path: Path) -> None:
-    _, _, program = compiled(model_of(), tmp_path, "nvdla-full", machine=stated(tmp_path))
+def test_the_timeline_has_its_maps(program: Program) -> None:
     maps = [each for each in target("nvdla-full").timeline(program).buffers if each.memory == "sram"]
     assert maps and all(each.address >= 0 and each.address + each.size <= 65536 for each in maps)

@@ -14,7 +14,7 @@ from npuc.ir import Graph, Node
 from npuc.targets.easynpu.layers.addressing import is_alias
 from npuc.targets.easynpu.layers.anchoring import chains_of, operand_of, slides
 from npuc.targets.easynpu.layers.convolutions import expect_documented, load_of
-from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, fused_behind
+from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS
 from npuc.targets.easynpu.layers.views import Views
 from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, is_channelwise, needed
@@ -25,15 +25,6 @@ from npuc.targets.easynpu.plan.implicit import ChainUse, Inexpressible, arranged
 
 MOST_PADDING = 15
 """Ph has 4 bits."""
-
-
-def has_addresses(graph: Graph, node: Node) -> bool:
-    """Whether a node of the array reads and writes whole maps, which the document's addresses reach."""
-    if node.op not in ARRAY_OPS:
-        return is_alias(graph, node)
-    if node.op in ("IntAdd", "IntMul"):
-        return all(graph.shape(name) == graph.shape(node.output) for name in node.inputs[:2])
-    return node.op != "IntSum"
 
 
 def expect_words(graph: Graph, nodes: Sequence[Node], machine: Machine) -> None:

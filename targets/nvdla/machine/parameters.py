@@ -145,10 +145,6 @@ class Machine:
         """Kernels of a weight group."""
         return self.atomic_k // BYTES[precision]
 
-    def capacity_bytes(self, memory: str) -> int | None:
-        """Size of a memory by its name on the command line: cbuf, sram; dram has no limit here."""
-        return {"cbuf": self.cbuf_bytes, "sram": self.sram_bytes or None}.get(memory)
-
     def as_dict(self) -> dict[str, Any]:
         """The values as the manifest records them; those of the second memory only if there is one."""
         values = asdict(self)

@@ -51,10 +51,10 @@ class Memory:
         return found
 
     @classmethod
-    def covering(cls, spans: Iterable[tuple[int, int]], unit: int = PAGE, *, endless: bool = False) -> Memory:
-        """Zeros that cover spans (address, bytes), in multiples of a unit."""
-        units = sorted({each for at, size in spans for each in range(at // unit, -(-(at + size) // unit))})
-        return cls(((each * unit, np.zeros(unit, np.uint8)) for each in units), endless=endless)
+    def covering(cls, spans: Iterable[tuple[int, int]], *, endless: bool = False) -> Memory:
+        """Zeros that cover spans (address, bytes), in whole pages."""
+        pages = sorted({each for at, size in spans for each in range(at // PAGE, -(-(at + size) // PAGE))})
+        return cls(((each * PAGE, np.zeros(PAGE, np.uint8)) for each in pages), endless=endless)
 
     def _add(self, regions: Iterable[tuple[int, Array]]) -> None:
         """Adds regions to the existing ones."""

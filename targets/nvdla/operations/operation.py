@@ -168,11 +168,6 @@ class Banks:
     least: tuple[int, int] = field(default=(0, 0), compare=False)
     """Banks that data needs, and that weights with their mask need; one of the two gets the rest."""
 
-    @property
-    def beside_data(self) -> int:
-        """Banks not used for input."""
-        return self.weights + self.mask
-
 
 @dataclass(frozen=True)
 class Pooling:

@@ -206,15 +206,6 @@ def bytes_per_clock(address: int, machine: Machine) -> float:
     return machine.sram_bytes_per_cycle if machine.in_sram(address) else machine.dram_bytes_per_cycle
 
 
-def ideal_cycles(operation: Operation, machine: Machine) -> float:
-    """Clocks if every multiplier were always busy."""
-    if not isinstance(operation, Convolution):
-        return 0.0
-    kernels, out = operation.kernels, operation.destination
-    products = kernels.count * kernels.height * kernels.width * kernels.channels * out.width * out.height
-    return products / machine.macs_per_cycle(out.precision)
-
-
 def moved_bytes(operation: Operation, machine: Machine) -> int:
     """Bytes moved between memory and NVDLA: input, weights, operand maps and result."""
     return sum(moved_by_memory(operation, machine))
