@@ -13,7 +13,7 @@ from npuc.storage.pieces import Content, Pieces, view_of
 ALIGNMENT = 128
 """Alignment in bytes of tensors in local memory and of data in system memory."""
 PART = 1 << 24
-"""Bytes that are collected in memory before they are written to a file."""
+"""Bytes that are collected in memory before they are written to a file: a multiple of every page size."""
 
 
 class Weights:
@@ -47,9 +47,10 @@ class Weights:
         for each in parts:
             self._last += each
             self._bytes += len(each)
-        if len(self._last) >= PART:
-            self._parts.append(kept(np.frombuffer(self._last, np.uint8)))
-            self._last = bytearray()
+        whole = len(self._last) // PART * PART
+        if whole:
+            self._parts.append(kept(np.frombuffer(self._last, np.uint8, whole)))
+            self._last = self._last[whole:]
             release()
 
     def zeros(self, count: int) -> int:

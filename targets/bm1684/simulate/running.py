@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from mmap import PAGESIZE
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from npuc.errors import ArtefactError
 from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
-from npuc.storage.mapped import release
-from npuc.storage.pieces import contents_of, pieces_of, view_of
+from npuc.storage.mapped import kept, place_of, release
+from npuc.storage.pieces import Content, contents_of, pieces_of, view_of
 from npuc.target import Observer
 from npuc.targets.bm1684.machine.local_memory import ceil_div
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
@@ -21,6 +22,7 @@ from npuc.targets.bm1684.program.artefact import Contents, Placement, of_words, 
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.simulate import simulator, vendor
 from npuc.targets.bm1684.simulate.observation import Observation
+from npuc.targets.bm1684.simulate.simulator import Part
 
 PAGE = 4096
 """Regions of system memory start at multiples of this."""
@@ -44,8 +46,19 @@ class Runner:
         for region in self.contents.regions:
             self.starts[region.name] = self.bytes
             self.bytes += ceil_div(region.bytes, PAGE) * PAGE
-        self.cycles: int | None = None
-        """Cycles of the last sample."""
+        self.pieces = {name: _mapped(content) for name, content in contents_of(self.files).items()}
+        """The content of every file; of a heavy one, in a file that is mapped."""
+        self.last: Mapping[str, Array] | None = None
+        """The inputs of the last sample."""
+        self.counted: int | None = None
+        """Its cycles, if it ran without stores of results."""
+
+    @property
+    def cycles(self) -> int | None:
+        """Cycles of the last sample, without stores of layers' results; None before the first."""
+        if self.counted is None and self.last is not None:
+            self._sample(self.last, None)
+        return self.counted
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
@@ -55,10 +68,11 @@ class Runner:
         if missing := sorted({*wanted} - tensors.keys()):
             raise ArtefactError("E502", "manifest.json is damaged: no step gives this input", tensor=missing[0])
         samples = [{name: tensors[name][index] for name in wanted} for index in range(count)]
-        results = [self._sample(feed, None) for feed in samples]
+        observation = self._observation() if observe is not None else None
+        found = [self._sample(feed, observation) for feed in samples]
+        results = [outputs for outputs, _ in found]
         if observe is not None:
-            observation = self._observation()
-            shown = [self._sample(feed, observation) for feed in samples]
+            shown = [layers for _, layers in found]
             integers = bool(self.contents.steps)
             for name in shown[0] if integers else shown[0].keys() - results[0].keys():
                 observe(name, np.stack([each[name] for each in shown]))
@@ -84,19 +98,21 @@ class Runner:
         table, places = self.files[TABLE_FILE], self.contents.places
         return Observation.of(table, self.observed, self.bytes, places, self.contents.machine)
 
-    def _sample(self, feed: Mapping[str, Array], observation: Observation | None) -> dict[str, Array]:
-        """The outputs or, with an observation, the results of all layers."""
+    def _sample(
+        self, feed: Mapping[str, Array], observation: Observation | None
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The outputs and, with an observation, the results of all layers.
+
+        The observation's stores change nothing that the program reads: the outputs are those of the program alone.
+        """
         with tempfile.TemporaryDirectory(prefix="npuc-") as folder:
             image = Path(folder) / "memory"
-            size = max(observation.bytes if observation else self.bytes, 1)
-            self._load(image, size)
+            parts = self._load(image, max(observation.bytes if observation else self.bytes, 1))
             memory = np.memmap(image, np.uint8, "r+")
             self._fill(memory, feed)
-            cycles = self._run(image, observation)
-            if observation is not None:
-                return observation.values(memory)
-            self.cycles = cycles
-            return self._results(memory)
+            cycles = self._run(image, parts, observation)
+            self.last, self.counted = feed, None if observation else cycles
+            return self._results(memory), observation.values(memory) if observation else {}
 
     def _results(self, memory: Array) -> dict[str, Array]:
         """The outputs in system memory."""
@@ -110,16 +126,30 @@ class Runner:
         """The type in which an output is returned."""
         return self.dtypes.get(place.tensor, "float32") if place.dtype == "float32" else "int8"
 
-    def _load(self, image: Path, size: int) -> None:
-        """Writes an image of system memory of `size` bytes with the program's files."""
-        files = contents_of(self.files)
+    def _load(self, image: Path, size: int) -> list[Part]:
+        """Writes an image of system memory of `size` bytes with the program's files, except the parts returned."""
+        mapped: list[Part] = []
         with image.open("wb") as file:
             file.truncate(size)  # a sparse file
             for region in self.contents.regions:
-                left, _ = region.bytes, file.seek(self.starts[region.name])
-                for piece in map(view_of, pieces_of(files.get(region.file or "", b""))):
-                    left -= file.write(piece[:left])
+                at = self.starts[region.name]
+                behind = at + region.bytes
+                for piece in self.pieces.get(region.file or "", ()):
+                    data = view_of(piece)[: behind - at]
+                    part = self._part(piece, at, len(data))
+                    mapped += [part] if part.bytes else []
+                    file.seek(at + part.bytes)
+                    file.write(data[part.bytes :])
+                    at += len(data)
                     release()
+        return mapped
+
+    def _part(self, piece: bytes | Array, at: int, size: int) -> Part:
+        """The pages of a piece that npuc's own model maps to byte `at` of system memory; 0 bytes if there are none."""
+        place = None if isinstance(piece, bytes) or self.chip_model == "vendor" else place_of(piece)
+        if place is None or at % PAGESIZE or place.offset % PAGESIZE:
+            return Part(at, Path(), 0, 0)
+        return Part(at, place.file, place.offset, size // PAGESIZE * PAGESIZE)
 
     def _fill(self, memory: Array, feed: Mapping[str, Array]) -> None:
         """Writes inputs to system memory."""
@@ -131,15 +161,22 @@ class Runner:
                     raise ArtefactError("E502", reason)
                 self._bytes(memory, place)[:] = to_words(feed[place.tensor], place.dtype)
 
-    def _run(self, image: Path, observation: Observation | None) -> int:
+    def _run(self, image: Path, parts: Sequence[Part], observation: Observation | None) -> int:
         """Makes the calls on system memory; returns their cycles."""
         table = observation.table if observation else self.files[TABLE_FILE]
         addresses = [SYSTEM_START + start for start in (*self.starts.values(), self.bytes)]
         arguments = np.array(addresses, "<u8").tobytes()
         if self.chip_model == "vendor":
             return vendor.carry_out(table, arguments, image)
-        return simulator.carry_out(table, arguments, image, self.contents.machine).cycles
+        return simulator.carry_out(table, arguments, image, self.contents.machine, parts).cycles
 
     def _bytes(self, memory: Array, place: Placement) -> Array:
         start = self.starts[place.region] + place.address
         return memory[start : start + place.bytes]
+
+
+def _mapped(content: Content) -> list[bytes | Array]:
+    """The pieces of a content; heavy bytes are written to a file."""
+    return [
+        kept(np.frombuffer(each, np.uint8)) if isinstance(each, bytes) and each else each for each in pieces_of(content)
+    ]

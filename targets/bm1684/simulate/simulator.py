@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,16 @@ from npuc.targets.bm1684.simulate.calls import Call, Cost
 REFUSED, MALFORMED = 3, 4
 """Exit codes for a call that the model refuses, and for a malformed table."""
 DEFECT = "compile the model again; if the program still ends like this, that is a defect of npuc: report it"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a file that are mapped to byte `at` of system memory; all numbers are multiples of the page size."""
+
+    at: int
+    file: Path
+    offset: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -55,23 +65,29 @@ def run(program: Path, kernel: str, arguments: bytes, memory: Array, machine: Ma
         return Run(np.fromfile(image, np.uint8), made, calls.total(made, machine))
 
 
-def carry_out(table: bytes, arguments: bytes, image: Path, machine: Machine) -> Cost:
+def carry_out(
+    table: bytes, arguments: bytes, image: Path, machine: Machine, parts: Sequence[Part] = ()
+) -> Cost:
     """Runs a table, with the addresses of its regions, on a file that is system memory from SYSTEM_START on.
 
+    parts: of other files, in place of the image's bytes; writes to them are lost.
     Raises ArtefactError: E502 for a malformed table, E503 for a call that the machine does not allow.
     """
     file = image.with_name("table")
     file.write_bytes(table)
-    made = _called(compilation.interpreter(), f"@{file}", arguments, image, machine)
+    made = _called(compilation.interpreter(), f"@{file}", arguments, image, machine, parts)
     return calls.total(made, machine)
 
 
-def _called(program: Path, kernel: str, arguments: bytes, image: Path, machine: Machine) -> tuple[Call, ...]:
+def _called(
+    program: Path, kernel: str, arguments: bytes, image: Path, machine: Machine, parts: Sequence[Part] = ()
+) -> tuple[Call, ...]:
     """Runs a kernel on the image; returns the calls that it made."""
     paths = (image.with_name("arguments"), image, image.with_name("calls"))
     paths[0].write_bytes(arguments or b"\0")
     numbers = (machine.npus, machine.local_bytes, machine.lanes, SYSTEM_START)
-    command = [str(program), kernel, *map(str, paths), *map(str, numbers)]
+    places = (each for part in parts for each in (part.at, part.file, part.offset, part.bytes))
+    command = [str(program), kernel, *map(str, (*paths, *numbers, *places))]
     done = interrupts.run(command)
     if done.returncode:
         raise _failed(done)

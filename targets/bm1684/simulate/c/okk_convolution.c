@@ -6,6 +6,7 @@
 
 #define CHANNELS 4095
 #define STRIDES ((1 << 19) - 1)
+#define OUTSIDE (-1)
 
 struct convolution {
     struct okk_tensor out, in, weight, bias;
@@ -57,26 +58,33 @@ static struct okk_left weight_rows(const struct convolution *made)
     return rows;
 }
 
-/* The elements under the windows of 16 outputs from `first` on: (IC * kernel_h * kernel_w, 16); 0 in the padding. */
-static void fill_panel(const struct convolution *made, int n, int first, float *panel)
+/*
+ * Where the windows of 16 outputs from `first` on read a plane: offsets (kernel_h * kernel_w, 16) in elements, the
+ * same for every channel; OUTSIDE in the padding.
+ */
+static void find_windows(const struct convolution *made, int first, int *offsets)
 {
     const struct okk_window *window = &made->window;
     dim4 in = made->in.shape, stride = made->in.stride;
-    int h[OKK_PANEL], w[OKK_PANEL];
-    for (int at = 0; at < OKK_PANEL; at++) {
-        bool inside = first + at < window->out.h * window->out.w;
-        h[at] = inside ? (first + at) / window->out.w * window->stride.h - window->pad.top : INT32_MIN / 2;
-        w[at] = (first + at) % window->out.w * window->stride.w - window->pad.left;
-    }
-    for (int ic = 0; ic < in.c; ic++) {
+    for (int i = 0; i < window->kernel_h; i++)
+        for (int j = 0; j < window->kernel_w; j++)
+            for (int at = first; at < first + OKK_PANEL; at++) {
+                int y = at / window->out.w * window->stride.h - window->pad.top + i * window->dilation.h;
+                int x = at % window->out.w * window->stride.w - window->pad.left + j * window->dilation.w;
+                bool inside = at < window->out.h * window->out.w && (unsigned)y < (unsigned)in.h;
+                inside = inside && (unsigned)x < (unsigned)in.w;
+                *offsets++ = inside ? y * stride.h + x * stride.w : OUTSIDE;
+            }
+}
+
+/* The elements there: (IC * kernel_h * kernel_w, 16); 0 in the padding. */
+static void fill_panel(const struct convolution *made, int n, const int *offsets, float *panel)
+{
+    int count = made->window.kernel_h * made->window.kernel_w * OKK_PANEL;
+    for (int ic = 0; ic < made->in.shape.c; ic++) {
         const float *plane = okk_floats(&made->in, n, ic);
-        for (int i = 0; i < window->kernel_h; i++)
-            for (int j = 0; j < window->kernel_w; j++)
-                for (int at = 0; at < OKK_PANEL; at++) {
-                    int y = h[at] + i * window->dilation.h, x = w[at] + j * window->dilation.w;
-                    bool inside = (unsigned)y < (unsigned)in.h && (unsigned)x < (unsigned)in.w;
-                    *panel++ = inside ? plane[y * (ptrdiff_t)stride.h + x * (ptrdiff_t)stride.w] : 0;
-                }
+        for (int at = 0; at < count; at++)
+            *panel++ = offsets[at] < 0 ? 0 : plane[offsets[at]];
     }
 }
 
@@ -100,12 +108,17 @@ static void compute(const struct convolution *made)
     struct okk_left weights = weight_rows(made);
     float *panel = okk_memory((size_t)weights.depth * OKK_PANEL * sizeof(float));
     float *sums = okk_memory((size_t)weights.rows * OKK_PANEL * sizeof(float));
-    for (int n = 0; n < made->in.shape.n; n++)
-        for (int first = 0; first < made->window.out.h * made->window.out.w; first += OKK_PANEL) {
-            fill_panel(made, n, first, panel);
+    size_t taps = (size_t)made->window.kernel_h * (size_t)made->window.kernel_w;
+    int *offsets = okk_memory(taps * OKK_PANEL * sizeof *offsets);
+    for (int first = 0; first < made->window.out.h * made->window.out.w; first += OKK_PANEL) {
+        find_windows(made, first, offsets);
+        for (int n = 0; n < made->in.shape.n; n++) {
+            fill_panel(made, n, offsets, panel);
             okk_product(&weights, panel, sums);
             store_panel(made, n, first, sums);
         }
+    }
+    free(offsets);
     free(sums);
     free(panel);
     free(weights.packed);

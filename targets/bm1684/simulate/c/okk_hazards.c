@@ -20,7 +20,7 @@ struct span {
 };
 
 static struct {
-    unsigned char *words;
+    unsigned char *words; /* copied to a local variable in loops that write: bytes may alias the pointer itself */
     struct span *touched; /* in this region */
     size_t touched_count, touched_room;
 } state;
@@ -32,9 +32,12 @@ void okk_hazards_begin(void)
 
 void okk_hazards_region_ends(void)
 {
-    for (size_t at = 0; at < state.touched_count; at++)
-        for (size_t word = state.touched[at].first; word < state.touched[at].behind; word++)
-            state.words[word] &= WRITTEN;
+    unsigned char *words = state.words;
+    for (size_t at = 0; at < state.touched_count; at++) {
+        struct span span = state.touched[at];
+        for (size_t word = span.first; word < span.behind; word++)
+            words[word] &= WRITTEN;
+    }
     state.touched_count = 0;
 }
 
@@ -111,8 +114,9 @@ static void touch_span(const struct okk_tensor *tensor, struct span words, enum 
         flags |= access == OKK_WRITE ? WRITTEN_BY(okk_engine()) : READ_BY(okk_engine());
         remember(words);
     }
+    unsigned char *all = state.words;
     for (size_t word = words.first; word < words.behind; word++)
-        state.words[word] |= (unsigned char)flags;
+        all[word] |= (unsigned char)flags;
 }
 
 void okk_touch(const struct okk_tensor *tensor, enum okk_access access)
@@ -127,8 +131,9 @@ void okk_touch(const struct okk_tensor *tensor, enum okk_access access)
 static void mark_output(const struct okk_tensor *tensor, struct span words, enum okk_access access)
 {
     (void)tensor;
+    unsigned char *all = state.words;
     for (size_t word = words.first; word < words.behind; word++)
-        state.words[word] = (state.words[word] & ~OUTPUT & 0xFF) | (access == OKK_WRITE ? OUTPUT : 0);
+        all[word] = (all[word] & ~OUTPUT & 0xFF) | (access == OKK_WRITE ? OUTPUT : 0);
 }
 
 static void expect_no_output(const struct okk_tensor *tensor, struct span words, enum okk_access access)

@@ -58,13 +58,23 @@ struct product {
     bool using_bias, result_add;
 };
 
+/* Columns of the right matrix from `first` on: (rows, 16); the rows of a column are one N stride apart. */
+static void fill_panel(const struct matrix *right, int first, int count, float *panel)
+{
+    const float *columns[OKK_PANEL] = {NULL};
+    for (int at = 0; at < count; at++)
+        columns[at] = element(right, 0, first + at);
+    const ptrdiff_t stride = right->parts[0].stride.n;
+    for (int k = 0; k < right->rows; k++)
+        for (int at = 0; at < OKK_PANEL; at++)
+            *panel++ = at < count ? columns[at][k * stride] : 0;
+}
+
 static void compute_columns(const struct product *made, const struct okk_left *rows, int first, float *panel,
                             float *sums)
 {
     int count = made->out.cols - first < OKK_PANEL ? made->out.cols - first : OKK_PANEL;
-    for (int k = 0; k < made->right.rows; k++)
-        for (int at = 0; at < OKK_PANEL; at++)
-            panel[k * OKK_PANEL + at] = at < count ? *element(&made->right, k, first + at) : 0;
+    fill_panel(&made->right, first, count, panel);
     okk_product(rows, panel, sums);
     for (int row = 0; row < made->out.rows; row++)
         for (int at = 0; at < count; at++) {

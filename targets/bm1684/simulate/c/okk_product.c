@@ -5,7 +5,6 @@
 
 #include "okk_model.h"
 
-#define BLOCK 4
 #define WIDTH 8
 
 typedef float vector __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
@@ -18,35 +17,29 @@ typedef float vector __attribute__((vector_size(4 * WIDTH), aligned(4), may_alia
 
 struct okk_left okk_left_make(int rows, int depth)
 {
-    size_t blocks = (size_t)okk_ceil_div(rows, BLOCK);
-    return (struct okk_left){okk_memory(blocks * BLOCK * (size_t)depth * sizeof(float)), rows, depth};
-}
-
-void okk_left_set(struct okk_left *left, int row, int column, float value)
-{
-    size_t block = (size_t)(row / BLOCK) * (size_t)left->depth;
-    left->packed[(block + (size_t)column) * BLOCK + (size_t)(row % BLOCK)] = value;
+    size_t blocks = (size_t)okk_ceil_div(rows, OKK_BLOCK);
+    return (struct okk_left){okk_memory(blocks * OKK_BLOCK * (size_t)depth * sizeof(float)), rows, depth};
 }
 
 FAST static void block_product(const float *left, const float *panel, int depth, float *out)
 {
-    vector sums[BLOCK][OKK_PANEL / WIDTH] = {0};
-    for (int k = 0; k < depth; k++, left += BLOCK, panel += OKK_PANEL)
+    vector sums[OKK_BLOCK][OKK_PANEL / WIDTH] = {0};
+    for (int k = 0; k < depth; k++, left += OKK_BLOCK, panel += OKK_PANEL)
         for (int at = 0; at < OKK_PANEL / WIDTH; at++) {
             vector right = *(const vector *)(panel + at * WIDTH);
-            for (int row = 0; row < BLOCK; row++)
+            for (int row = 0; row < OKK_BLOCK; row++)
                 sums[row][at] += left[row] * right;
         }
-    for (int row = 0; row < BLOCK; row++)
+    for (int row = 0; row < OKK_BLOCK; row++)
         for (int at = 0; at < OKK_PANEL / WIDTH; at++)
             *(vector *)(out + row * OKK_PANEL + at * WIDTH) = sums[row][at];
 }
 
 void okk_product(const struct okk_left *left, const float *panel, float *out)
 {
-    float block[BLOCK * OKK_PANEL];
-    for (int row = 0; row < left->rows; row += BLOCK) {
-        int count = left->rows - row < BLOCK ? left->rows - row : BLOCK;
+    float block[OKK_BLOCK * OKK_PANEL];
+    for (int row = 0; row < left->rows; row += OKK_BLOCK) {
+        int count = left->rows - row < OKK_BLOCK ? left->rows - row : OKK_BLOCK;
         block_product(left->packed + (size_t)row * (size_t)left->depth, panel, left->depth, block);
         memcpy(out + (size_t)row * OKK_PANEL, block, (size_t)count * OKK_PANEL * sizeof(float));
     }

@@ -2,15 +2,23 @@
 #ifndef OKK_PRODUCT_H
 #define OKK_PRODUCT_H
 
-#define OKK_PANEL 16 /* columns of a panel */
+#include <stddef.h>
 
-/* A left matrix (rows, depth) in the form that okk_product needs; okk_left_set sets an element. */
+#define OKK_PANEL 16 /* columns of a panel */
+#define OKK_BLOCK 4  /* rows of a block */
+
+/* A left matrix (rows, depth) in blocks of rows; okk_left_set sets an element. */
 struct okk_left {
     float *packed;
     int rows, depth;
 };
 struct okk_left okk_left_make(int rows, int depth);
-void okk_left_set(struct okk_left *left, int row, int column, float value);
+
+static inline void okk_left_set(struct okk_left *left, int row, int column, float value)
+{
+    size_t block = (size_t)(row / OKK_BLOCK) * (size_t)left->depth;
+    left->packed[(block + (size_t)column) * OKK_BLOCK + (size_t)(row % OKK_BLOCK)] = value;
+}
 
 /*
  * out (rows, 16) = left * panel, where panel is (depth, 16). Every sum runs over ascending depth, so that the
