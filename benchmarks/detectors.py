@@ -1,6 +1,6 @@
 """Detectors: accuracy of boxes and of rarely large scores in integers, compared with onnxruntime's quantisation.
 
-    python benchmarks/detectors.py [--target T ..] [--level 0|1|2] [--bias 4 ..] [--seed N ..] [--json]
+    python benchmarks/detectors.py [--target T ..] [--level 0|1|2] [--bias 4 ..] [--seed N ..] [--mixed]
 
 The detector is npuc.models.detector; 64 images for calibration, 200 for the test. On
 BM1684 the host computes the Sigmoid.
@@ -65,7 +65,7 @@ class Row:
     cpu_seconds: float
 
 
-def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], level: str) -> Iterator[Row]:
+def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], options: Options) -> Iterator[Row]:
     """The results of fp32, of onnxruntime's int8 and of each target's."""
     model, calibration = folder / "m.onnx", folder / "calibration.npz"
     onnx.save(detector.build(bias, seed), model)
@@ -74,7 +74,7 @@ def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], level: 
     exact = _outputs(model.read_bytes(), test.pixels)
     made: dict[str, Callable[[], bytes]] = {FP32: model.read_bytes}
     made["onnxruntime"] = lambda: by_onnxruntime(model, calibration, "MinMax")
-    made |= {name: lambda name=name: _compiled(name, model, calibration, level) for name in targets}
+    made |= {name: lambda name=name: _compiled(name, model, calibration, options) for name in targets}
     for name, make in made.items():
         started = process_time()
         integers = make()
@@ -82,9 +82,8 @@ def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], level: 
         yield _row(name, bias, seed, test, exact, _outputs(integers, test.pixels), seconds)
 
 
-def _compiled(name: str, model: Path, calibration: Path, level: str) -> bytes:
+def _compiled(name: str, model: Path, calibration: Path, options: Options) -> bytes:
     """The integer network that a target compiles; the part up to the logits if it has no Sigmoid of 8 bits."""
-    options = Options(level=level, precision="int8")
     try:
         compiled = driver.compile_model(model, find(name), options, {}, [calibration])[0]
     except UnsupportedOperator:
@@ -152,16 +151,23 @@ def _labels(test: Scenes) -> Array:
 @click.option("--level", type=click.Choice(("0", "1", "2")), default="1", show_default=True)
 @click.option("--bias", "biases", multiple=True, type=float, default=(4, 6, 9), help="Below 0.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1))
+@click.option("--mixed", is_flag=True, help="Let npuc move layers to the host.")
 @click.option("--json", "in_json", is_flag=True)
 def main(
-    targets: tuple[str, ...], level: str, biases: tuple[float, ...], seeds: tuple[int, ...], in_json: bool
+    targets: tuple[str, ...],
+    level: str,
+    biases: tuple[float, ...],
+    seeds: tuple[int, ...],
+    mixed: bool,
+    in_json: bool,
 ) -> None:
     """Print the table."""
+    options = Options(level=level, precision="int8", mixed=mixed)
     found: list[Row] = []
     for seed in seeds:
         for bias in biases:
             with tempfile.TemporaryDirectory() as folder:
-                found += rows(Path(folder), -bias, seed, targets, level)
+                found += rows(Path(folder), -bias, seed, targets, options)
     if in_json:
         click.echo(as_json([asdict(row) for row in found]))
         return

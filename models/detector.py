@@ -2,8 +2,8 @@
 
 No gradients are needed. The trunk has colour and edge filters, then random ones, each channel normalised to the
 statistics of training images as batch normalisation would. Neck and heads are fitted to the objects' boxes in
-closed form: by ridge regression, the scores by a few Newton steps of logistic regression. numpy is enough; the same
-numpy and BLAS give the same bytes.
+closed form: by ridge regression, the scores by a few Newton steps of logistic regression. The same numpy and BLAS
+give the same bytes.
 """
 
 from __future__ import annotations
