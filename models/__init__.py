@@ -25,6 +25,7 @@ def _builder(name: str) -> Callable[[], onnx.ModelProto]:
 _NAMES = (
     "autoencoder",
     "bc_resnet",
+    "detector",
     "digits",
     "ds_cnn",
     "lenet",

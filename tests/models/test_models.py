@@ -16,6 +16,7 @@ from tests.files import arrays
 SHAPES = {
     "autoencoder": ((1, 640), (1, 640)),
     "bc_resnet": ((1, 1, 40, 61), (1, 12)),
+    "detector": ((1, 3, 64, 64), (1, 6, 8, 8)),
     "digits": ((1, 1, 8, 8), (1, 10)),
     "ds_cnn": ((1, 1, 49, 10), (1, 12)),
     "lenet": ((1, 1, 28, 28), (1, 10)),

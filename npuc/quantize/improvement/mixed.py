@@ -1,9 +1,11 @@
-"""The choice of a few convolutions that the host computes in float (`--mixed auto`): int8 costs them most.
+"""The choice of a few layers that the host computes in float (`--mixed auto`): int8 costs them most.
 
-The noise that each layer adds to that of its inputs is measured in one pass of both networks over held-out
-samples. The layers that add the most per multiply-accumulate are then removed from the integer network one at a
-time, and the reduction of the final noise is measured on the same samples. Layers are moved to the host in that
-order, as long as the noise falls and the host has capacity.
+Functions at the network's ends, such as the Sigmoid of a detector's scores, are moved first, unless noise rises
+by a dB: they take no multiply-accumulates, and unrounded scores near 1 keep their order, on which suppression
+depends and which the noise does not show. Then convolutions: the noise that each adds to that of its inputs is
+measured in one pass of both networks over held-out samples. Those that add the most per multiply-accumulate are
+removed from the integer network one by one, and the reduction of the final noise is measured on the same samples.
+They are moved to the host in that order, as long as the noise falls and the host has capacity.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import SELECTS
+from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
 from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Trial, divided
-from npuc.quantize.network.construction import Quantised
+from npuc.quantize.network.construction import Quantised, int8_name
 from npuc.quantize.network.layers import SHIFTED, Layers
 from npuc.storage.data import Samples
 from npuc.text import short
@@ -28,6 +31,8 @@ MOST_MACS = 0.1
 """Share of the convolutions' multiply-accumulates that the host may take."""
 FEWER = 10**-0.01
 """A layer is moved if the noise falls by 0.1 dB."""
+MORE = 10**0.1
+"""The functions at the ends are moved if the noise does not rise by 1 dB."""
 WORTH = 10**-0.05
 """The host is used at all if the noise of the improved network falls by half a dB."""
 MOST_SAMPLES = 16
@@ -59,26 +64,41 @@ def mixed(
     convolutions are read. Nothing is moved on the basis of synthetic samples or fewer than FEWEST_SAMPLES.
     """
     nowhere: Host = frozenset()
-    array, plain = best(nowhere), drawn(nowhere)
+    plain = drawn(nowhere)
     if samples.synthetic or len(samples) < FEWEST_SAMPLES or not ends(plain.graph):
-        return array
-    able = candidates(graph, plain, layers)
-    if not able:
-        return array
-    started = process_time()
+        return best(nowhere)
     judge = acceptance(graph, plain, divided(samples, MOST_SAMPLES)[1])
-    shares = _noisiest(graph, plain, able, judge.feeds)
-    host = _chosen(judge, drawn, shares)
-    if not host:
-        return array
+    base, first = _ended(judge, drawn, endings(graph, plain))
+    array = best(base)
+    started = process_time()
+    plain = drawn(base)
+    shares = _noisiest(graph, plain, candidates(graph, plain, layers), judge.feeds)
+    host = _chosen(judge, drawn, shares, base)
+    if host == base:
+        return array[0], (*array[1], *first)
     other = best(host)
     before, after = (judge.noise(each[0].quantised) for each in (array, other))
     kept = after < before * WORTH
-    names = ", ".join(f"'{short(name)}'" for name in sorted(host))
-    title = f"on the host: {names}, {100 * sum(shares[name] for name in host):.2g} % of the MACs"
-    step = Trial(title, kept, decibels(before), decibels(after), process_time() - started)
+    share = sum(shares.get(name, 0) for name in host)
+    step = Trial(_title(host, share), kept, decibels(before), decibels(after), process_time() - started)
     network, steps = other if kept else array
-    return network, (*steps, step)
+    return network, (*steps, *first, step)
+
+
+def _title(host: Host, share: float) -> str:
+    names = ", ".join(f"'{short(name)}'" for name in sorted(host))
+    return f"on the host: {names}, {100 * share:.2g} % of the MACs"
+
+
+def _ended(judge: Acceptance, drawn: Callable[[Host], Quantised], last: Host) -> tuple[Host, tuple[Trial, ...]]:
+    """The functions at the ends if the noise allows all of them on the host, and this step."""
+    if not last:
+        return last, ()
+    started = process_time()
+    before, after = (judge.noise(drawn(host)) for host in (frozenset[str](), last))
+    kept = after < before * MORE
+    step = Trial(_title(last, 0.0), kept, decibels(before), decibels(after), process_time() - started)
+    return last if kept else frozenset(), (step,)
 
 
 def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict[str, float]:
@@ -97,6 +117,21 @@ def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict
         and not SELECTS(node)
         and macs[node] <= MOST_MACS * whole
     }
+
+
+def endings(graph: Graph, plain: Quantised) -> Host:
+    """The named functions of one element, integer tables so far, between an integer node and the end of int8."""
+    last, names = set(ends(plain.graph)), Counter(node.name for node in graph.nodes)
+    made = {name for node in plain.graph.nodes if node.op != "QuantizeLinear" for name in node.outputs}
+    return frozenset(
+        node.name
+        for node in graph.nodes
+        if node.op in TABLE_OPS
+        and as_unary(graph, node) is not None
+        and node.output in last
+        and int8_name(node.inputs[0]) in made
+        and names[node.name] == 1
+    )
 
 
 def _macs(graph: Graph, node: Node) -> int:
@@ -125,6 +160,8 @@ def _noises(
     from npuc.reference import graph_session, session
 
     stands = {tensor: name for name, tensor in plain.floats.items() if tensor in wanted}
+    if not stands:  # no candidates
+        return {}
     floats, integers = list(stands), list(stands.values())
     exact, integer = graph_session(graph, floats), session(onnx_bytes(plain.graph, integers))
     signal, error = np.zeros(len(stands)), np.zeros(len(stands))
@@ -138,16 +175,18 @@ def _noises(
     return {tensor: error[at] / signal[at] for at, tensor in enumerate(floats) if signal[at]}
 
 
-def _chosen(judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float]) -> Host:
-    """The candidates that together reduce the noise most: the most sensitive first."""
-    least = judge.noise(drawn(frozenset()))
-    alone = {name: judge.noise(drawn(frozenset((name,)))) for name in shares}
-    host: Host = frozenset()
+def _chosen(
+    judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float], base: Host
+) -> Host:
+    """The base and the candidates that together reduce the noise most: the most sensitive first."""
+    least = judge.noise(drawn(base))
+    alone = {name: judge.noise(drawn(base | {name})) for name in shares}
+    host = base
     for name in sorted(shares, key=alone.__getitem__):
-        if alone[name] >= least and not host:
+        if alone[name] >= least and host == base:
             break
         together = host | {name}
-        if sum(shares[each] for each in together) > MOST_MACS:
+        if sum(shares.get(each, 0) for each in together) > MOST_MACS:
             continue
         noise = judge.noise(drawn(together))
         if noise < least * FEWER:

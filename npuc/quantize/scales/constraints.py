@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
-from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.quantize.arithmetic.tables import CONVERSIONS, TABLE_OPS, is_relu
 from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps, blocks
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import Ratio, ScaleConstraints
@@ -132,18 +132,19 @@ def constraints_of(
             gain = _gain(histograms.get(node.inputs[which]))
             ratios.append(Ratio(y, node.inputs[1 - which], -gain, MOST_SHIFT))
     finite = {k: v for k, v in ceilings.items() if np.isfinite(v)}
-    return ScaleConstraints(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=visible(graph))
+    return ScaleConstraints(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=visible(graph, nodes))
 
 
-def visible(graph: Graph) -> frozenset[str]:
+def visible(graph: Graph, nodes: Collection[Node]) -> frozenset[str]:
     """The graph's outputs and tensors that are only moved or averaged into one: users see their values.
 
-    Saturation would make their largest values indistinguishable.
+    Saturation would make their largest values indistinguishable. The same holds for inputs of functions such as a
+    Sigmoid that the host computes there, since they are not among the (integer) nodes.
     """
-    found = set(graph.outputs)
+    found, integer = set(graph.outputs), set(nodes)
     for node in reversed(graph.nodes):
         moves = node.op in (*MOVEMENT, *SELECTION, "AveragePool") or selects(graph, node)
-        if moves and found.intersection(node.outputs):
+        if (moves or (node.op in TABLE_OPS and node not in integer)) and found.intersection(node.outputs):
             found.update(data_inputs(node))
     return frozenset(found)
 

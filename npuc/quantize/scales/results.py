@@ -6,7 +6,8 @@ The scale of a tensor that only tables read covers just the inputs that change a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
 
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.arithmetic.tables import domains
@@ -42,3 +43,29 @@ def node_histograms(
     if wider:
         found = {**found, **find(graph, samples.feeds(), tuple(wider), wider, gains)}
     return found
+
+
+FLAT = ("Clip", "HardSigmoid", "HardSwish")
+"""Functions that are constant outside their domain."""
+
+
+def histograms_before_host(
+    find: HistogramSource,
+    graph: Graph,
+    samples: Samples,
+    found: Mapping[str, Histogram],
+    on_host: Collection[str],
+) -> dict[str, Histogram]:
+    """The histograms if these nodes of the graph run on the host: their inputs keep all large values.
+
+    A table cannot tell the results of large inputs apart, such as scores near 1; in float they keep their order.
+    Small results matter as before. found: the histograms for tables.
+    """
+    nodes = [node for node in graph.nodes if node.name in on_host and node.op not in FLAT]
+    largest = {name: histogram.largest for name, histogram in found.items()}
+    wider = {
+        name: (low, inf)
+        for name, (low, high) in domains(graph, nodes, largest).items()
+        if name in found and high < inf
+    }
+    return {**found, **(find(graph, samples.feeds(), tuple(wider), wider) if wider else {})}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from npuc.ir import Graph, Node
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
-from npuc.quantize.calibration.histograms import source, uniform
+from npuc.quantize.calibration.histograms import Histogram, source, uniform
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights
@@ -15,7 +17,7 @@ from npuc.quantize.network.build import quantiser
 from npuc.quantize.scales.constraints import constraints_of, equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps, reaches
 from npuc.quantize.scales.offsets import IN_BIASES
-from npuc.quantize.scales.results import node_histograms
+from npuc.quantize.scales.results import histograms_before_host, node_histograms
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
@@ -75,9 +77,13 @@ def network(
     power_of_two = machine.scales == POWER_OF_TWO
     make = quantiser(best_table, power_of_two=power_of_two)
 
+    @cache
+    def seen(host: Host) -> Mapping[str, Histogram]:
+        return histograms_before_host(find, graph, samples, found, host)
+
     def drawn(host: Host) -> Network:
         chosen = without(integer(graph, machine), host)
-        return Network(graph, chosen, found, {}, make(graph, chosen, found, method, given))
+        return Network(graph, chosen, seen(host), {}, make(graph, chosen, seen(host), method, given))
 
     def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
         zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two)
@@ -89,7 +95,7 @@ def network(
             histograms=find,
         )
         if free_scales:
-            return best_network(graph, recipe, samples, level, options.method, found)
+            return best_network(graph, recipe, samples, level, options.method, seen(host))
         if kept:  # synthetic samples do not justify changing the model's own steps
             return drawn(host), ()
         return best_weights(drawn(host), recipe, samples, level)

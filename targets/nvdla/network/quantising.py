@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
@@ -16,7 +16,7 @@ from npuc.quantize.network.construction import Quantise, Quantised
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps
 from npuc.quantize.scales.offsets import ZeroPoints
-from npuc.quantize.scales.results import node_histograms
+from npuc.quantize.scales.results import histograms_before_host, node_histograms
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
@@ -107,16 +107,20 @@ def _improved(
     """The best int8 network with free scales; with `mixed`, a few layers may run on the host if that pays off."""
     level = LEVELS[options.level]
     zeros = replace(ZERO_POINTS, power_of_two=machine.scales == POWER_OF_TWO)
+    find = source(options.histograms, synthetic=samples.synthetic)
 
     def selecting(host: Host) -> Callable[[Graph], tuple[Node, ...]]:
         return lambda each: without(on_device(each, machine), host)
 
+    @cache
+    def known(host: Host) -> Mapping[str, Histogram]:
+        return histograms_before_host(find, graph, samples, found, host)
+
     def drawn(host: Host) -> Quantised:
-        return written(graph, selecting(host)(graph), found, options.method or level.method, {})
+        return written(graph, selecting(host)(graph), known(host), options.method or level.method, {})
 
     def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
-        find = source(options.histograms, synthetic=samples.synthetic)
         recipe = Recipe(selecting(host), written, LAYERS, zeros, histograms=find)
-        return best_network(graph, recipe, samples, level, options.method, found)
+        return best_network(graph, recipe, samples, level, options.method, known(host))
 
     return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())

@@ -39,7 +39,7 @@ def constraints(
         pair for pair in (*equal_scales(graph, nodes), *averaged, *annotated) if histograms.keys() >= {*pair}
     )
     return ScaleConstraints(
-        equal, (), ceilings, floors=floors(graph, nodes, histograms), unsaturated=visible(graph)
+        equal, (), ceilings, floors=floors(graph, nodes, histograms), unsaturated=visible(graph, nodes)
     )
 
 

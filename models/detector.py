@@ -1,0 +1,220 @@
+"""A detector as after training: scores near 1 at objects, all others at a bias of -4 to -9 before a Sigmoid.
+
+No gradients are needed. The trunk has colour and edge filters, then random ones, each channel normalised to the
+statistics of training images as batch normalisation would. Neck and heads are fitted to the objects' boxes in
+closed form: by ridge regression, the scores by a few Newton steps of logistic regression. The same numpy and BLAS
+give the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from npuc.models.builder import NetworkBuilder, explicit_pads
+from npuc.models.scenes import CLASSES, SIZE, Scenes, scenes
+
+Array = NDArray[Any]
+STRIDE = 8
+CELLS = SIZE // STRIDE
+CENTRES = (np.arange(CELLS) + 0.5) * STRIDE
+SURE = 0.25
+"""The least score of a detection."""
+IMAGES = 400
+"""Training images."""
+STEPS = 6
+"""Newton steps."""
+BOX_RIDGE, SCORE_RIDGE = 100.0, 10.0
+NECK, THRESHOLDS = 64, 5
+"""Channels of the layer before the heads, and how many of them each output of the heads gets."""
+CORE = 0.25
+"""Cells whose centres are within this share of an object's sides from its centre are positive."""
+TRUNK = (16, 32, 64)
+"""Channels of the trunk's 3x3 convolutions, each with stride 2 and a ReLU."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """w: (Co, Ci, kernel, kernel); b: (Co,); both float32."""
+
+    w: Array
+    b: Array
+    stride: int = 1
+
+    def __call__(self, x: Array) -> Array:
+        """The results before the activation, (images, Co, height, width); pads as `same`."""
+        kernel = self.w.shape[-1]
+        pads = explicit_pads(x.shape[2:], (kernel, kernel), (self.stride, self.stride), "same")
+        padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
+        taps = sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, :: self.stride, :: self.stride]
+        return np.moveaxis(np.tensordot(taps, self.w, ((1, 4, 5), (1, 2, 3))) + self.b, 3, 1)
+
+    def normalised(self, x: Array, random: np.random.Generator) -> Convolution:
+        """Scaled and shifted so that its results on x have means and deviations as after training."""
+        results = self(x)
+        gain = random.uniform(0.6, 1.5, len(self.w)) / results.std(axis=(0, 2, 3))
+        bias = random.normal(-0.2, 0.4, len(self.w)) - results.mean(axis=(0, 2, 3)) * gain
+        w = self.w * gain[:, None, None, None]
+        return Convolution(w.astype(np.float32), bias.astype(np.float32), self.stride)
+
+    def added(self, net: NetworkBuilder, x: str) -> str:
+        """The name of its result in a network."""
+        kernel, stride = self.w.shape[-2:], (self.stride, self.stride)
+        pads = explicit_pads(net.shapes[x][2:], kernel, stride, "same")
+        extents = (extent // self.stride for extent in net.shapes[x][2:])
+        attributes = {"kernel_shape": kernel, "strides": stride, "pads": pads}
+        inputs = [x, net.weight(self.w, "w"), net.weight(self.b, "b")]
+        return net.node("Conv", inputs, (1, len(self.w), *extents), **attributes)
+
+
+def build(bias: float = -6.0, seed: int = 0) -> onnx.ModelProto:
+    """1x3xSIZExSIZE -> 1x(4 + CLASSES)xCELLSxCELLS: for every cell the distances from its centre to the box's
+    left, top, right and bottom in units of STRIDE, and a score per class.
+
+    bias: the median logit of cells without an object. Training uses scenes(IMAGES, (seed, 0)).
+    """
+    random = np.random.default_rng(seed)
+    seen = scenes(IMAGES, (seed, 0))
+    x, layers = seen.pixels, list[Convolution]()
+    for Co in TRUNK:
+        w = random.standard_normal((Co, x.shape[1], 3, 3))
+        if not layers:
+            w[: len(FILTERS)] = FILTERS
+        drawn = Convolution(w.astype(np.float32), np.zeros(Co, np.float32), stride=2)
+        layers.append(drawn.normalised(x, random))
+        x = np.maximum(layers[-1](x), 0)
+    truth = Truth.of(seen)
+    layers.append(_neck(x, truth, random).normalised(x, random))
+    boxes, scores = _heads(np.maximum(layers[-1](x), 0), truth, bias)
+    net = NetworkBuilder("detector", seed)
+    name = net.input((1, 3, SIZE, SIZE))
+    for each in layers:
+        name = net.relu(each.added(net, name))
+    places, logits = boxes.added(net, name), scores.added(net, name)
+    score = net.node("Sigmoid", [logits], net.shapes[logits])
+    return net.finish(net.concat(places, score))
+
+
+def _filters() -> Array:
+    """Means of red, of blue and of grey, and horizontal and vertical edges, in both signs: (filters, 3, 3, 3)."""
+    colours = np.array([[1, -0.5, -0.5], [-0.5, -0.5, 1], [1, 1, 1]])
+    edge = np.outer((1, 2, 1), (-1, 0, 1))
+    found = [np.tile(colour[:, None, None], (1, 3, 3)) for colour in colours]
+    found += [np.tile(each, (3, 1, 1)) for each in (edge, edge.T)]
+    return np.concatenate([found, np.negative(found)])
+
+
+FILTERS = _filters()
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the cells of all images contain.
+
+    objects: (cells, CLASSES), 0 or 1; distances: (cells, 4), where an object is; clear: (cells,), none is near.
+    """
+
+    objects: Array
+    distances: Array
+    clear: Array
+
+    @classmethod
+    def of(cls, seen: Scenes) -> Truth:
+        """From the boxes of images."""
+        return cls(*(np.concatenate(column) for column in zip(*map(_cells, seen.boxes), strict=True)))
+
+    @property
+    def positive(self) -> Array:
+        """Cells with an object."""
+        return self.objects.any(axis=1)
+
+    @property
+    def known(self) -> Array:
+        """Cells that are learned from: not those at the border of an object."""
+        return self.clear | self.positive
+
+
+def _neck(x: Array, truth: Truth, random: np.random.Generator) -> Convolution:
+    """A 3x3 convolution: THRESHOLDS of its channels approximate each output of the heads, the rest are random."""
+    flat, _, deviation = _standard(_taps(x, 3))
+    objects = _ridge(flat[truth.known], truth.objects[truth.known])[0]
+    distances = _ridge(flat[truth.positive], truth.distances[truth.positive])[0]
+    w = np.concatenate([distances, objects]) / deviation
+    w = np.repeat(w.reshape(-1, x.shape[1], 3, 3), THRESHOLDS, axis=0)
+    rest = random.standard_normal((NECK - len(w), *w.shape[1:]))
+    return Convolution(np.concatenate([w, rest]).astype(np.float32), np.zeros(NECK, np.float32))
+
+
+def _heads(x: Array, truth: Truth, bias: float) -> tuple[Convolution, Convolution]:
+    """The heads on the neck's results: 3x3 for boxes, 1x1 for scores."""
+    flat, mean, deviation = _standard(_taps(x, 3))
+    boxes = _ridge(flat[truth.positive], truth.distances[truth.positive])
+    first = _on_raw(*boxes, mean, deviation, 3)
+    flat, mean, deviation = _standard(_taps(x, 1))
+    known, objects = flat[truth.known], truth.objects[truth.known]
+    logits = [_logistic(known, each, bias) for each in objects.T]
+    w, b = (np.stack(column) for column in zip(*logits, strict=True))
+    return first, _on_raw(w, b, mean, deviation, 1)
+
+
+def _on_raw(w: Array, b: Array, mean: Array, deviation: Array, kernel: int) -> Convolution:
+    """The convolution that applies weights of standardised inputs to inputs as they are."""
+    w = w / deviation
+    shape = len(w), -1, kernel, kernel
+    return Convolution(w.reshape(shape).astype(np.float32), (b - w @ mean).astype(np.float32))
+
+
+def _taps(x: Array, kernel: int) -> Array:
+    """The inputs under every window of a convolution with stride 1, (windows, Ci * kernel * kernel)."""
+    pad = kernel // 2
+    taps = sliding_window_view(np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad))), (kernel, kernel), (2, 3))
+    return taps.transpose(0, 2, 3, 1, 4, 5).reshape(-1, x.shape[1] * kernel * kernel).astype(np.float64)
+
+
+def _standard(x: Array) -> tuple[Array, Array, Array]:
+    """The columns with mean 0 and deviation 1, their means and deviations."""
+    mean, deviation = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-6)
+    return (x - mean) / deviation, mean, deviation
+
+
+def _cells(boxes: Array) -> tuple[Array, Array, Array]:
+    """For every cell of an image, what `Truth` has."""
+    objects = np.zeros((CELLS * CELLS, CLASSES))
+    distances, clear = np.zeros((CELLS * CELLS, 4)), np.ones(CELLS * CELLS, bool)
+    x, y = np.tile(CENTRES, CELLS), np.repeat(CENTRES, CELLS)
+    for kind, left, top, right, bottom in boxes:
+        away = np.abs(x - (left + right) / 2), np.abs(y - (top + bottom) / 2)
+        reach = [max((right - left) * CORE, STRIDE / 2), max((bottom - top) * CORE, STRIDE / 2)]
+        core = (away[0] <= reach[0]) & (away[1] <= reach[1])
+        clear &= (away[0] >= (right - left) / 2) | (away[1] >= (bottom - top) / 2)
+        objects[core, int(kind)] = 1
+        distances[core] = np.stack([x - left, y - top, right - x, bottom - y], axis=1)[core] / STRIDE
+    return objects, distances, clear
+
+
+def _ridge(x: Array, y: Array) -> tuple[Array, Array]:
+    """The weights (outputs, K) and biases of a linear regression from x, of mean 0, to y."""
+    centred, middle = x - x.mean(axis=0), y.mean(axis=0)
+    w = np.linalg.solve(centred.T @ centred + BOX_RIDGE * np.eye(x.shape[1]), centred.T @ (y - middle)).T
+    return w, middle - w @ x.mean(axis=0)
+
+
+def _logistic(x: Array, y: Array, bias: float) -> tuple[Array, Array]:
+    """The weights (K,) and bias of a logistic regression, sharpened until the median logit of y = 0 is the bias.
+
+    The place where a detection begins, SURE, stays.
+    """
+    x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+    w, ridge = np.zeros(x.shape[1]), np.diag([SCORE_RIDGE] * (x.shape[1] - 1) + [0.0])
+    for _ in range(STEPS):
+        p = 1 / (1 + np.exp(-x @ w))
+        curvature = np.maximum(p * (1 - p), 1e-4)
+        w += np.linalg.solve((x * curvature[:, None]).T @ x + ridge, x.T @ (y - p) - ridge @ w)
+    edge = np.log(SURE / (1 - SURE))
+    gain = (bias - edge) / (np.median(x[y == 0] @ w) - edge)
+    return w[:-1] * gain, (w[-1] - edge) * gain + edge
