@@ -1,4 +1,4 @@
-"""Size of a model after calls of its local functions are replaced by their bodies."""
+"""Calls of a model's local functions: their attributes, and the model's size once bodies replace them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def expect_small(model: onnx.ModelProto) -> None:
 
     Raises ModelError: E110 if it exceeds what is left, E104 for functions that are recursive or nested too deeply.
     """
-    functions = {(each.domain, each.name, each.overload): each for each in model.functions}
+    functions = {_key(each): each for each in model.functions}
     take(_Expansion(functions).size(model.graph.node, 0), "a graph of all nodes")
 
 
@@ -48,6 +48,25 @@ class _Expansion:
         if key not in self.sizes:
             self.sizes[key] = self.size(self.functions[key].node, depth + 1)
         return self.sizes[key]
+
+
+def with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with all attributes in its calls of functions: ONNX's inliner forgets those left to defaults."""
+    defaults = {_key(each): each.attribute_proto for each in model.functions if each.attribute_proto}
+    if not defaults:
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for nodes in (made.graph.node, *(each.node for each in made.functions)):
+        for node in _within(nodes):
+            given = {each.name for each in node.attribute}
+            found = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(each for each in found if each.name not in given)
+    return made
+
+
+def _key(function: onnx.FunctionProto) -> Key:
+    return function.domain, function.name, function.overload
 
 
 def _within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

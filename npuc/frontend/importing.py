@@ -16,7 +16,7 @@ from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
 from npuc.frontend.contrib import is_known, signature_of
-from npuc.frontend.expansion import expect_small
+from npuc.frontend.expansion import expect_small, with_defaults
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.foreign import captured
@@ -58,7 +58,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     from onnx import inliner
 
     try:
-        return inliner.inline_local_functions(model)
+        return inliner.inline_local_functions(with_defaults(model))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError("E104", f"the model's functions cannot be inlined: {error}") from error
 

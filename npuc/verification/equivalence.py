@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,11 @@ from npuc.frontend import load
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.reference import graph_session, present, session, with_outputs
-from npuc.verification.padding import has_automatic_padding, model_of
+from npuc.verification.dynamic import without_dynamic_quantisation
+from npuc.verification.padding import has_automatic_padding, may_contain, model_of
+
+if TYPE_CHECKING:
+    import onnx
 
 RELATIVE, OF_LARGEST = 1e-4, 1e-5
 """Tolerances for agreement outright: relative to each element, and to the largest of its tensor."""
@@ -53,10 +57,14 @@ class Equivalence:
 
     def _open_model(self) -> Any:
         floats = not any(node.op in QUANTISED for node in self.graph.nodes)
-        if not self.large and not has_automatic_padding(self.path):
+        rewritten = has_automatic_padding(self.path) or may_contain(self.path, b"DynamicQuantizeLinear")
+        if not self.large and not rewritten:
             return session(self.path, few_runs=floats)
-        model = model_of(self.path, _shapes(self.graph), whole=not self.large)
+        model = self._prepared(whole=not self.large)
         return session(*without_weights(model, self.path.parent), few_runs=floats)
+
+    def _prepared(self, *, whole: bool = True) -> onnx.ModelProto:
+        return without_dynamic_quantisation(model_of(self.path, _shapes(self.graph), whole=whole))
 
     def _open_rewritten(self) -> Any:
         return graph_session(self.graph, self.outputs, few_runs=True)
@@ -98,7 +106,7 @@ class Equivalence:
 
     def _first(self, feed: Mapping[str, Array]) -> str | None:
         """The first tensor, in the graph's order, that the model also has but with other values."""
-        model = model_of(self.path, _shapes(self.graph))
+        model = self._prepared()
         written = [name for node in self.graph.nodes for name in node.outputs if name in self._read.producers]
         names = list(dict.fromkeys([*present(model, written), *self.outputs]))
         try:

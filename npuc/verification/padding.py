@@ -42,12 +42,17 @@ def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool =
 
 def has_automatic_padding(path: Path) -> bool:
     """Whether a file may contain automatic padding instead of explicit pads."""
+    return may_contain(path, b"SAME_")
+
+
+def may_contain(path: Path, text: bytes) -> bool:
+    """Whether a file may contain a text anywhere but in its initialisers."""
     with path.open("rb") as file:
         if not path.stat().st_size:
             return False
         with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
             try:
-                return any(content.find(b"SAME_", *span) >= 0 for span in _without_weights(content))
+                return any(content.find(text, *span) >= 0 for span in _without_weights(content))
             except ValueError:  # the encoding is not one that npuc reads: it may
                 return True
 

@@ -164,6 +164,18 @@ def test_a_models_own_functions_are_inlined() -> None:
     assert run(graph, {"x": np.array([1, -2], np.float32)})["y"].tolist() == [4, -8]
 
 
+def test_an_attribute_that_a_call_leaves_out_has_the_functions_default(onnxruntime_values: Reference) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
+    g (float[4] x) => (y) { a = own.act(x)\n y = own.act <alpha = 0.5> (a) }
+    <domain: "own", opset_import: ["": 17]>
+    act <alpha: float = 0.25> (v) => (w) { w = LeakyRelu <alpha = @alpha> (v) }
+    """
+    model, x = parser.parse_model(text), {"x": np.array([1, -2, 3, -4], np.float32)}
+    np.testing.assert_allclose(run(import_model(model), x)["y"], onnxruntime_values(model, x)["y"], rtol=1e-5)
+    assert run(import_model(model), x)["y"].tolist() == [1, -0.25, 3, -0.5]
+    assert not model.graph.node[0].attribute
+
+
 @pytest.mark.parametrize(
     ("body", "ops"),
     [

@@ -1,0 +1,73 @@
+"""Models with dynamic quantisation are proved as floats, and their programs give what onnxruntime does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import npuc
+from npuc.frontend import import_model
+from npuc.reference import session
+from npuc.verification.equivalence import Equivalence
+
+BODIES = {
+    "product": """m = MatMulInteger(q, w, z, wz)
+        f = Cast <to = 1> (m)
+        k = Mul(s, ws)
+        p = Mul(f, k)
+        y = Add(p, b)""",
+    "convolution": """m = ConvInteger <pads = [1,1,1,1]> (q, w, z)
+        f = Cast <to = 1> (m)
+        k = Mul(s, ws)
+        p = Mul(f, k)
+        y = Relu(p)""",
+    "values": """d = DequantizeLinear(q, s, z)
+        y = Conv(d, w)""",
+}
+SHAPES = {"product": (3, 8), "convolution": (1, 4, 6, 6), "values": (1, 4, 6, 6)}
+
+
+def model_of(kind: str, seed: int = 0) -> onnx.ModelProto:
+    """Quantises `x` dynamically; the weights depend on the seed."""
+    random, shape = np.random.default_rng(seed), SHAPES[kind]
+    dims = ",".join(map(str, shape))
+    text = f"g (float[{dims}] x) => (y) {{ q, s, z = DynamicQuantizeLinear(x)\n {BODIES[kind]} }}"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> {text}')
+    w = random.integers(-120, 120, (8, 8) if kind == "product" else (3, 4, 3, 3)).astype(np.int8)
+    constants = {
+        "w": w if kind != "values" else w.astype(np.float32) / 100,
+        "wz": np.arange(8).astype(np.int8) * 5,
+        "ws": np.float32(0.01),
+        "b": random.standard_normal(8).astype(np.float32),
+    }
+    read = {name for node in model.graph.node for name in node.input}
+    held = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in read]
+    model.graph.initializer.extend(held)
+    return model
+
+
+@pytest.mark.parametrize(("target", "precision"), [("easynpu", "int8"), ("bm1684", "fp32")])
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_dynamically_quantised_model_is_proved(kind: str, target: str, precision: str) -> None:
+    model = model_of(kind)
+    x = np.random.default_rng(1).standard_normal((8, *SHAPES[kind])).astype(np.float32) + 0.5
+    program = npuc.compile(model, target, precision=precision, calibration={"x": x})
+    assert program.report["proof"]["model"] is True
+    wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])
+    error = program.run(x)["y"].reshape(wanted.shape) - wanted
+    assert np.square(error).sum() < 3e-3 * np.square(wanted).sum()
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_other_weights_are_another_model(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model_of(kind), path)
+    x = np.random.default_rng(1).standard_normal(SHAPES[kind]).astype(np.float32)
+    for seed, differs in ((0, False), (1, True)):
+        checked = Equivalence(path, import_model(model_of(kind, seed)))
+        found = checked.differing({"x": x}, checked.expected({"x": x}))
+        assert (found is not None) is differs
