@@ -27,7 +27,7 @@ from typing import Any
 from npuc.budget import budget, take
 from npuc.errors import ArtefactError, ModelError
 from npuc.storage.files import recover, replacing_folder
-from npuc.storage.mapped import release
+from npuc.storage.mapped import append, release
 from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
 from npuc.storage.records import read
 
@@ -319,10 +319,9 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _write_pieces(path: Path, data: Pieces) -> None:
-    with path.open("wb") as file:
+    with path.open("wb", buffering=0) as file:
         for piece in data.pieces:
-            file.write(view_of(piece))
-            release()
+            append(file, piece)
 
 
 def _unwritable(directory: Path, error: OSError) -> ArtefactError:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from npuc.storage import mapped
-from npuc.storage.mapped import HEAVY, Place, copied, kept, place_of, release, trim
+from npuc.storage.mapped import HEAVY, Place, append, copied, kept, place_of, release, trim
 
 VALUES = np.linspace(-7, 3, HEAVY, dtype=np.float32).reshape(4, 8, -1)
 
@@ -95,3 +95,35 @@ def test_the_folder_is_gone_when_the_process_has_ended() -> None:
     code = "import numpy as np; from npuc.storage.mapped import *; v = kept(np.zeros(HEAVY)); print(folder())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() and not Path(done.stdout.strip()).exists()
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_pieces_of_every_kind_are_appended_in_order(
+    supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """supported: whether the system copies from file to file itself."""
+
+    def refused(*_: object) -> int:
+        raise OSError(18, "files of different systems")
+
+    if not supported:
+        monkeypatch.setattr(os, "copy_file_range", refused, raising=False)
+    part = kept(VALUES)[1:]
+    with (tmp_path / "all").open("wb", buffering=0) as file:
+        for piece in (b"before", part, np.arange(5), b"behind"):
+            append(file, piece)
+    whole = b"before" + VALUES[1:].tobytes() + np.arange(5).tobytes() + b"behind"
+    assert (tmp_path / "all").read_bytes() == whole
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_copy_has_the_bytes_of_its_part_of_the_file(
+    supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not supported:
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+    source = tmp_path / "source"
+    source.write_bytes(b"1234" + VALUES.tobytes() + b"5678")
+    np.testing.assert_array_equal(copied(source, 4, VALUES.nbytes, np.float32), VALUES.ravel())
+    with pytest.raises(ValueError, match="shorter"):
+        copied(source, 8, VALUES.nbytes + 1, np.uint8)

@@ -14,7 +14,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -149,15 +149,33 @@ def copied(source: Path, start: int, length: int, dtype: DTypeLike) -> Array:
 
 
 def _copy(source: Path, start: int, length: int) -> Mapped:
-    with source.open("rb") as read, _new() as (path, file):
-        read.seek(start)
-        while length:
-            block = read.read(min(length, BLOCK))
-            if not block:
-                raise ValueError(f"{source} has become shorter")
-            _write(file, block)
-            length -= len(block)
+    with source.open("rb", buffering=0) as read, _new() as (path, file):
+        if _moved(read, start, length, file) < length:
+            raise ValueError(f"{source} has become shorter")
         return _mapped(path)
+
+
+def _moved(source: IO[bytes], start: int, length: int, file: IO[bytes]) -> int:
+    """Appends bytes of a file to an unbuffered file, within the kernel if it can; returns how many there were."""
+    left = length
+    with suppress(OSError, AttributeError):  # another file system, an old kernel, not Linux
+        while left and (count := os.copy_file_range(source.fileno(), file.fileno(), left, start + length - left)):
+            left -= count
+    source.seek(start + length - left)
+    while left and (block := source.read(min(left, BLOCK))):
+        _write(file, block)
+        left -= len(block)
+    return length - left
+
+
+def append(file: IO[bytes], piece: bytes | Array) -> None:
+    """Appends a piece to an unbuffered file; a mapped one does not pass through this process's memory."""
+    place = None if isinstance(piece, bytes) else place_of(piece)
+    if place is None or isinstance(piece, bytes):
+        _write(file, piece)
+        return
+    with place.file.open("rb", buffering=0) as source:
+        _moved(source, place.offset, piece.nbytes, file)
 
 
 def _write(file: IO[bytes], data: bytes | Array) -> None:

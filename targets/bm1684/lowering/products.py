@@ -154,7 +154,8 @@ def _multiply(
         pairs = [(x.image(row, lo.machine), out.image(row, lo.machine)) for row in range(rows)]
         p = replace(p, rows=1)
     for first, behind in pieces:
-        at, bias_at = _image(lo, right[first:behind], bias if first == 0 else None, W)
+        part = right[first:behind].copy(order="K")  # read in the order of memory: the matrix is often a transpose
+        at, bias_at = _image(lo, part, bias if first == 0 else None, W)
         piece = replace(p, K=behind - first, left_width=min(p.left_width, behind - first))
         calls = [_call(piece, b, _columns(a, first, lo), at, bias_at, add=first > 0) for a, b in pairs]
         lo.emit(*calls, *(activation(node, out) if behind == K else ()))

@@ -14,7 +14,7 @@ from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
 from npuc.storage.mapped import kept, place_of, release
-from npuc.storage.pieces import Content, contents_of, pieces_of, view_of
+from npuc.storage.pieces import Content, contents_of, pieces_of, size_of, view_of
 from npuc.target import Observer
 from npuc.targets.bm1684.machine.local_memory import ceil_div
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
@@ -134,9 +134,10 @@ class Runner:
             for region in self.contents.regions:
                 at = self.starts[region.name]
                 behind = at + region.bytes
+                changing = any(each.region == region.name for each in self.contents.placements)
                 for piece in self.pieces.get(region.file or "", ()):
                     data = view_of(piece)[: behind - at]
-                    part = self._part(piece, at, len(data))
+                    part = self._part(piece, at, 0 if changing else len(data))
                     mapped += [part] if part.bytes else []
                     file.seek(at + part.bytes)
                     file.write(data[part.bytes :])
@@ -144,9 +145,9 @@ class Runner:
                     release()
         return mapped
 
-    def _part(self, piece: bytes | Array, at: int, size: int) -> Part:
-        """The pages of a piece that npuc's own model maps to byte `at` of system memory; 0 bytes if there are none."""
-        place = None if isinstance(piece, bytes) or self.chip_model == "vendor" else place_of(piece)
+    def _part(self, piece: Array, at: int, size: int) -> Part:
+        """The pages of a piece that npuc's own model maps to byte `at` of system memory; 0 bytes without any."""
+        place = None if self.chip_model == "vendor" else place_of(piece)
         if place is None or at % PAGESIZE or place.offset % PAGESIZE:
             return Part(at, Path(), 0, 0)
         return Part(at, place.file, place.offset, size // PAGESIZE * PAGESIZE)
@@ -175,8 +176,7 @@ class Runner:
         return memory[start : start + place.bytes]
 
 
-def _mapped(content: Content) -> list[bytes | Array]:
-    """The pieces of a content; heavy bytes are written to a file."""
-    return [
-        kept(np.frombuffer(each, np.uint8)) if isinstance(each, bytes) and each else each for each in pieces_of(content)
-    ]
+def _mapped(content: Content) -> list[Array]:
+    """The pieces of a content, in files that are mapped if they are heavy."""
+    filled = (each for each in pieces_of(content) if size_of(each))
+    return [kept(np.frombuffer(each, np.uint8) if isinstance(each, bytes) else each) for each in filled]

@@ -29,7 +29,7 @@ DEFECT = "compile the model again; if the program still ends like this, that is 
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a file that are mapped to byte `at` of system memory; all numbers are multiples of the page size."""
+    """Bytes of a file that are mapped to byte `at` of system memory; all are multiples of the page size."""
 
     at: int
     file: Path
@@ -65,9 +65,7 @@ def run(program: Path, kernel: str, arguments: bytes, memory: Array, machine: Ma
         return Run(np.fromfile(image, np.uint8), made, calls.total(made, machine))
 
 
-def carry_out(
-    table: bytes, arguments: bytes, image: Path, machine: Machine, parts: Sequence[Part] = ()
-) -> Cost:
+def carry_out(table: bytes, arguments: bytes, image: Path, machine: Machine, parts: Sequence[Part] = ()) -> Cost:
     """Runs a table, with the addresses of its regions, on a file that is system memory from SYSTEM_START on.
 
     parts: of other files, in place of the image's bytes; writes to them are lost.
