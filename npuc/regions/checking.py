@@ -81,7 +81,8 @@ def _hosted(network: Network, refusal: NpucError, found: list[Found]) -> list[Fo
         told = {name for each in wrong or nowhere for name in (each.problem.node, each.problem.tensor)}
         others = [each for each in found if each.place == HOST and each.problem.code[:2] in ("E2", "E3")]
         others = [each for each in others if each.problem.node not in told]
-        return [*(wrong or nowhere), *others, Found(error.problems[-1], NOWHERE)]
+        own = [Found(each, NOWHERE) for each in error.problems[len(refusal.problems) :]]
+        return [*(wrong or nowhere), *others, *own]
     return found
 
 

@@ -14,15 +14,19 @@ from npuc.storage.data import synthetic
 
 
 def expect_host(network: Network, refusal: NpucError) -> None:
-    """Raises the refusal, and onnxruntime's own as its last problem, if onnxruntime cannot run the model either.
+    """Raises the refusal if onnxruntime cannot run the model either.
 
+    Where an input may choose a branch, onnxruntime's refusal is the last problem: shapes may exclude one branch.
     onnxruntime may load even an inconsistent model (E105), so such a model must also run on a sample.
     """
     contradicts = any(each.code == "E105" for each in refusal.problems)
     outputs = list(dict.fromkeys(network.outputs.values()))
     found = _refusal(network, network.units, outputs, once=contradicts)
+    remedy = _binding(network)
+    if found is not None and remedy is None:
+        raise refusal
     if found is not None:
-        told = Problem("E105", found, remedy=_binding(network))
+        told = Problem("E105", found, remedy=remedy)
         raise type(refusal).of((*refusal.problems, told)) from refusal
 
 

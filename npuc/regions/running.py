@@ -52,7 +52,7 @@ class Region:
         except KeyError as error:
             raise _damaged(self.step, f"no step before it gives {error}") from None
         except NpucError as error:
-            raise _refused(self.step, error) from None
+            raise _refused(self.step, error, DATA) from None
         return {name: [each[at] for each in found] for at, name in enumerate(self.step.outputs)}
 
 
@@ -108,16 +108,20 @@ def _tensors(graph: Any) -> Sequence[Any]:
     return found
 
 
-def _refused(step: ProgramPart, error: NpucError) -> ArtefactError:
+AGAIN = "compile the model again"
+DATA = f"give samples that the model can process, with indices in range for instance; otherwise {AGAIN}"
+
+
+def _refused(step: ProgramPart, error: NpucError, remedy: str = AGAIN) -> ArtefactError:
     """The error for a region that onnxruntime refuses (E502), or that exceeds a limit (E509)."""
     (problem,) = error.problems
     if problem.code not in LIMITS:
-        return _damaged(step, problem.reason)
+        return _damaged(step, problem.reason, remedy)
     return ArtefactError("E509", f"'{step.path}': {problem.reason}", limit=problem.limit, remedy=problem.remedy)
 
 
-def _damaged(step: ProgramPart, reason: str) -> ArtefactError:
-    return ArtefactError("E502", f"'{step.path}': {reason}", remedy="compile the model again")
+def _damaged(step: ProgramPart, reason: str, remedy: str = AGAIN) -> ArtefactError:
+    return ArtefactError("E502", f"'{step.path}': {reason}", remedy=remedy)
 
 
 class Part:

@@ -185,7 +185,8 @@ def varied(inputs: Mapping[str, TensorType], count: int | None = None, seed: int
     """Synthetic samples of all kinds in rotation, from a fixed seed: they exercise more than noise around zero.
 
     A ramp from one corner to the other, like an image, with some noise; standard normal values; their magnitudes;
-    a constant at the highest or lowest extreme, alternately. 8-bit integers use their whole range.
+    a constant at the highest or lowest extreme, alternately. 8-bit integers use their whole range; wider ones,
+    which may be indices, are 0 or 1.
     count: 8 by default, fewer for large inputs.
     """
     count = count or _affordable(inputs)
@@ -214,7 +215,7 @@ def _made(each: TensorType, number: int, random: np.random.Generator) -> Array:
         limits = np.iinfo(each.dtype)
         middle, reach = (limits.max + limits.min + 1) / 2, (limits.max - limits.min) / 2
         return np.clip(np.rint(middle + values / EXTREME * reach), limits.min, limits.max).astype(each.dtype)
-    return values.astype(each.dtype)
+    return (values > 0 if np.dtype(each.dtype).kind in "iub" else values).astype(each.dtype)
 
 
 def _ramp(shape: Sequence[int]) -> Array:

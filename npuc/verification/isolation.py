@@ -73,6 +73,7 @@ class Isolated:
         model, outer = network(reference)
         written = {name for node in model.graph.node for name in node.output}
         self.names = sorted(written.intersection(shown) - _integers(model))
+        self.axes = {node.output[0]: _axis(node) for node in model.graph.node if node.op_type == "Softmax"}
         self.unit, self.largest = UNITS[precision], LARGEST.get(precision, np.inf)
         self.smallest = SMALLEST.get(precision, 0.0)
         cut, inner = without_weights(_cut(model, shapes, set(self.names)))
@@ -123,15 +124,23 @@ class Isolated:
         return dict(zip(names, run.run(list(names), feeds), strict=True))
 
     def _alone(self, name: str, exact: Array, sizes: Callable[[], Mapping[str, Array]]) -> Alone:
-        """For results that are not sums, the largest value determines the permitted error."""
+        """For results that are not sums, the largest value determines the permitted error.
+
+        Softmax divides by a sum of positive terms, each of whose roundings may go the same way in any order.
+        """
+        terms = exact.shape[self.axes[name]] if name in self.axes else 0
         largest = float(np.abs(exact).max(initial=0, where=np.isfinite(exact)))
 
         def room() -> Array:
             magnitudes = np.maximum(np.abs(sizes()[name]).astype(np.float64), self.smallest)
-            permitted = ROUNDINGS * self.unit * (magnitudes + largest)
+            permitted = self.unit * (ROUNDINGS * (magnitudes + largest) + terms * np.abs(exact))
             return np.where(magnitudes < self.largest, permitted, np.inf)
 
         return Alone(exact, ROUNDINGS * self.unit * largest, room)
+
+
+def _axis(node: Any) -> int:
+    return next((each.i for each in node.attribute if each.name == "axis"), -1)
 
 
 def _integers(model: Any) -> set[str]:

@@ -28,10 +28,7 @@ class Outputs:
         """Adds the outputs of a sample: in fp32, of the simulator, and the first one of the integer network."""
         for name, difference in self.differences.items():
             difference.compare(exact[name], found[name])
-            right = exact[name]
-            self.undefined[name] += bool(
-                isinstance(right, np.ndarray) and right.dtype.kind == "f" and np.isnan(right).any()
-            )
+            self.undefined[name] += _has_nan(exact[name])
         values = {"fp32": exact[self.first], "simulator": found[self.first], "integer": integer}
         for name, each in values.items():
             if isinstance(each, np.ndarray) and each.dtype.kind in "fiub":
@@ -68,3 +65,8 @@ class Outputs:
         sizes = {each.size for values in self.values.values() for each in values}
         counts = {len(values) for values in self.values.values() if values}
         return sizes.pop() if len(sizes) == len(counts) == 1 and self.values["fp32"] else 0
+
+
+def _has_nan(value: object) -> bool:
+    """Whether a tensor of floats has NaN; sequences and absent values do not count."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and bool(np.isnan(value).any())

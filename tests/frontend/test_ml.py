@@ -36,7 +36,7 @@ def test_a_scaler_subtracts_and_multiplies_feature_by_feature(shape: str, offset
     }
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     found = run(import_model(model), x)["y"]
-    np.testing.assert_allclose(found, session.run(["y"], x)[0], rtol=1e-6)
+    np.testing.assert_allclose(found, np.asarray(session.run(["y"], x)[0]), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -304,6 +304,15 @@ def test_samples_that_onnxruntime_cannot_run_are_named(tmp_path: Path) -> None:
         program_of(model, tmp_path)
 
 
+def test_samples_that_a_region_cannot_run_are_the_remedy(tmp_path: Path) -> None:
+    body = f"e = Gather(table, x)\n t = Transpose<perm = [0, 3, 1, 2]>(e)\n y = Conv<{SAME}>(t, w)"
+    model = model_of(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(2, 8), w=C8["w"])
+    program = program_of(model, tmp_path)
+    with pytest.raises(ArtefactError, match="out of data bounds") as refused:
+        checked(program, tmp_path, Samples({"x": np.full((1, 1, 6, 6), 2)}))
+    assert "indices in range" in (refused.value.problems[0].remedy or "")
+
+
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n y = Conv<{SAME}>(d, v)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"

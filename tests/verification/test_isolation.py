@@ -66,6 +66,22 @@ def test_few_weights_are_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> 
     assert opened[2:] == [["v"], ["w"]]  # of the magnitudes, which only results beyond the least error need
 
 
+def test_the_terms_of_a_long_softmax_may_be_summed_one_after_the_other() -> None:
+    """A term of 1 and many small ones, all rounded in the same direction when they are added to it."""
+    x = np.full((1, 1 << 16), -13, np.float32)
+    x[0, 0] = 0
+    graph = network(x.shape, "y", node("Softmax", "x", "y", axis=1))
+    content = float_evidence(graph, graph).contents["reference.onnx"]
+    (alone,) = dict(
+        Isolated(content, {"x": x.shape, "y": x.shape}, ["y"], "fp32", confined=False)({"x": x})
+    ).values()
+    terms = np.exp(x)
+    total = np.cumsum(terms, axis=1, dtype=np.float32)[0, -1]
+    assert abs(total / terms.sum(dtype=np.float64) - 1) > 32 * 2.0**-23
+    assert not alone.wrong(terms / total).any()
+    assert alone.wrong(terms / (total * np.float32(1.01)))[0, 0]
+
+
 def test_a_network_that_gives_only_integers_has_no_layer_to_judge() -> None:
     """onnxruntime refuses a model without nodes."""
     graph = network(

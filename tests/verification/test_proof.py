@@ -250,6 +250,7 @@ def test_what_leaves_the_range_of_fp16_is_no_defect(tmp_path: Path, text: str) -
 
 def test_made_up_samples_are_of_every_kind_and_always_the_same() -> None:
     types = {"x": TensorType((1, 3, 8, 8), "float32"), "b": TensorType((4,), "uint8")}
+    types["index"] = TensorType((9,), "int64")
     samples, again = varied(types), varied(types)
     assert len(samples) == 2 * len(KINDS) and samples.synthetic
     assert all(np.array_equal(samples.inputs[name], again.inputs[name]) for name in types)
@@ -260,6 +261,7 @@ def test_made_up_samples_are_of_every_kind_and_always_the_same() -> None:
     assert (highest == 3).all() and (lowest == -3).all()
     assert samples.inputs["b"].dtype == np.uint8 and set(samples.inputs["b"][3]) == {255}
     assert set(samples.inputs["b"][7]) == {0}
+    assert {*samples.inputs["index"].flat} == {0, 1}, "more may be beyond what it is an index of"
 
 
 def test_one_sample_of_a_model_without_data_has_a_mean_that_is_not_zero() -> None:
