@@ -27,17 +27,25 @@ Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
 
 TESTS = Path(__file__).resolve().parent
+TIERS: Mapping[str, list[str]] = json.loads((TESTS / "tiers.json").read_text(encoding="utf-8"))
+"""The fast files, and the slow tests; benchmarks/tiers.py writes it."""
+FAST, SLOW = set(TIERS["fast"]), set(TIERS["slow"])
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m fast` does not import the other files, which takes as long as half of its tests."""
+    if config.option.markexpr != "fast" or not collection_path.is_relative_to(TESTS) or collection_path.is_dir():
+        return None
+    return collection_path.relative_to(TESTS).as_posix() not in FAST or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests fast or slow as tiers.json has them; benchmarks/tiers.py writes it."""
-    tiers = json.loads((TESTS / "tiers.json").read_text(encoding="utf-8"))
-    fast, slow = set(tiers["fast"]), set(tiers["slow"])
+    """Marks tests fast or slow."""
     for item in items:
         file = item.path.relative_to(TESTS).as_posix()
-        if f"{file}::{item.name.partition('[')[0]}" in slow:
+        if f"{file}::{item.name.partition('[')[0]}" in SLOW:
             item.add_marker("slow")
-        elif file in fast:
+        elif file in FAST:
             item.add_marker("fast")
 
 
