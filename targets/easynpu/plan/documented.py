@@ -84,7 +84,12 @@ Readings = Callable[[tuple[Node, ...]], Reading]
 
 def readings_of(graph: Graph, machine: Machine) -> Readings:
     """`Reading.of`, cached."""
-    return cache(lambda chain: Reading.of(graph, chain, machine))
+
+    @cache
+    def found(chain: tuple[Node, ...]) -> Reading:
+        return Reading.of(graph, chain, machine)
+
+    return found
 
 
 def _behind(node: Node, before: Mapping[Node, Node]) -> list[Node]:
