@@ -19,6 +19,7 @@ import pytest
 from npuc import driver, program
 from npuc.errors import NpucError
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import FUSED_INPUT
 from npuc.target import Options, target
 from npuc.targets.easynpu.layers.anchoring import anchored, chains_of
 from npuc.targets.easynpu.layers.combining import with_latest_first
@@ -54,7 +55,14 @@ def projection() -> Graph:
     net = Layers((16, 10, 4))
     y = net.conv("x", 16)
     z = net.conv(y, 16, kernel=1, stride=2)
-    net.add(net.conv(net.conv(y, 16, stride=2), 16), z)
+    net.add(net.conv(net.conv(y, 16, stride=2), 16), z, **{FUSED_INPUT.name: 0})
+    return net.graph()
+
+
+def short_cut() -> Graph:
+    """What the convolution reads is also added to its result: it must lie in both DTCMs."""
+    net = Layers((16, 9, 5))
+    net.add(net.conv("x", 16), "x", **{FUSED_INPUT.name: 0})
     return net.graph()
 
 
@@ -72,7 +80,7 @@ def heavy_weights() -> Graph:
 
 
 NETS: dict[str, Callable[[], Graph]] = {
-    each.__name__: each for each in (residual, projection, depthwise_and_pool, heavy_weights)
+    each.__name__: each for each in (residual, projection, short_cut, depthwise_and_pool, heavy_weights)
 }
 
 

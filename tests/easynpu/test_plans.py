@@ -53,8 +53,8 @@ class Layers:
         shape = (outputs, *(-(-extent // stride) for extent in self.shapes[x][1:]))
         return self._node("IntConv", (x, f"{name}.w", f"{name}.b", f"{name}.s"), shape, attrs | {"relu": 0})
 
-    def add(self, x: str, y: str) -> str:
-        return self._node("IntAdd", (x, y), self.shapes[x], {"shift": 1, "relu": 0})
+    def add(self, x: str, y: str, **attrs: Attr) -> str:
+        return self._node("IntAdd", (x, y), self.shapes[x], {"shift": 1, "relu": 0} | attrs)
 
     def pool(self, x: str) -> str:
         depth, height, width = self.shapes[x]

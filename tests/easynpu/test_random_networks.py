@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +15,18 @@ from npuc.storage.data import synthetic
 from npuc.target import Options, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
-from tests.easynpu.networks import Network, random_machine
+from tests.easynpu.networks import Network, Residual, random_machine
 
 
-def compiled_and_verified(folder: Path, seed: int) -> dict[str, object]:
+def compiled_and_verified(
+    folder: Path, seed: int, kind: type[Network] = Network, **options: Any
+) -> dict[str, object]:
     """The verification report of a random network on a random machine."""
     model, machine, out = folder / "model.onnx", folder / "machine.toml", folder / "out.npu"
-    model.write_bytes(to_onnx(Network(seed).graph()).SerializeToString())
+    model.write_bytes(to_onnx(kind(seed).graph()).SerializeToString())
     machine.write_text("".join(f"{key} = {value}\n" for key, value in random_machine(seed).items()))
     easynpu = target("easynpu")
-    compiled, _ = driver.compile_model(model, easynpu, Options(machine=str(machine)), {})
+    compiled, _ = driver.compile_model(model, easynpu, Options(machine=str(machine), **options), {})
     program.save(compiled, out)
     loaded = program.load(out)
     samples = synthetic(driver.program_inputs(loaded), 2, seed=1)
@@ -47,9 +50,15 @@ def test_most_random_networks_are_compiled(tmp_path: Path) -> None:
     assert sum(outcome(folder, seed)[1] for seed, folder in enumerate(folders)) >= 15
 
 
-def outcome(folder: Path, seed: int) -> tuple[str | None, bool]:
+@pytest.mark.parametrize("seed", range(93, 101))
+def test_a_random_residual_network_of_documented_words_is_bit_exact_or_refused(seed: int, tmp_path: Path) -> None:
+    code, exact = outcome(tmp_path, seed, Residual, level="0", flags={"isa": "documented"})
+    assert exact or code in (*REFUSALS, "E204")
+
+
+def outcome(folder: Path, seed: int, kind: type[Network] = Network, **options: Any) -> tuple[str | None, bool]:
     """(code of the refusal, whether every bit agrees)."""
     try:
-        return None, compiled_and_verified(folder, seed)["bit_exact"] is True
+        return None, compiled_and_verified(folder, seed, kind, **options)["bit_exact"] is True
     except NpucError as error:
         return error.problems[0].code, False

@@ -38,9 +38,7 @@ def operand_of(chain: Sequence[Node]) -> str | None:
     if combining is None:
         return None
     own = {node.output for node in chain}
-    source = None if combining is chain[0] else chain[0].inputs[0]
-    others = [name for name in combining.inputs[:2] if name != source and name not in own]
-    return others[-1] if others else None
+    return next((name for name in reversed(combining.inputs[:2]) if name not in own), None)
 
 
 def _combined(chains: Sequence[Sequence[Node]]) -> dict[str, str]:

@@ -11,13 +11,13 @@ import numpy as np
 
 from npuc.errors import NpucError
 from npuc.ir import Graph, Node
-from npuc.targets.easynpu.layers.addressing import is_alias
+from npuc.targets.easynpu.layers.addressing import is_alias, moved_axes
 from npuc.targets.easynpu.layers.anchoring import chains_of, operand_of, slides
 from npuc.targets.easynpu.layers.convolutions import expect_documented, load_of
 from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS
 from npuc.targets.easynpu.layers.views import Views
-from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, is_channelwise, needed
+from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, is_channelwise
 from npuc.targets.easynpu.machine.memory import feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Share
@@ -40,17 +40,45 @@ def expect_words(graph: Graph, nodes: Sequence[Node], machine: Machine) -> None:
         raise NpucError.of(problems)
 
 
-MostOutputs = Callable[[tuple[Node, ...]], int]
+@dataclass(frozen=True)
+class Reading:
+    """How a chain reads its maps, whatever the tile."""
+
+    source: str
+    operand: str | None
+    rows: Sliding | None
+    """How its windows slide; None for a chain without windows."""
+    columns: Sliding | None
+    alike: tuple[str, ...]
+    """The maps of which it reads the channels that it gives."""
+    most: int
+    """The most channels of the result that one word computes."""
+    moves: bool
+    """It moves elements, and reads and gives whole maps."""
+
+    @classmethod
+    def of(cls, graph: Graph, chain: Sequence[Node], machine: Machine) -> Reading:
+        """The reading of a chain. Raises NpucError where no word computes it."""
+        head, operand = chain[0], operand_of(chain)
+        rows, columns = (Sliding.of(graph, head, axis) if slides(head) else None for axis in (1, 2))
+        alike = [head.inputs[0]] if is_channelwise(graph, head) else []
+        alike += [operand] if operand is not None else []
+        most = FIELD_CHANNELS
+        if head.op == "IntConv":
+            most = load_of(graph, head, machine, chain[1:], documented=True).outputs
+        moves = bool(moved_axes(graph, head) & {1, 2})
+        return cls(head.inputs[0], operand, rows, columns, tuple(alike), most, moves)
 
 
-def most_outputs(graph: Graph, machine: Machine) -> MostOutputs:
-    """The most channels of its result that one word of a chain computes, cached."""
+Readings = Callable[[tuple[Node, ...]], Reading]
+
+
+def readings_of(graph: Graph, machine: Machine) -> Readings:
+    """`Reading.of`, cached."""
 
     @cache
-    def found(chain: tuple[Node, ...]) -> int:
-        if chain[0].op == "IntConv":
-            return load_of(graph, chain[0], machine, chain[1:], documented=True).outputs
-        return FIELD_CHANNELS
+    def found(chain: tuple[Node, ...]) -> Reading:
+        return Reading.of(graph, chain, machine)
 
     return found
 
@@ -83,21 +111,25 @@ class Chains:
         machine: Machine,
         before: Mapping[Node, Node],
         shares: Mapping[str, Share],
-        most: MostOutputs,
+        readings: Readings,
     ) -> None:
-        self.graph, self.machine, self.shares, self.most = graph, machine, shares, most
+        self.graph, self.machine, self.shares, self.readings = graph, machine, shares, readings
         self.chains = chains_of(graph, nodes, before)
 
     def of_tile(
         self, views: Views, windows: Mapping[str, MapWindow], inputs: Sequence[str], outputs: Sequence[str]
     ) -> TileRun | None:
         """What the segments of a tile load; None if a map between two of its chains would go through the host."""
+        steps: list[ChainUse] = []
         try:
-            found = [self._step(chain, views, windows) for chain in self.chains]
+            for chain in self.chains:
+                step = self._step(chain, views, windows)
+                if step is None:
+                    return None
+                steps.append(step)
         except NpucError:
             return None
-        steps = [step for step in found if step is not None]
-        if not steps or len(steps) < len(found):
+        if not steps:
             return None
         sizes = {name: feature_words(*shape) for name, shape in views.buffers.items()}
         wide = {name for name, shape in views.buffers.items() if shape[0] > FIELD_CHANNELS}
@@ -116,13 +148,13 @@ class Chains:
 
     def _step(self, chain: Sequence[Node], views: Views, windows: Mapping[str, MapWindow]) -> ChainUse | None:
         """A chain as one step; None if it takes several words for chunks of the channels, or parts of maps."""
-        head, last = chain[0], chain[-1]
+        last, reading = chain[-1], self.readings(tuple(chain))
+        source, operand = reading.source, reading.operand
         channels = windows[last.output].shape[0]
-        if channels > self.most(tuple(chain)):
+        if channels > reading.most or not self._meets(reading, windows, windows[last.output]):
             return None
-        source, operand = head.inputs[0], operand_of(chain)
         names = [views.tensors[name] for name in (source, operand, last.output) if name is not None]
-        if not all(views.is_whole(view) for view in names) or not self._meets(chain, source, operand, windows):
+        if not all(views.is_whole(view) for view in names):
             return None
         weights = 0
         for node in chain:
@@ -133,30 +165,20 @@ class Chains:
             )
         result = views.tensors[last.output].buffer
         other = None if operand is None else views.tensors[operand].buffer
-        return ChainUse(head, views.tensors[source].buffer, other, result, result, weights, 2 * len(chain))
+        return ChainUse(chain[0], views.tensors[source].buffer, other, result, result, weights, 2 * len(chain))
 
-    def _meets(
-        self, chain: Sequence[Node], source: str, operand: str | None, windows: Mapping[str, MapWindow]
-    ) -> bool:
+    @staticmethod
+    def _meets(reading: Reading, windows: Mapping[str, MapWindow], result: MapWindow) -> bool:
         """Whether the held operands begin where the chain reads, as no address can say otherwise."""
-        head, held, result = chain[0], windows[source], windows[chain[-1].output]
-        low, high = needed(self.graph, head, source, 2, *map(np.array, result.columns))
-        if low != held.columns[0] or (high != held.columns[1] and not slides(head)):
+        held = windows[reading.source]
+        if any(windows[name].channels != result.channels for name in reading.alike):
             return False
-        if not self._begins_with(head, held, result):
-            return False
-        if operand is not None:
-            other = windows[operand]
+        if reading.operand is not None:
+            other = windows[reading.operand]
             if other.columns != result.columns or other.rows[0] != result.rows[0]:
                 return False
-        alike = [source] if is_channelwise(self.graph, head) else []
-        alike += [operand] if operand is not None else []
-        return all(windows[name].channels == result.channels for name in alike)
-
-    def _begins_with(self, head: Node, held: MapWindow, result: MapWindow) -> bool:
-        """Whether a padding that a word can state leads from the first held row to that of the result."""
-        if not slides(head):
-            return held.rows[0] == result.rows[0]
-        rows = Sliding.of(self.graph, head, 1)
-        first = result.rows[0] * rows.stride - rows.padding
-        return first <= held.rows[0] <= first + MOST_PADDING
+        if reading.rows is None or reading.columns is None:
+            return reading.moves or (held.columns == result.columns and held.rows[0] == result.rows[0])
+        first = result.rows[0] * reading.rows.stride - reading.rows.padding
+        column, _ = reading.columns.needed(*map(np.array, result.columns))
+        return column == held.columns[0] and first <= held.rows[0] <= first + MOST_PADDING

@@ -26,7 +26,7 @@ from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, is_ti
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.documented import Chains, MostOutputs, TileRun, most_outputs
+from npuc.targets.easynpu.plan.documented import Chains, Readings, TileRun, readings_of
 from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts, together
 from npuc.targets.easynpu.plan.placement import placeable
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
@@ -59,8 +59,8 @@ class Range:
     """Consecutive nodes with every grid that may fit them; whether one does is determined on demand.
 
     tail: a range with the same end and a later start, whose tile ranges are reused for the nodes in both.
-    in_turn, most: `parts_of` and `most_outputs`, shared by several ranges. fine: also grids of more than MOST_TILES
-    along an axis.
+    in_turn, readings: `parts_of` and `readings_of`, shared by several ranges. fine: also grids of more than
+    MOST_TILES along an axis.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Range:
         shares: Mapping[str, Share],
         tail: Range | None = None,
         in_turn: InTurn | None = None,
-        most: MostOutputs | None = None,
+        readings: Readings | None = None,
         *,
         documented: bool = False,
         fine: bool = False,
@@ -83,8 +83,8 @@ class Range:
         self.tensors = _tensors(graph, nodes)
         self.inputs, self.outputs = inputs_of(graph, nodes), outputs_of(graph, nodes)
         self.before = fused_behind(graph, nodes, machine)
-        most = most or most_outputs(graph, machine)
-        self.chains = Chains(graph, nodes, machine, self.before, shares, most) if documented else None
+        readings = readings or readings_of(graph, machine)
+        self.chains = Chains(graph, nodes, machine, self.before, shares, readings) if documented else None
         alike = tail is not None and self._shapes(self.outputs) == self._shapes(tail.outputs)
         if alike and tail is not None and not tail.strips:  # the tail's tiles need no more
             self.axes = ()

@@ -22,7 +22,7 @@ from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_sha
 from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.plan.documented import most_outputs
+from npuc.targets.easynpu.plan.documented import readings_of
 from npuc.targets.easynpu.plan.grids import Grid, Share, Strip, together
 from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.ranges import Range, parts_of
@@ -88,7 +88,7 @@ def plans(
         "traffic": 1 / RARELY,
         "cycles": RARELY,
     }
-    in_turn, most = parts_of(graph, machine), most_outputs(graph, machine)
+    in_turn, readings = parts_of(graph, machine), readings_of(graph, machine)
     by_unit, by_node = units(graph, nodes, machine), range(len(nodes) + 1)
     for fine, points in product((False, True), (by_unit, by_node)):
         ranges: dict[tuple[int, int], Range] = {}
@@ -96,7 +96,15 @@ def plans(
             tail: Range | None = None
             for start in reversed(points[max(0, position - MOST_UNITS) : position]):
                 tail = ranges[start, end] = Range(
-                    graph, nodes[start:end], machine, shares, tail, in_turn, most, documented=documented, fine=fine
+                    graph,
+                    nodes[start:end],
+                    machine,
+                    shares,
+                    tail,
+                    in_turn,
+                    readings,
+                    documented=documented,
+                    fine=fine,
                 )
         found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
         least = least_cycles(graph, nodes, machine, shares)
