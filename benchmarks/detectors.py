@@ -137,7 +137,7 @@ def _decoded(outputs: Array) -> list[Any]:
     left, top, right, bottom = np.moveaxis(outputs[:, :4], 1, 0) * detector.STRIDE
     places = [x + (right - left) / 2, y + (bottom - top) / 2, left + right, top + bottom]
     columns = np.concatenate([np.stack(places, axis=1), outputs[:, 4:]], axis=1)
-    return [METRIC.digest({"y": each[None]}, {}, {}) for each in columns]
+    return [METRIC.digest({"y": each[None]}, {}, None) for each in columns]
 
 
 def _labels(test: Scenes) -> Array:

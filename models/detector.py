@@ -131,7 +131,7 @@ class Truth:
     @property
     def positive(self) -> Array:
         """Cells with an object."""
-        return self.objects.any(axis=1)
+        return self.objects.max(axis=1) > 0
 
     @property
     def known(self) -> Array:

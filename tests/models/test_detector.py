@@ -16,7 +16,7 @@ from npuc.models.scenes import CLASSES, SIZE, scenes
 def _outputs(model: onnx.ModelProto, pixels: Any) -> Any:
     """(images, 4 + CLASSES, CELLS, CELLS)."""
     run = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return np.concatenate([run.run(None, {"input": each[None]})[0] for each in pixels])
+    return np.concatenate([np.asarray(run.run(None, {"input": each[None]})[0]) for each in pixels])
 
 
 @pytest.mark.parametrize("bias", [-4.0, -9.0])
