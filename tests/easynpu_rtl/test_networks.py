@@ -54,7 +54,7 @@ def expect_the_simulators_bits_and_cycles(
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
     if machine != "default":
-        return
+        return None
     runner(samples.inputs, rtl.__setitem__)
     assert rtl.keys() == own.keys()
     for name, values in own.items():

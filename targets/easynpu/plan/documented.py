@@ -11,7 +11,7 @@ import numpy as np
 
 from npuc.errors import NpucError
 from npuc.ir import Graph, Node
-from npuc.targets.easynpu.layers.addressing import is_alias, moved_axes
+from npuc.targets.easynpu.layers.addressing import moved_axes
 from npuc.targets.easynpu.layers.anchoring import chains_of, operand_of, slides
 from npuc.targets.easynpu.layers.convolutions import expect_documented, load_of
 from npuc.targets.easynpu.layers.fusion import fused_behind
