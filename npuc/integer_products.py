@@ -70,7 +70,6 @@ def with_unsigned_weights(model: onnx.ModelProto, outside: Mapping[str, Array]) 
                     node.input[:] = inputs
             nodes.append(node)
         if len(nodes) > len(graph.node):
-            nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
             del graph.node[:]
             graph.node.extend(nodes)
     return model if changed else None
