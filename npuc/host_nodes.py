@@ -11,6 +11,7 @@ from npuc.ir import Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.quantize.scales.model_scales import steps_of
+from npuc.steps import computing
 
 BORDER = ("QuantizeLinear", "DequantizeLinear")
 
@@ -50,8 +51,7 @@ def _gives_layout(node: Node) -> bool:
 
 def expect_conversions(steps: Iterable[object]) -> None:
     """For --strict: raises UnsupportedOperator (E203) with every host step that is not a conversion."""
-    found = [step for step in steps if isinstance(step, HostStep) and not step.conversion]
-    if found:
+    if found := computing(steps):
         raise NpucError.of(_not_converting(step.node, step.op, step.reason) for step in found)
 
 

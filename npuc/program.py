@@ -29,7 +29,7 @@ from npuc.errors import ArtefactError, ModelError
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.mapped import append, release
 from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
-from npuc.storage.records import read
+from npuc.storage.records import damaged, read
 
 FORMAT = "npuc-program"
 VERSION = 2
@@ -173,7 +173,7 @@ class Program:
         """The network's outputs, at least one."""
         found = _ports(self.manifest, "outputs")
         if not found:
-            raise _damaged("outputs is empty")
+            raise damaged("outputs is empty")
         return found
 
     @property
@@ -199,24 +199,19 @@ def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:
     dtypes, least = ((*DTYPES, STRING, OBJECT), -1) if GIVEN_BY in manifest else (DTYPES, 0)
     for number, port in enumerate(found):
         if port.dtype not in dtypes:
-            raise _damaged(f"{key}[{number}].dtype is {port.dtype!r}", ", ".join(dtypes))
+            raise damaged(f"{key}[{number}].dtype is {port.dtype!r}", ", ".join(dtypes))
         if min(port.shape, default=0) < least or prod(map(abs, port.shape)) > LARGEST_PORT:
-            raise _damaged(f"{key}[{number}].shape is {list(port.shape)}", f"0..{LARGEST_PORT} elements")
+            raise damaged(f"{key}[{number}].shape is {list(port.shape)}", f"0..{LARGEST_PORT} elements")
     if len({port.name for port in found}) < len(found):
-        raise _damaged(f"two of the {key} have one name")
+        raise damaged(f"two of the {key} have one name")
     return found
 
 
 def count_of(feeds: Mapping[str, Sized]) -> int:
     """The number of samples in a program's inputs. Raises ArtefactError (E502) for a program without inputs."""
     if not feeds:
-        raise _damaged("inputs is empty")
+        raise damaged("inputs is empty")
     return len(next(iter(feeds.values())))
-
-
-def _damaged(reason: str, limit: str | None = None) -> ArtefactError:
-    remedy = "compile the model again"
-    return ArtefactError("E502", f"{MANIFEST} is damaged: {reason}", limit=limit, remedy=remedy)
 
 
 def sha256(data: Content) -> str:
@@ -436,7 +431,7 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
     if not _intact(manifest):
         _modified(MANIFEST, "it does not match its seal", allow_modified)
     if not _lists_files(manifest):
-        raise _damaged("it has no table of files")
+        raise damaged("it has no table of files")
     if "report" in manifest:
         read(_Report, manifest["report"], "report")
     return manifest

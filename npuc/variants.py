@@ -31,7 +31,7 @@ from npuc.program import (
 )
 from npuc.storage import data
 from npuc.storage.pieces import Content, Files, contents_of
-from npuc.storage.records import read
+from npuc.storage.records import damaged, read
 from npuc.storage.sources import files_of
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -82,8 +82,7 @@ def variants_of(manifest: Mapping[str, Any]) -> tuple[Variant, ...]:
     found = read(tuple[Variant, ...], manifest[VARIANTS], VARIANTS)
     for number, each in enumerate(found):
         if each.path != f"{VARIANTS}/{number}":
-            reason = f"manifest.json is damaged: {VARIANTS}[{number}].path is {each.path!r}"
-            raise ArtefactError("E502", reason, limit=f"{VARIANTS}/{number}", remedy="compile the model again")
+            raise damaged(f"{VARIANTS}[{number}].path is {each.path!r}", f"{VARIANTS}/{number}")
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from npuc.errors import ArtefactError
 from npuc.program import EVIDENCE, GIVEN_BY, MANIFEST, Program, canonical_json, sealed
 from npuc.storage.pieces import Files, contents_of
-from npuc.storage.records import read
+from npuc.storage.records import damaged, read
 
 NPU, HOST = "npu", "host"
 
@@ -47,8 +47,7 @@ class Contents:
         steps = read(tuple[ProgramPart, ...], manifest.get("steps"), "steps")
         for number, step in enumerate(steps):
             if step.kind not in (NPU, HOST):
-                reason = f"manifest.json is damaged: steps[{number}] is of kind '{step.kind}'"
-                raise ArtefactError("E502", reason, limit=f"{NPU}, {HOST}", remedy="compile the model again")
+                raise damaged(f"steps[{number}] is of kind '{step.kind}'", f"{NPU}, {HOST}")
         return cls(steps, read(Mapping[str, str], manifest.get(GIVEN_BY), GIVEN_BY))
 
     @property
@@ -94,9 +93,9 @@ def part_of(program: Program, path: str) -> Program:
     except KeyError:
         raise ArtefactError("E502", f"'{name}' is missing", remedy="compile the model again") from None
     except (ValueError, RecursionError):
-        raise ArtefactError("E502", f"'{name}' is damaged: it is not JSON") from None
+        raise damaged("it is not JSON", file=f"'{name}'") from None
     if not isinstance(manifest, dict) or GIVEN_BY in manifest:
-        raise ArtefactError("E502", f"'{name}' is damaged: it is not the manifest of a part")
+        raise damaged("it is not the manifest of a part", file=f"'{name}'")
     inside, evidence = (
         {
             key.removeprefix(f"{path}/"): data

@@ -17,6 +17,7 @@ from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
 from npuc.storage.data import Samples
+from npuc.storage.records import damaged
 from npuc.target import Naming, Options, Origin, Outlining, SelfTesting, Stepper, Target, names
 from npuc.target import target as find
 from npuc.timeline import Activity, Timeline
@@ -33,8 +34,7 @@ def target_of(program: Program) -> Target:
     except KeyError:
         raise ArtefactError("E501", f"the program is for '{program.target}'", limit=", ".join(names())) from None
     if program.precision not in found.precisions:
-        reason = f"manifest.json is damaged: precision is '{program.precision}'"
-        raise ArtefactError("E502", reason, limit=", ".join(found.precisions), remedy="compile the model again")
+        raise damaged(f"precision is '{program.precision}'", ", ".join(found.precisions))
     return Composite(found) if is_composite(program) else found
 
 

@@ -14,6 +14,7 @@ from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.reference import session
 from npuc.regions.artefact import NPU, Contents, ProgramPart, part_of
+from npuc.steps import ungiven
 from npuc.storage.structured import objects, row
 from npuc.target import Counting, Observer, Runner, Stepper
 
@@ -21,7 +22,6 @@ PartObserver = Callable[[int, Mapping[str, Array], Mapping[str, Array], Mapping[
 """Called with the number of a part, its inputs, the tensors its simulator showed, and its outputs:
 (samples, *shape).
 """
-UNGIVEN = "manifest.json is damaged: no step gives this output"
 LIMITS = ("E110", "E111")
 """Errors of the memory and time limits."""
 Values = list[Any]
@@ -161,9 +161,7 @@ class CompositeRunner:
         ]
         for port in self.outputs:
             if port.name not in self.contents.results:
-                raise ArtefactError(
-                    "E502", "manifest.json is damaged: no step gives this output", tensor=port.name
-                )
+                raise ungiven(port.name)
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape); tensors within parts are named part_K/TENSOR."""
@@ -192,7 +190,7 @@ class CompositeRunner:
         results = self.contents.results
         missing = [port.name for port in self.outputs if results[port.name] not in values]
         if missing:
-            raise ArtefactError("E502", UNGIVEN, tensor=missing[0])
+            raise ungiven(missing[0])
         return {port.name: stacked(values[results[port.name]]) for port in self.outputs}
 
     @property

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from npuc.errors import DoesNotFit
 from npuc.escaping import toml_key, toml_string
+from npuc.storage.records import damaged, read
 from npuc.text import closest
 from npuc.text import page as place_of
 
 M = TypeVar("M")
+Of = Callable[[dict[str, Any], str], M]
+"""A machine from names and values, checked, and their origin for messages. Raises DoesNotFit (E305)."""
 TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 MOST = 1 << 24
 """The largest number of a machine: addresses have 24 bits at most."""
@@ -62,11 +65,33 @@ LARGEST_FILE, LONGEST_LINE = 1 << 16, 1 << 10
 """Limits on a machine file and on a line, in bytes: a TOML reader is slow on deeply nested keys."""
 
 
-def read_values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]:
-    """The name = value lines of a TOML file. shipped: the machines that need no file, for the error message.
+NONE_SHIPPED: Mapping[str, Path] = {}
 
-    Raises DoesNotFit (E305) if the file cannot be read.
+
+def load(
+    usual: M, of: Of[M], name_or_file: str | None, page: str, shipped: Mapping[str, Path] = NONE_SHIPPED
+) -> M:
+    """The usual machine, or one whose values a TOML file overrides: a shipped one by name, or the user's.
+
+    Raises DoesNotFit (E305) for an unknown name, an unreadable file or invalid values.
     """
+    values: dict[str, Any] = asdict(usual)  # pyright: ignore
+    if name_or_file in (None, "default", values["name"]):
+        return usual
+    path = shipped.get(name_or_file, Path(name_or_file))
+    return of({**values, "name": path.stem, **_values(path, ("default", *shipped), page)}, path.name)
+
+
+def recorded(manifest: Mapping[str, Any], of: Of[M]) -> M:
+    """The machine that a manifest records. Raises ArtefactError (E502) if there is none, or no such machine."""
+    try:
+        return of(dict(read(Mapping[str, Any], manifest.get("machine"), "machine")), "of the artefact")
+    except DoesNotFit as error:
+        raise damaged(error.problems[0].reason) from None
+
+
+def _values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]:
+    """The name = value lines of a TOML file. shipped: the machines that need no file, for the error message."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10

@@ -39,9 +39,15 @@ def read(kind: type[T], value: Any, where: str, file: str = "manifest.json") -> 
         return _value(kind, value, where)
     except _WrongValue as error:
         reason, limit = error.args
-        raise ArtefactError(
-            "E502", f"{file} is damaged: {reason}", limit=limit, remedy="compile the model again"
-        ) from None
+        raise damaged(reason, limit, file=file) from None
+
+
+def damaged(
+    reason: str, limit: str | None = None, *, tensor: str | None = None, file: str = "manifest.json"
+) -> ArtefactError:
+    """The error (E502) for a file of an artefact that npuc cannot have written."""
+    remedy = "compile the model again"
+    return ArtefactError("E502", f"{file} is damaged: {reason}", tensor=tensor, limit=limit, remedy=remedy)
 
 
 class _WrongValue(Exception):

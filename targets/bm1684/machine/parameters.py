@@ -6,10 +6,10 @@ Source: the OKKernel programming interface and tensor layouts of BM1684.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from npuc.storage.machine_files import bad_machine, described, read_values
+from npuc.storage import machine_files
+from npuc.storage.machine_files import bad_machine, described
 
 PAGE = "bm1684.md"
 """A page of docs/."""
@@ -85,11 +85,5 @@ class Machine:
 
 
 def load(name_or_file: str | None = None) -> Machine:
-    """The default machine, or one from a TOML file.
-
-    Raises DoesNotFit (E305) for an unreadable file or invalid values.
-    """
-    if name_or_file is None or name_or_file == "default":
-        return Machine()
-    path = Path(name_or_file)
-    return Machine.of({"name": path.stem, **read_values(path, ("default",), PAGE)}, path.name)
+    """The default machine, or one from a TOML file. Raises DoesNotFit (E305) for an invalid one."""
+    return machine_files.load(Machine(), Machine.of, name_or_file, PAGE)

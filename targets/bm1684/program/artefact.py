@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from npuc.errors import ArtefactError, DoesNotFit
+from npuc.errors import ArtefactError
 from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Port, Program
-from npuc.storage.records import read
+from npuc.storage.machine_files import recorded
+from npuc.storage.records import damaged, read
 from npuc.targets.bm1684.lowering.kernel import Call
 from npuc.targets.bm1684.machine.local_memory import ceil_div
 from npuc.targets.bm1684.machine.parameters import ADDRESSES, SYSTEM_BYTES, Machine
@@ -171,12 +172,7 @@ class Contents:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """Reads a manifest. Raises ArtefactError (E502) for a damaged one."""
-        try:
-            machine = Machine.of(
-                dict(read(Mapping[str, Any], manifest.get("machine"), "machine")), "of the artefact"
-            )
-        except DoesNotFit as error:
-            raise _damaged(error.problems[0].reason) from None
+        machine = recorded(manifest, Machine.of)
         regions = read(tuple[Region, ...], manifest.get("regions"), "regions")
         placements = read(tuple[Placement, ...], manifest.get("placements"), "placements")
         steps = read(tuple[HostStep, ...], manifest.get("steps"), "steps")
@@ -190,27 +186,27 @@ class Contents:
         names = [self.kernel, *(region.name for region in self.regions)]
         wrong = [name for name in names if not IDENTIFIER.fullmatch(name)]
         if wrong or len(set(names)) < len(names):
-            raise _damaged(f"{(wrong or names)[0]!r} cannot name a region or the kernel")
+            raise damaged(f"{(wrong or names)[0]!r} cannot name a region or the kernel")
         if any(region.bytes < 0 for region in self.regions):
-            raise _damaged("a region has a negative size")
+            raise damaged("a region has a negative size")
         size = sum(region.bytes for region in self.regions)
         if size > SYSTEM_BYTES:
-            raise _damaged(f"its regions take {size} bytes, of {SYSTEM_BYTES}")
+            raise damaged(f"its regions take {size} bytes, of {SYSTEM_BYTES}")
 
     def _check_ports(self, direction: str, ports: Sequence[Port]) -> None:
         """Checks that every input or output of the network is placed, and within its region."""
         sizes = {region.name: region.bytes for region in self.regions}
         placed = [each for each in self.placements if each.direction == direction]
         if any(each.dtype not in DTYPES or not each.shape for each in placed if self.steps):
-            raise _damaged(f"an {direction} is of no type that there is")
+            raise damaged(f"an {direction} is of no type that there is")
         if not self.steps and sorted((each.tensor, each.shape) for each in placed) != sorted(
             (each.name, each.shape) for each in ports
         ):
-            raise _damaged(f"its {direction}s are not those that it places")
+            raise damaged(f"its {direction}s are not those that it places")
         for each in placed:
             fits = min(each.shape, default=1) >= 1 and each.address >= 0
             if not fits or each.address + each.bytes > sizes.get(each.region, 0):
-                raise _damaged(f"'{each.tensor}' does not lie in region '{each.region}'")
+                raise damaged(f"'{each.tensor}' does not lie in region '{each.region}'")
 
     @property
     def places(self) -> list[str]:
@@ -224,9 +220,9 @@ class Contents:
         for each in found:
             fits = each.dtype in DTYPES and (each.shape or each.dtype == "float32")
             if min((each.layer, each.npu, each.offset, *each.shape)) < 0 or not fits:
-                raise _damaged(f"'{each.tensor}' is no tensor")
+                raise damaged(f"'{each.tensor}' is no tensor")
             if ELEMENT * prod(each.words) > ADDRESSES:
-                raise _damaged(f"'{each.tensor}' lies in no local memory")
+                raise damaged(f"'{each.tensor}' lies in no local memory")
         return found
 
     @staticmethod
@@ -234,7 +230,7 @@ class Contents:
         """The buffers in local memory, for so many regions. Raises ArtefactError (E502) for a damaged manifest."""
         found = read(tuple[Occupied, ...], manifest.get("buffers"), "buffers")
         if not all(0 <= each.first <= each.last < regions and 0 <= each.start <= each.end for each in found):
-            raise _damaged("a buffer is occupied in regions that there are not")
+            raise damaged("a buffer is occupied in regions that there are not")
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -266,7 +262,7 @@ def layers_of(program: Program) -> tuple[Computed, ...]:
     found = read(tuple[Computed, ...], program.manifest.get("layers"), "layers")
     count = len(table_of(program).layers)
     if len(found) != count:
-        raise _damaged(f"it names {len(found)} layers, the table has {count}")
+        raise damaged(f"it names {len(found)} layers, the table has {count}")
     return found
 
 
@@ -276,12 +272,8 @@ def instructions(program: Program) -> tuple[Instruction, ...]:
     regions = (region for layer in table_of(program).layers for region in layer)
     calls = [(number, call) for number, region in enumerate(regions) for call in region.calls]
     if len(calls) != len(notes):
-        raise _damaged(f"it says of {len(notes)} calls what they are for, the table has {len(calls)}")
+        raise damaged(f"it says of {len(notes)} calls what they are for, the table has {len(calls)}")
     return tuple(
         Instruction(index, call, region, note.nodes, note.tensor, note.cycles)
         for index, ((region, call), note) in enumerate(zip(calls, notes, strict=True))
     )
-
-
-def _damaged(reason: str) -> ArtefactError:
-    return ArtefactError("E502", f"manifest.json is damaged: {reason}", remedy="compile the model again")

@@ -11,6 +11,7 @@ from typing import Any
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE, FUSED_INPUT
+from npuc.steps import reported
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.lowering.kernel import Kernel
 from npuc.targets.bm1684.lowering.kernel import Region as KernelRegion
@@ -261,11 +262,7 @@ def summary(
             "local": _memory(kernel.peak, machine.local_bytes, lower_bound(lowered)),
             "system": _memory(taken, None, taken - lowered.scratch_bytes),
         },
-        "host_steps": [
-            {"node": each.node, "op": each.op, "reason": each.reason}
-            for each in system.steps
-            if not each.conversion
-        ],
+        "host_steps": reported(system.steps),
         "layers": layers(graph, kernel, machine, peak),
     }
 

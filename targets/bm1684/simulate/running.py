@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from npuc.errors import ArtefactError
 from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
+from npuc.steps import outputs_among
 from npuc.storage.mapped import kept, place_of, release
 from npuc.storage.pieces import Content, contents_of, pieces_of, size_of, view_of
+from npuc.storage.records import damaged
 from npuc.target import Observer
 from npuc.targets.bm1684.machine.local_memory import ceil_div
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
@@ -66,7 +67,7 @@ class Runner:
         waiting = self._converted(self.contents.steps, tensors)
         wanted = [each.tensor for each in self.contents.placements if each.direction == "input"]
         if missing := sorted({*wanted} - tensors.keys()):
-            raise ArtefactError("E502", "manifest.json is damaged: no step gives this input", tensor=missing[0])
+            raise damaged("no step gives this input", tensor=missing[0])
         samples = [{name: tensors[name][index] for name in wanted} for index in range(count)]
         observation = self._observation() if observe is not None else None
         found = [self._sample(feed, observation) for feed in samples]
@@ -80,9 +81,9 @@ class Runner:
                 if tensors[name].dtype == np.int8:
                     observe(name, tensors[name])
         tensors |= {name: np.stack([result[name] for result in results]) for name in results[0]}
-        if self._converted(waiting, tensors) or any(each.name not in tensors for each in self.outputs):
-            raise ArtefactError("E502", "manifest.json is damaged: no step gives an output")
-        return {each.name: tensors[each.name] for each in self.outputs}
+        if self._converted(waiting, tensors):
+            raise damaged("no step gives an output")
+        return outputs_among(tensors, self.outputs)
 
     def _converted(self, steps: Sequence[HostStep], tensors: dict[str, Array]) -> list[HostStep]:
         """Runs the host steps whose operands exist; returns the others."""
@@ -158,8 +159,7 @@ class Runner:
             if place.direction == "input":
                 shape = feed[place.tensor].shape
                 if shape != place.shape:
-                    reason = f"manifest.json is damaged: '{place.tensor}' has the shape {list(shape)}"
-                    raise ArtefactError("E502", reason)
+                    raise damaged(f"'{place.tensor}' has the shape {list(shape)}")
                 self._bytes(memory, place)[:] = to_words(feed[place.tensor], place.dtype)
 
     def _run(self, image: Path, parts: Sequence[Part], observation: Observation | None) -> int:

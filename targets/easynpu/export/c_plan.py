@@ -14,10 +14,11 @@ import numpy as np
 
 from npuc.allocation import Buffer, allocate, peak
 from npuc.copies import Copy
-from npuc.errors import ArtefactError, UnsupportedOperator
+from npuc.errors import UnsupportedOperator
 from npuc.host import CONSTANT, HostStep, consistent
 from npuc.ir import Array, TensorType
 from npuc.program import Program
+from npuc.storage.records import damaged
 from npuc.targets.easynpu.export.c_host import HostCall, bytes_of, operations
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 
@@ -62,7 +63,7 @@ def plan(program: Program) -> Plan:
             actions.append(step)
     for port in program.outputs:
         if types.get(port.name) != TensorType(port.shape, port.dtype):
-            raise _damaged("no step gives it", port.name)
+            raise damaged("no step gives it", tensor=port.name)
     operations_only = [each for each in actions if isinstance(each, HostCall)]
     constants = {each.source: _value(each.step) for each in operations_only if each.step.op == CONSTANT}
     outside = border | constants.keys()
@@ -84,12 +85,7 @@ def _expect(move: TensorMove, types: Mapping[str, TensorType]) -> None:
         0 <= part.start < part.stop <= extent for part, extent in zip(move.window[1:], extents, strict=True)
     )
     if found is None or found.dtype != "int8" or found.size != prod(move.shape) or not inside:
-        raise _damaged(f"no tensor for {move}", move.tensor)
-
-
-def _damaged(reason: str, tensor: str) -> ArtefactError:
-    remedy = "compile the model again"
-    return ArtefactError("E502", f"manifest.json is damaged: {reason}", tensor=tensor, remedy=remedy)
+        raise damaged(f"no tensor for {move}", tensor=move.tensor)
 
 
 def _value(step: HostStep) -> Array:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
-from npuc.storage.machine_files import DEMANDS, bad_machine, described, read_values
+from npuc.storage import machine_files
+from npuc.storage.machine_files import DEMANDS, bad_machine, described
 
-MACHINES = Path(__file__).parents[1] / "machines"
+SHIPPED = {path.stem: path for path in sorted((Path(__file__).parents[1] / "machines").glob("*.toml"))}
+"""The machine files that ship with npuc, by name."""
 ROWS_MOST = 64
 PAGE = "easynpu.md"
 """The page of docs/ that describes machine files."""
@@ -90,7 +92,7 @@ def _bad(origin: str, reason: str, limit: str) -> DoesNotFit:
 
 def names() -> tuple[str, ...]:
     """The machines that ship with npuc."""
-    return ("default", *sorted(path.stem for path in MACHINES.glob("*.toml")))
+    return ("default", *SHIPPED)
 
 
 def load(name_or_file: str | None = None, scales: str | None = None) -> Machine:
@@ -99,12 +101,5 @@ def load(name_or_file: str | None = None, scales: str | None = None) -> Machine:
     scales: replaces the machine's demand. Raises DoesNotFit (E305) for an unknown name, an unreadable file or
     invalid values.
     """
-    machine = _described(name_or_file)
+    machine = machine_files.load(Machine(), Machine.of, name_or_file, PAGE, SHIPPED)
     return replace(machine, scales=scales or machine.scales)
-
-
-def _described(name_or_file: str | None) -> Machine:
-    if name_or_file is None or name_or_file == "default":
-        return Machine()
-    path = MACHINES / f"{name_or_file}.toml" if name_or_file in names() else Path(name_or_file)
-    return Machine.of({"name": path.stem, **read_values(path, names(), PAGE)}, path.name)

@@ -8,16 +8,18 @@ types here as they are; the simulator, which has no other input, checks them as 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from npuc.errors import ArtefactError, DoesNotFit
+from npuc.errors import ArtefactError
 from npuc.host import HostStep
 from npuc.ir import Array
-from npuc.storage.records import read
+from npuc.steps import steps_of
+from npuc.storage.machine_files import recorded
+from npuc.storage.records import damaged, read
 from npuc.targets.easynpu.machine.isa import MEMORIES, WORD_BYTES
 from npuc.targets.easynpu.machine.memory import Map, Place, groups
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -100,9 +102,7 @@ class TensorMove:
         """
         found = tensors.get(self.tensor)
         if found is None or found.dtype != np.int8 or found[0].size != prod(self.map_shape):
-            raise ArtefactError(
-                "E502", f"manifest.json is damaged: no tensor for {self}", remedy="compile the model again"
-            )
+            raise damaged(f"no tensor for {self}")
         return found.reshape(len(found), *self.map_shape)
 
 
@@ -117,34 +117,6 @@ class Segment:
 
 
 Step = HostStep | Segment
-
-
-def step_to_json(step: Step) -> dict[str, Any]:
-    """A step as a manifest entry."""
-    kind = "host" if isinstance(step, HostStep) else "segment"
-    return {"kind": kind, **asdict(step)}
-
-
-def step_from_json(entry: Any, where: str) -> Step:
-    """The step of a manifest entry. Raises ArtefactError (E502) for a malformed one."""
-    kind = read(Kind, entry, where).kind
-    if kind not in ("host", "segment"):
-        raise ArtefactError(
-            "E502", f"manifest.json is damaged: {where} is of kind '{kind}'", limit="host, segment"
-        )
-    step = read(HostStep if kind == "host" else Segment, entry, where)
-    for each in (*step.images, *step.loads, *step.stores) if isinstance(step, Segment) else ():
-        if not each.possible:
-            reason = f"manifest.json is damaged: {where} has {each}"
-            raise ArtefactError("E502", reason, remedy="compile the model again")
-    return step
-
-
-@dataclass(frozen=True)
-class Kind:
-    """The field that distinguishes the kinds of steps."""
-
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -170,24 +142,19 @@ class Contents:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """The contents of a manifest. Raises ArtefactError (E502) where npuc cannot have written it."""
-        steps = read(tuple[Any, ...], manifest.get("steps"), "steps")
-        try:
-            machine = Machine.of(
-                dict(read(Mapping[str, Any], manifest.get("machine"), "machine")), "of the artefact"
-            )
-        except DoesNotFit as error:
-            raise ArtefactError("E502", f"manifest.json is damaged: {error.problems[0].reason}") from None
-        return cls(
-            tuple(step_from_json(step, f"steps[{number}]") for number, step in enumerate(steps)),
-            _table(read(tuple[Produced, ...], manifest.get("instructions"), "instructions")),
-            machine,
-        )
+        machine = recorded(manifest, Machine.of)
+        steps = steps_of(manifest, Segment)
+        for number, step in enumerate(steps):
+            for each in (*step.images, *step.loads, *step.stores) if isinstance(step, Segment) else ():
+                if not each.possible:
+                    raise damaged(f"steps[{number}] has {each}")
+        table = read(tuple[Produced, ...], manifest.get("instructions"), "instructions")
+        return cls(steps, _table(table), machine)
 
     def produced(self, number: int) -> Produced:
         """The origin of an instruction word. Raises ArtefactError (E502) where the manifest has none."""
         if number >= len(self.instructions):
-            reason = f"manifest.json is damaged: instructions[{number}] is missing"
-            raise ArtefactError("E502", reason, remedy="compile the model again")
+            raise damaged(f"instructions[{number}] is missing")
         return self.instructions[number]
 
 
@@ -201,6 +168,5 @@ def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
         possible = 2 <= len(shape) <= 4 and shape[0] == 1 and min(shape) > 0 and prod(shape) <= LARGEST
         possible &= entry.unused_rows >= 0
         if not possible or shapes.setdefault(entry.tensor, shape) != shape:
-            reason = f"manifest.json is damaged: instructions[{number}].shape is {list(shape)}"
-            raise ArtefactError("E502", reason, tensor=entry.tensor, remedy="compile the model again")
+            raise damaged(f"instructions[{number}].shape is {list(shape)}", tensor=entry.tensor)
     return entries

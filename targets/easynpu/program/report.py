@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import prod
 from typing import Any
 
-from npuc.host import HostStep
+from npuc import steps
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE, BLOCKS, ERROR_LSB, PADDING, SELECTS
 from npuc.quantize.arithmetic.ranges import bound
@@ -17,7 +17,7 @@ from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.isa import Layer, Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
-from npuc.targets.easynpu.program.artefact import Segment, step_to_json
+from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
 from npuc.targets.easynpu.program.traffic import host_traffic, time
@@ -143,11 +143,7 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
         },
         "traffic_bytes": traffic["map_bytes"] + traffic["weight_bytes"],
         "host_traffic": {**traffic, **time(cycles, traffic, machine)},
-        "host_steps": [
-            {"node": step.node, "op": step.op, "reason": step.reason}
-            for step in lowered.steps
-            if isinstance(step, HostStep) and not step.conversion
-        ],
+        "host_steps": steps.reported(lowered.steps),
         "layers": rows,
     }
 
@@ -161,7 +157,7 @@ def manifest(
         "target": "easynpu",
         "machine": machine.as_dict(),
         "isa": "documented" if documented or not uses_extensions else "extended",
-        "steps": [step_to_json(step) for step in lowered.steps],
+        "steps": [steps.as_json(step) for step in lowered.steps],
         "instructions": instruction_table(lowered.jobs, quantised.graph),
         "placements": _placements(lowered, quantised.scales),
         "report": summary(lowered, quantised, machine),

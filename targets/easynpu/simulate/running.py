@@ -17,6 +17,7 @@ from npuc.errors import ArtefactError
 from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
+from npuc.steps import outputs_among
 from npuc.target import Observer
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
@@ -72,14 +73,7 @@ class Runner:
         if observe is not None:
             for name, values in seen.items():
                 observe(name, values)
-        return self.given(tensors)
-
-    def given(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs among the tensors. Raises ArtefactError (E502) where one is missing."""
-        missing = [each.name for each in self.outputs if each.name not in tensors]
-        if missing:
-            raise ArtefactError("E502", "manifest.json is damaged: no step gives this output", tensor=missing[0])
-        return {each.name: tensors[each.name] for each in self.outputs}
+        return outputs_among(tensors, self.outputs)
 
     def _collect(self, seen: dict[str, Array], number: int, values: Array) -> None:
         """Stores the result of one layer word (samples, Ho, Wo, Co), without its unused rows, in its window.
@@ -135,7 +129,7 @@ class QuickRunner:
             if not isinstance(each, HostStep) and not each.takes(tensors):
                 return self._words(feeds)
             each.run(tensors)
-        return self._words.given(tensors)
+        return outputs_among(tensors, self._words.outputs)
 
     @cached_property
     def _parts(self) -> Sequence[HostStep | Whole] | None:

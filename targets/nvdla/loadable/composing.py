@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from npuc.errors import ArtefactError
 from npuc.program import Program
+from npuc.storage.records import damaged
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, schema
@@ -86,7 +86,7 @@ def _built(program: Program, ports: Ports, machine: Machine) -> Built:
 def _constants(program: Program, contents: Contents) -> Constants:
     """The image of weights, which can be extended."""
     if len(contents.dram.images) != 1 or contents.dram.images[0].file not in program.files:
-        raise ArtefactError("E502", "manifest.json is damaged: dram.images", remedy="compile the model again")
+        raise damaged("dram.images")
     image = contents.dram.images[0]
     return Constants(contents.machine, image.address, bytearray(image.data(program.files)))
 

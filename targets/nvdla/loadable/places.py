@@ -14,6 +14,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
+from npuc.storage.records import damaged
 from npuc.targets.nvdla.model.memory import Pattern
 
 DUMMY, WEIGHTS, MAPS, FIRST_BOUND = 0, 1, 2, 3
@@ -74,7 +75,7 @@ def placed(uses: Sequence[Use], layout: Layout) -> Places:
     Raises ArtefactError (E506) if an input or output shares its place in a way that would need a copy.
     """
     if layout.map_bytes < 0:
-        raise ArtefactError("E502", "manifest.json is damaged: the images end beyond the memory")
+        raise damaged("the images end beyond the memory")
     until = {bound.tensor: _first_write(uses, bound) for bound in layout.inputs}
     since = {bound.tensor: _last_stranger(uses, bound) for bound in layout.outputs}
     owners = np.full(layout.map_bytes, MAPS, np.uint8)

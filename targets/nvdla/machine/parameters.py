@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
-from npuc.storage.machine_files import DEMANDS, MOST, bad_machine, described, read_values
+from npuc.storage import machine_files
+from npuc.storage.machine_files import DEMANDS, MOST, bad_machine, described
 
-MACHINES = Path(__file__).parents[1] / "machines"
 MOST_BANKS = {"nv_small": 32, "nv_full": 16}
 """The most banks of the CBUF, by register map, limited by the bits of D_BANK."""
 UNITS = {"nv_full": {"atom_bytes": 32, "cbuf_entry_bytes": 128}}
@@ -229,14 +228,5 @@ def load(target: str, name_or_file: str | None = None, scales: str | None = None
     scales: overrides the machine's restriction of scales. Raises DoesNotFit (E305) for an unreadable file or
     invalid values.
     """
-    machine = _described(target, name_or_file)
+    machine = machine_files.load(CONFIGURATIONS[target], Machine.of, name_or_file, PAGE)
     return replace(machine, scales=scales or machine.scales)
-
-
-def _described(target: str, name_or_file: str | None) -> Machine:
-    base = CONFIGURATIONS[target]
-    if name_or_file is None or name_or_file in ("default", target):
-        return base
-    path = Path(name_or_file)
-    values = {"name": path.stem, **read_values(path, ("default",), PAGE)}
-    return Machine.of({**asdict(base), **values}, path.name)

@@ -9,16 +9,18 @@ for bits of GLB.S_INTR_STATUS, which the driver then clears.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from npuc.budget import expect_room, expect_simulable
-from npuc.errors import ArtefactError, DoesNotFit
+from npuc.errors import ArtefactError
 from npuc.host import HostStep
-from npuc.storage.records import read
+from npuc.steps import steps_of
+from npuc.storage.machine_files import recorded
+from npuc.storage.records import damaged, read
 from npuc.targets.nvdla.formats.feature import Cube
 from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat
 from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
@@ -87,7 +89,7 @@ class TensorMove:
         """The pixel format of an image of one plane. Raises ArtefactError (E502) for an invalid entry."""
         form, place = FORMATS.get(self.place.pixels), self.place
         if form is None or not self._possible:
-            raise _damaged(f"{self}")
+            raise damaged(f"{self}")
         channels, _, width = self.map_shape
         (plane, *others), lanes = form.planes, ((0, channels),)
         if (
@@ -96,13 +98,13 @@ class TensorMove:
             or place.lanes != lanes
             or place.line_stride < width * plane.pixel_bytes
         ):
-            raise _damaged(f"{self}")
+            raise damaged(f"{self}")
         return form
 
     def cube(self, machine: Machine) -> Cube:
         """The feature cube of all lanes. Raises ArtefactError (E502) for an invalid entry."""
         if not self._possible:
-            raise _damaged(f"{self}")
+            raise damaged(f"{self}")
         channels, height, width = self.map_shape
         runs = self.place.lanes
         few = sum(count for _, count in runs) == channels and all(
@@ -110,9 +112,9 @@ class TensorMove:
         )
         lanes = self.place.lane_numbers if few and min((count for _, count in runs), default=0) > 0 else []
         if self.place.precision not in machine.precisions:
-            raise _damaged(f"{machine.name} has no {self.place.precision}")
+            raise damaged(f"{machine.name} has no {self.place.precision}")
         if len(lanes) != channels or min(lanes, default=-1) < 0 or self.place.line_stride < width:
-            raise _damaged(f"{self}")
+            raise damaged(f"{self}")
         place = self.place
         strides = place.line_stride, place.surface_stride
         return Cube(width, height, max(lanes) + 1, place.precision, machine.atom_bytes, *strides)
@@ -129,25 +131,6 @@ class Segment:
 
 
 Step = HostStep | Segment
-
-
-def step_to_json(step: Step) -> dict[str, Any]:
-    """A step as the manifest stores it."""
-    return {"kind": "host" if isinstance(step, HostStep) else "segment", **asdict(step)}
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """The field that tells the steps apart."""
-
-    kind: str
-
-
-def _step_from_json(entry: Any, where: str) -> Step:
-    kind = read(_Kind, entry, where).kind
-    if kind not in ("host", "segment"):
-        raise _damaged(f"{where} is of kind '{kind}'")
-    return read(HostStep if kind == "host" else Segment, entry, where)
 
 
 @dataclass(frozen=True)
@@ -171,7 +154,7 @@ class Image:
     def data(self, files: Mapping[str, bytes]) -> bytes:
         """The bytes. Raises ArtefactError (E502) if the file is missing."""
         if self.file not in files:
-            raise _damaged(f"no file '{self.file}'")
+            raise damaged(f"no file '{self.file}'")
         return files[self.file]
 
 
@@ -196,17 +179,12 @@ class Contents:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """Raises ArtefactError (E502) if npuc did not write the manifest."""
-        steps = read(tuple[Any, ...], manifest.get("steps"), "steps")
-        values = read(Mapping[str, Any], manifest.get("machine"), "machine")
-        try:
-            machine = Machine.of(values, "of the artefact")
-        except DoesNotFit as error:
-            raise _damaged(error.problems[0].reason) from None
+        steps, machine = steps_of(manifest, Segment), recorded(manifest, Machine.of)
         dram = read(Dram, manifest.get("dram"), "dram")
         if not 0 < dram.bytes <= LARGEST or not 0 <= dram.base < 1 << 40:
-            raise _damaged(f"dram has {dram.bytes} bytes at {dram.base}")
+            raise damaged(f"dram has {dram.bytes} bytes at {dram.base}")
         found = cls(
-            tuple(_step_from_json(step, f"steps[{number}]") for number, step in enumerate(steps)),
+            steps,
             read(tuple[Produced, ...], manifest.get("operations"), "operations"),
             dram,
             machine,
@@ -285,7 +263,3 @@ def _command(number: int, record: Sequence[int], registers: RegisterMap) -> Comm
 def register_map_of(machine: Machine) -> RegisterMap:
     """The register map of a machine."""
     return register_map(machine.registers)
-
-
-def _damaged(reason: str) -> ArtefactError:
-    return ArtefactError("E502", f"manifest.json is damaged: {reason}", remedy="compile the model again")

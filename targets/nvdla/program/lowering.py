@@ -8,7 +8,6 @@ from itertools import groupby
 
 from npuc.allocation import Buffer as Lifetime
 from npuc.allocation import allocate, lower_bound, peak
-from npuc.host import HostStep
 from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import DILATIONS
@@ -408,8 +407,3 @@ def _runs(view: View) -> tuple[tuple[int, int], ...]:
     groups = groupby(enumerate(view.lanes), key=lambda pair: pair[1] - pair[0])
     members = [[lane for _, lane in group] for _, group in groups]
     return tuple((lanes[0], len(lanes)) for lanes in members)
-
-
-def host_steps(lowered: Lowered) -> list[HostStep]:
-    """The host steps that do more than convert."""
-    return [step for step in lowered.steps if isinstance(step, HostStep) and not step.conversion]

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from math import ceil, prod
 from typing import Any
 
+from npuc import steps
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
@@ -14,8 +15,8 @@ from npuc.targets.nvdla.emission import kind
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.operation import Convolution, written
-from npuc.targets.nvdla.program.artefact import LARGEST, Segment, step_to_json
-from npuc.targets.nvdla.program.lowering import Emitted, Lowered, host_steps
+from npuc.targets.nvdla.program.artefact import LARGEST, Segment
+from npuc.targets.nvdla.program.lowering import Emitted, Lowered
 from npuc.targets.nvdla.selection import Alternative
 
 
@@ -24,7 +25,7 @@ def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[s
     entry = {
         "target": machine_target(machine),
         "machine": machine.as_dict(),
-        "steps": [step_to_json(step) for step in lowered.steps],
+        "steps": [steps.as_json(step) for step in lowered.steps],
         "operations": [asdict(each) for each in lowered.operations],
         "dram": asdict(lowered.dram),
         "report": summary(lowered, machine),
@@ -76,7 +77,7 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         },
         "traffic_bytes": sum(row["bytes"] for row in rows),
         **({"sram_traffic_bytes": sum(row["sram_bytes"] for row in rows)} if machine.sram_bytes else {}),
-        "host_steps": [{"node": step.node, "op": step.op, "reason": step.reason} for step in host_steps(lowered)],
+        "host_steps": steps.reported(lowered.steps),
         "layers": rows,
         "registers": len(lowered.registers) // 16,
         "nodes": len(graph.nodes),

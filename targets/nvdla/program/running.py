@@ -13,7 +13,8 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program, count_of
-from npuc.storage.records import read
+from npuc.steps import outputs_among
+from npuc.storage.records import damaged, read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, received
@@ -73,10 +74,7 @@ class Runner:
                     for name in step.outputs:
                         if str(tensors[name].dtype) in ("int8", "int16"):
                             seen.setdefault(name, []).append(tensors[name])
-        missing = [each.name for each in self.outputs if each.name not in tensors]
-        if missing:
-            raise ArtefactError("E502", "manifest.json is damaged: no step gives this output", tensor=missing[0])
-        return {each.name: tensors[each.name] for each in self.outputs}
+        return outputs_among(tensors, self.outputs)
 
     def _memory(self) -> Memory:
         """Memory before the first step: the images, and zeros elsewhere."""
@@ -94,7 +92,7 @@ class Runner:
             self._load(move, nvdla.memory, tensors)
         end = segment.start + segment.count
         if not 0 <= segment.start <= end <= len(self.commands):
-            raise ArtefactError("E502", f"manifest.json is damaged: commands {segment.start}..{end}")
+            raise damaged(f"commands {segment.start}..{end}")
         at = segment.start
         for each in self.contents.operations:
             if segment.start <= each.start and at <= each.start + each.count <= end:
@@ -110,7 +108,7 @@ class Runner:
         found = tensors.get(move.tensor)
         size, precision = move.bytes(self.contents.machine), move.place.precision
         if found is None or found.dtype != HOST_DTYPES[precision] or found[0].shape != move.shape:
-            raise ArtefactError("E502", "manifest.json is damaged: no such tensor to load", tensor=move.tensor)
+            raise damaged("no such tensor to load", tensor=move.tensor)
         if found.size != prod(move.map_shape):
             reason = f"the program loads {prod(move.map_shape)} elements of {found.size}"
             raise ArtefactError("E502", reason, tensor=move.tensor, limit="all of the tensor")

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from npuc.errors import ArtefactError
 from npuc.program import Program
-from npuc.storage.records import read
+from npuc.storage.records import damaged, read
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
@@ -120,8 +119,7 @@ def _layers(program: Program) -> tuple[_Layer, ...]:
     found = read(tuple[_Layer, ...], program.report["layers"], "report.layers")
     for number, each in enumerate(found):
         if each.op not in OPERATIONS or each.jobs < 1:
-            reason = f"manifest.json is damaged: report.layers[{number}] is {each.jobs} times {each.op}"
-            raise ArtefactError("E502", reason, limit=", ".join(OPERATIONS), remedy="compile the model again")
+            raise damaged(f"report.layers[{number}] is {each.jobs} times {each.op}", ", ".join(OPERATIONS))
     return found
 
 
