@@ -2,15 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX, MIN
 
 Constraint = Callable[[Graph, Node], str | None]
 """Describes how a node violates the constraint; None if it does not."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """An operator that a machine runs: in which form, its constraints, and the remedy for a violated one."""
+
+    runs_as: str
+    constraints: tuple[Constraint, ...] = ()
+    remedy: str = ""
+
+
+Rewritten = Mapping[str, tuple[str, str]]
+"""Operators that passes replace: what runs in their place, and when."""
+
+
+def refused(
+    node: Node, reason: str, *, remedy: str, limit: str | None = None, tensor: str | None = None
+) -> Problem:
+    """The problem (E202) of a node that a machine does not run."""
+    return Problem("E202", reason, node.source, node.op, tensor, limit, remedy)
+
+
+def unknown(node: Node, known: Iterable[str], rewritten: Rewritten, remedy: str) -> Problem:
+    """Why a machine does not run an operator that it does not have. known: the operators to name instead."""
+    if node.op in rewritten:
+        return refused(node, "no rewriting applies to it", limit=rewritten[node.op][1], remedy=remedy)
+    return refused(node, "the machine has no such operator", limit=", ".join(known), remedy=remedy)
+
+
+ALIKE: Mapping[Constraint, str] = {}
+
+
+def violation(
+    graph: Graph,
+    node: Node,
+    constraints: Iterable[Constraint],
+    remedy: str,
+    remedies: Mapping[Constraint, str] = ALIKE,
+) -> Problem | None:
+    """The first constraint that a node violates; None if it violates none. remedies: in place of `remedy`."""
+    for constraint in constraints:
+        found = constraint(graph, node)
+        if found is not None:
+            told = remedies.get(constraint, remedy)
+            return refused(node, found, limit=sentence(constraint), tensor=node.inputs[0], remedy=told)
+    return None
+
+
+def sentence(constraint: Constraint) -> str:
+    """A constraint in words."""
+    return (constraint.__doc__ or "").strip()
+
+
+def table(supported: Mapping[str, Support], rewritten: Rewritten) -> list[dict[str, str]]:
+    """The rows of a supported-operators table: operators that a machine runs, then those that passes replace."""
+    rows = [(op, row.runs_as, " ".join(map(sentence, row.constraints))) for op, row in supported.items()]
+    rows += [(op, f"{place} (rewritten)", when) for op, (place, when) in rewritten.items()]
+    return [{"op": op, "runs as": place, "constraints": constraints} for op, place, constraints in rows]
 
 
 SPLIT = "split the layer"

@@ -85,7 +85,7 @@ def conversion_refusal(graph: Graph, node: Node) -> Problem | None:
     return Problem(
         "E202",
         f"an activation is quantised {reason}",
-        node=node.sources[0] if node.sources else node.name,
+        node=node.source,
         op=node.op,
         tensor=integers,
         limit="one scale and zero point for a tensor, constant, int8 or uint8",
@@ -118,7 +118,7 @@ def problems(
         if node.op not in host:
             wrong.append(refusal(node))
         elif strict and not only_converts(graph, node, on_array):
-            name = node.sources[0] if node.sources else node.name
+            name = node.source
             wrong.append(_not_converting(name, node.op, host[node.op]))
         found += [each for each in wrong if each is not None]
     return found
@@ -129,7 +129,7 @@ def emptiness(graph: Graph, node: Node) -> Problem | None:
     empty = [name for name in (*node.inputs, *node.outputs) if name and not graph.tensors[name].size]
     if not empty:
         return None
-    name = node.sources[0] if node.sources else node.name
+    name = node.source
     reason = f"a tensor of shape {list(graph.shape(empty[0]))} has no elements"
     limit, remedy = "at least one element", "leave out what is empty"
     return Problem("E202", reason, node=name, op=node.op, tensor=empty[0], limit=limit, remedy=remedy)

@@ -90,6 +90,11 @@ class Node:
         """The first (for most operators the only) output."""
         return self.outputs[0]
 
+    @property
+    def source(self) -> str:
+        """The name by which messages refer to it: of the first ONNX node, or its own."""
+        return self.sources[0] if self.sources else self.name
+
     def with_attrs(self, **attrs: Attr) -> Node:
         """The same node with some attributes set."""
         return replace(self, attrs={**self.attrs, **attrs})

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import MemoryAnnotation
+from npuc.constraints import refused, table
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
 from npuc.ir import Array, Graph
@@ -222,14 +223,7 @@ class Bm1684(Target):
 
     def operators(self) -> list[dict[str, str]]:
         """The operators, with their calls and constraints."""
-        return [
-            {
-                "op": op,
-                "runs as": row.calls,
-                "constraints": " ".join((each.__doc__ or "").strip() for each in row.constraints),
-            }
-            for op, row in support.OPERATORS.items()
-        ]
+        return table(support.OPERATORS, {})
 
 
 def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
@@ -244,8 +238,7 @@ def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
             continue
         problem = emptiness(graph, node) or conversion_refusal(graph, node) or fixed.refusal(graph, node)
         if problem is None and node not in integer and node.op not in ("QuantizeLinear", "DequantizeLinear"):
-            where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
-            problem = Problem("E202", "no layer of 8 bits is beside it", remedy=fixed.REMEDY, **where)
+            problem = refused(node, "no layer of 8 bits is beside it", remedy=fixed.REMEDY)
         found += [] if problem is None else [problem]
     return found
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import MemoryAnnotation
 from npuc.budget import expect_room
+from npuc.constraints import table
 from npuc.errors import Problem
 from npuc.ir import Array, Graph, Node
 from npuc.outline import Heading
@@ -248,14 +249,6 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.layers import support
         from npuc.targets.easynpu.layers.movement import MOVES
 
-        array = [
-            {
-                "op": op,
-                "runs as": row.instruction,
-                "constraints": " ".join((each.__doc__ or "").strip() for each in row.constraints),
-            }
-            for op, row in support.ARRAY.items()
-        ]
         host = [
             {
                 "op": op,
@@ -264,11 +257,7 @@ class EasyNpu(Target):
             }
             for op, why in support.HOST.items()
         ]
-        rewritten = [
-            {"op": op, "runs as": f"{place} (rewritten)", "constraints": when}
-            for op, (place, when) in support.REWRITTEN.items()
-        ]
-        return array + rewritten + host
+        return table(support.ARRAY, support.REWRITTEN) + host
 
 
 EASYNPU = EasyNpu()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import MemoryAnnotation
+from npuc.constraints import table
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
 from npuc.ir import Array, Graph
 from npuc.outline import Heading
@@ -273,24 +274,15 @@ class Nvdla(Target):
 
         tables = dict.fromkeys(support.LUT_OPS, support.LUT) if machine.sdp_lut else {}
         rows = {**support.array(machine), **tables}
-        device = [
-            {
-                "op": op,
-                "runs as": row.unit,
-                "constraints": " ".join([(each.__doc__ or "").strip() for each in row.constraints] + only(op)),
-            }
-            for op, row in rows.items()
-        ]
-        rewritten = [
-            {"op": op, "runs as": f"{place} (rewritten)", "constraints": when}
-            for op, (place, when) in support.REWRITTEN.items()
-        ]
+        device = table(rows, support.REWRITTEN)
+        for row in device[: len(rows)]:
+            row["constraints"] = " ".join([*filter(None, [row["constraints"]]), *only(row["op"])])
         host = [
             {"op": op, "runs as": "host step", "constraints": f"{why}."}
             for op, why in support.HOST.items()
             if op not in (*rows, *support.OWN)
         ]
-        return device + rewritten + host
+        return device + host
 
     def _machine(self, options: Options) -> Machine:
         """The machine. Raises UnsupportedOperator (E202) if it does not support the precision."""

@@ -317,7 +317,7 @@ class Lowering:
 
     def refusal(self, reason: str) -> UnsupportedOperator:
         """The error (E202) for a form of the current node that no calls implement."""
-        where = self.node.sources[0] if self.node.sources else self.node.name
+        where = self.node.source
         return UnsupportedOperator("E202", reason, node=where, op=self.node.op, remedy=SEE_OPERATORS)
 
     # the whole

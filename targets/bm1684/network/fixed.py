@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from npuc.constraints import finite_constants
+from npuc.constraints import Support, finite_constants, refused, violation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, AXES, AXIS, COUNT_INCLUDE_PAD, GROUP, KERNEL_SHAPE, MAX, PERM
 from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.targets.bm1684.network.support import (
-    Called,
-    Constraint,
     constant_weights,
     elements,
     images,
@@ -110,31 +108,31 @@ def computed(graph: Graph, node: Node) -> str | None:
     return f"'{found[0]}' is a constant" if found else None
 
 
-OPERATORS: Mapping[str, Called] = {
-    "Conv": Called(
+OPERATORS: Mapping[str, Support] = {
+    "Conv": Support(
         "nodechip_conv_forward_local_fix8b, nodechip_pooling_fix8b_forward_local",
         (constant_weights, finite_constants, images, within_windows, within_extents, dense_or_small, relu_at_most),
     ),
-    "MaxPool": Called(
+    "MaxPool": Support(
         "nodechip_pooling_fix8b_forward_local",
         (images, within_windows, within_extents, not_dilated, small_windows),
     ),
-    "AveragePool": Called(
+    "AveragePool": Support(
         "nodechip_pooling_fix8b_forward_local",
         (images, within_windows, within_extents, not_dilated, small_windows, counted_padding, relu_at_most),
     ),
-    "GlobalMaxPool": Called("nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows)),
-    "GlobalAveragePool": Called(
+    "GlobalMaxPool": Support("nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows)),
+    "GlobalAveragePool": Support(
         "nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows, relu_at_most)
     ),
-    "Add": Called("nodechip_eltwise_fix8b_forward_local", (two_maps, within_extents, relu_at_most)),
-    "Relu": Called("nodechip_eltwise_fix8b_forward_local", (images,)),
-    "Clip": Called("nodechip_eltwise_fix8b_forward_local", (images, limits)),
-    "Concat": Called("nothing along channels; GDMA", (computed, batch_stays)),
-    **{op: Called("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
-    "Reshape": Called("nothing, or GDMA", (batch_stays,)),
-    "Transpose": Called("GDMA", (batch_stays,)),
-    "Identity": Called("nothing", ()),
+    "Add": Support("nodechip_eltwise_fix8b_forward_local", (two_maps, within_extents, relu_at_most)),
+    "Relu": Support("nodechip_eltwise_fix8b_forward_local", (images,)),
+    "Clip": Support("nodechip_eltwise_fix8b_forward_local", (images, limits)),
+    "Concat": Support("nothing along channels; GDMA", (computed, batch_stays)),
+    **{op: Support("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
+    "Reshape": Support("nothing, or GDMA", (batch_stays,)),
+    "Transpose": Support("GDMA", (batch_stays,)),
+    "Identity": Support("nothing", ()),
 }
 """Operators in 8 bits."""
 HOST: Mapping[str, str] = {
@@ -157,17 +155,10 @@ REMEDY = "another form of the layer, --precision fp32, or the host (--fallback h
 
 def refusal(graph: Graph, node: Node) -> Problem | None:
     """Why the machine cannot run the node in 8 bits; None if it can."""
-    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
     if node.op in (*CONVERSIONS, "QuantizeLinear", "DequantizeLinear"):
         return None
     row = OPERATORS.get(node.op)
     if row is None:
-        known = ", ".join(OPERATORS)
-        return Problem("E202", "there is no such layer of 8 bits", limit=known, remedy=REMEDY, **where)
-    constraints: tuple[Constraint, ...] = (floats, elements, *row.constraints)
-    for constraint in constraints:
-        found = constraint(graph, node)
-        if found is not None:
-            limit = (constraint.__doc__ or "").strip()
-            return Problem("E202", found, limit=limit, remedy=REMEDY, tensor=node.inputs[0], **where)
-    return None
+        limit = ", ".join(OPERATORS)
+        return refused(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
+    return violation(graph, node, (floats, elements, *row.constraints), REMEDY)

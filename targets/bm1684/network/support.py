@@ -7,10 +7,9 @@ calls, and the assertions of the vendor's chip model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
-from npuc.constraints import SPLIT, Constraint, exceeding
+from npuc.constraints import SPLIT, Support, exceeding, unknown, violation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops import given
@@ -181,52 +180,44 @@ def padding_within_kernel(graph: Graph, node: Node) -> str | None:
     return None if min(room) >= 0 and max(window.reach) <= MOST_PADDING + 1 else f"pads are {list(window.begins)}"
 
 
-@dataclass(frozen=True)
-class Called:
-    """An operator's calls and constraints."""
-
-    calls: str
-    constraints: tuple[Constraint, ...]
-
-
 WINDOWS = (images, within_windows, within_extents)
-OPERATORS: Mapping[str, Called] = {
-    "Conv": Called("conv2d, depthwise2d", (constant_weights, *WINDOWS)),
-    "ConvTranspose": Called(
+OPERATORS: Mapping[str, Support] = {
+    "Conv": Support("conv2d, depthwise2d", (constant_weights, *WINDOWS)),
+    "ConvTranspose": Support(
         "32bit_set_C, 32bit_cpy, conv2d", (constant_weights, images, padding_within_kernel, within_extents)
     ),
-    "Gemm": Called("matmul", (constant_weights, bias_per_column)),
-    "MatMul": Called("matmul", (matrices,)),
-    "MaxPool": Called("max_pool2d", (*WINDOWS, not_dilated)),
-    "AveragePool": Called("avg_pool2d, mul where padding does not count", (*WINDOWS, not_dilated)),
-    "GlobalMaxPool": Called("max_pool2d", (images, within_extents)),
-    "GlobalAveragePool": Called("avg_pool2d", (images, within_extents)),
-    "BatchNormalization": Called("scale_bias, or folded into a convolution", (constant_parameters,)),
-    "LRN": Called("mul, conv2d, sqrt, div", (images, known_power)),
-    "InstanceNormalization": Called(
+    "Gemm": Support("matmul", (constant_weights, bias_per_column)),
+    "MatMul": Support("matmul", (matrices,)),
+    "MaxPool": Support("max_pool2d", (*WINDOWS, not_dilated)),
+    "AveragePool": Support("avg_pool2d, mul where padding does not count", (*WINDOWS, not_dilated)),
+    "GlobalMaxPool": Support("max_pool2d", (images, within_extents)),
+    "GlobalAveragePool": Support("avg_pool2d", (images, within_extents)),
+    "BatchNormalization": Support("scale_bias, or folded into a convolution", (constant_parameters,)),
+    "LRN": Support("mul, conv2d, sqrt, div", (images, known_power)),
+    "InstanceNormalization": Support(
         "avg_pool2d, sub, mul, sqrt, div, scale_bias", (constant_parameters, small_images)
     ),
-    "Softmax": Called("max_pool2d, sub, exp, avg_pool2d, div", (short_vectors,)),
-    **{op: Called("avg_pool2d, mul_C", (short_vectors,)) for op in ("ReduceMean", "ReduceSum")},
-    **{op: Called("max_pool2d, neg", (short_vectors,)) for op in ("ReduceMax", "ReduceMin")},
-    "Pow": Called("mul, sqrt, C_div", (known_exponent,)),
-    "Gather": Called("GDMA", (constant_indices,)),
-    "PRelu": Called("scale, max; relu, min_C, add", (slope_per_channel,)),
-    **{op: Called(f"{call}, {call}_C", ()) for op, call in (("Mul", "mul"), ("Max", "max"), ("Min", "min"))},
-    "Add": Called("add, add_C, conv2d (result_add)", ()),
-    "Sub": Called("sub, sub_C, C_sub", ()),
-    "Div": Called("div, div_C, C_div", ()),
-    **{op: Called("calls of one operand", ()) for op in RECIPES},
-    "QuantizeLinear": Called("div_C, max_C, min_C, add_C, sub_C", (one_scale,)),
-    "DequantizeLinear": Called("sub_C, mul_C", (one_scale,)),
-    "Concat": Called("nothing along channels; GDMA", ()),
-    "Split": Called("nothing along channels; GDMA", ()),
-    "Slice": Called("nothing along channels; GDMA", ()),
-    "Pad": Called("32bit_set_C, 32bit_cpy; GDMA", ()),
-    "Resize": Called("32bit_cpy; mul_C, mac_C", (rows_and_columns,)),
-    "Reshape": Called("nothing, or GDMA", ()),
-    **{op: Called("nothing", ()) for op in ("Identity", "Rescale")},
-    **{op: Called("GDMA", ()) for op in ("Expand", "Transpose", "DepthToSpace", "SpaceToDepth")},
+    "Softmax": Support("max_pool2d, sub, exp, avg_pool2d, div", (short_vectors,)),
+    **{op: Support("avg_pool2d, mul_C", (short_vectors,)) for op in ("ReduceMean", "ReduceSum")},
+    **{op: Support("max_pool2d, neg", (short_vectors,)) for op in ("ReduceMax", "ReduceMin")},
+    "Pow": Support("mul, sqrt, C_div", (known_exponent,)),
+    "Gather": Support("GDMA", (constant_indices,)),
+    "PRelu": Support("scale, max; relu, min_C, add", (slope_per_channel,)),
+    **{op: Support(f"{call}, {call}_C", ()) for op, call in (("Mul", "mul"), ("Max", "max"), ("Min", "min"))},
+    "Add": Support("add, add_C, conv2d (result_add)", ()),
+    "Sub": Support("sub, sub_C, C_sub", ()),
+    "Div": Support("div, div_C, C_div", ()),
+    **{op: Support("calls of one operand", ()) for op in RECIPES},
+    "QuantizeLinear": Support("div_C, max_C, min_C, add_C, sub_C", (one_scale,)),
+    "DequantizeLinear": Support("sub_C, mul_C", (one_scale,)),
+    "Concat": Support("nothing along channels; GDMA", ()),
+    "Split": Support("nothing along channels; GDMA", ()),
+    "Slice": Support("nothing along channels; GDMA", ()),
+    "Pad": Support("32bit_set_C, 32bit_cpy; GDMA", ()),
+    "Resize": Support("32bit_cpy; mul_C, mac_C", (rows_and_columns,)),
+    "Reshape": Support("nothing, or GDMA", ()),
+    **{op: Support("nothing", ()) for op in ("Identity", "Rescale")},
+    **{op: Support("GDMA", ()) for op in ("Expand", "Transpose", "DepthToSpace", "SpaceToDepth")},
 }
 
 
@@ -236,14 +227,6 @@ ANOTHER_FORM = "another form of the layer (npuc operators --target bm1684)"
 def refusal(graph: Graph, node: Node) -> Problem | None:
     """Why the machine cannot run the node; None if it can."""
     row = OPERATORS.get(node.op)
-    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
     if row is None:
-        known = ", ".join(OPERATORS)
-        return Problem("E202", "the machine has no such operator", limit=known, remedy=SEE_OPERATORS, **where)
-    for constraint in (floats, elements, *row.constraints):
-        found = constraint(graph, node)
-        if found is not None:
-            limit = (constraint.__doc__ or "").strip()
-            remedy = SPLIT if constraint is within_extents else ANOTHER_FORM
-            return Problem("E202", found, limit=limit, remedy=remedy, tensor=node.inputs[0], **where)
-    return None
+        return unknown(node, OPERATORS, {}, SEE_OPERATORS)
+    return violation(graph, node, (floats, elements, *row.constraints), ANOTHER_FORM, {within_extents: SPLIT})

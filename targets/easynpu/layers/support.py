@@ -6,10 +6,18 @@ The supported-operators page and `npuc check` derive from the table here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from npuc.bits import encode
-from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite_constants
+from npuc.constraints import (
+    Rewritten,
+    Support,
+    clips_at_zero,
+    constant_weights,
+    finite_constants,
+    unknown,
+    violation,
+)
 from npuc.errors import EncodingError, NpucError, Problem
 from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
@@ -86,44 +94,35 @@ def slope_per_channel(graph: Graph, node: Node) -> str | None:
     return None if fits else f"the slope's shape is {list(slope.shape)}"
 
 
-@dataclass(frozen=True)
-class OnArray:
-    """An operator that the array runs: its instruction and its constraints."""
-
-    instruction: str
-    constraints: tuple[Constraint, ...]
-    remedy: str
-
-
 BATCH = "bind the batch to 1 with --input-shape"
 SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
 
-ARRAY: Mapping[str, OnArray] = {
-    "Conv": OnArray(
+ARRAY: Mapping[str, Support] = {
+    "Conv": Support(
         "conv, dwconv (with ReLU)",
         (one_image, constant_weights, finite_constants, dense_or_depthwise, clips_at_zero),
         SIMPLIFY,
     ),
-    "Gemm": OnArray("conv", (one_image, constant_weights, finite_constants, clips_at_zero), SIMPLIFY),
-    "MaxPool": OnArray("maxpool", (one_image,), BATCH),
-    "GlobalMaxPool": OnArray("maxpool", (one_image,), BATCH),
-    "AveragePool": OnArray(
+    "Gemm": Support("conv", (one_image, constant_weights, finite_constants, clips_at_zero), SIMPLIFY),
+    "MaxPool": Support("maxpool", (one_image,), BATCH),
+    "GlobalMaxPool": Support("maxpool", (one_image,), BATCH),
+    "AveragePool": Support(
         "avgpool", (one_image, counts_no_padding), "set count_include_pad = 1, or drop the padding"
     ),
-    "GlobalAveragePool": OnArray("avgpool", (one_image,), BATCH),
-    "Add": OnArray("add", (one_image, whole_or_repeated, clips_at_zero), "give both operands the same channels"),
-    "Mul": OnArray("mul", (one_image, whole_or_repeated), "give both operands the same channels"),
-    "Relu": OnArray("relu", (one_image,), BATCH),
-    **{op: OnArray("act", (one_image,), BATCH) for op in TABLE_OPS},
-    "Clip": OnArray("relu (from 0), act", (one_image,), BATCH),
-    "PRelu": OnArray(
+    "GlobalAveragePool": Support("avgpool", (one_image,), BATCH),
+    "Add": Support("add", (one_image, whole_or_repeated, clips_at_zero), "give both operands the same channels"),
+    "Mul": Support("mul", (one_image, whole_or_repeated), "give both operands the same channels"),
+    "Relu": Support("relu", (one_image,), BATCH),
+    **{op: Support("act", (one_image,), BATCH) for op in TABLE_OPS},
+    "Clip": Support("relu (from 0), act", (one_image,), BATCH),
+    "PRelu": Support(
         "prelu, act (one slope)",
         (one_image, slope_per_channel, finite_constants),
         "share the slope between pixels",
     ),
 }
 
-REWRITTEN: Mapping[str, tuple[str, str]] = {
+REWRITTEN: Rewritten = {
     "ConvTranspose": ("conv", "The weights are constants, and the image grows at most 16 times each way."),
     "BatchNormalization": ("conv, dwconv", "The parameters are constants."),
     "Sub": ("add", "As of Add; the sign goes into weights."),
@@ -141,7 +140,7 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     "Expand": ("maxpool", "Copies."),
     **quantised_forms("conv, dwconv"),
 }
-"""Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
+"""What no pass could replace is refused."""
 
 HOST: Mapping[str, str] = {
     "QuantizeLinear": "it converts an output of the network; in pairs with DequantizeLinear it gives scales",
@@ -157,26 +156,11 @@ HOST: Mapping[str, str] = {
 def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
     """Why the array cannot run the node (a node of the optimised float graph), or None if it can."""
     row = ARRAY.get(node.op)
-    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
-    if row is None and node.op in REWRITTEN:
-        limit = REWRITTEN[node.op][1]
-        return Problem(
-            "E202", "no rewriting applies to it", limit=limit, remedy="npuc operators --target easynpu", **where
-        )
     if row is None:
-        known = ", ".join([*ARRAY, *REWRITTEN, *HOST])
-        return Problem(
-            "E202",
-            "the machine has no such operator",
-            limit=known,
-            remedy="npuc operators --target easynpu",
-            **where,
-        )
-    for constraint in row.constraints:
-        found = constraint(graph, node)
-        if found is not None:
-            limit = (constraint.__doc__ or "").strip()
-            return Problem("E202", found, limit=limit, remedy=row.remedy, tensor=node.inputs[0], **where)
+        return unknown(node, (*ARRAY, *REWRITTEN, *HOST), REWRITTEN, "npuc operators --target easynpu")
+    if broken := violation(graph, node, row.constraints, row.remedy):
+        return broken
+    where = {"node": node.source, "op": node.op}
     try:
         word = layer_word(graph, node)
         dense = word.operation is not None and word.operation.mnemonic == "conv"

@@ -35,6 +35,6 @@ def beyond_range(
         what = "saturates them" if each.largest > FP16_MOST else "loses bits of them"
         reason = f"its values reach +/-{each.largest:.4g} on {samples}: NVDLA {what}"
         limit = f"{FP16_LEAST:.2g}..{FP16_MOST:g} in fp16"
-        layer = (node.sources[0] if node.sources else node.name) if node else None
+        layer = node.source if node else None
         found.append(Problem("W301", reason, layer, node.op if node else None, name, limit, REMEDY))
     return tuple(found)

@@ -6,10 +6,22 @@ The supported-operators page and `npuc check` derive from the table here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
-from npuc.constraints import SPLIT, Constraint, clips_at_zero, constant_weights, exceeding, finite_constants
+from npuc.constraints import (
+    SPLIT,
+    Constraint,
+    Rewritten,
+    Support,
+    clips_at_zero,
+    constant_weights,
+    exceeding,
+    finite_constants,
+    refused,
+    unknown,
+    violation,
+)
 from npuc.errors import Problem
 from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
@@ -152,15 +164,6 @@ def interleaving_fields(graph: Graph, node: Node) -> str | None:
     return None if taken else f"the shape is {list(shape)}"
 
 
-@dataclass(frozen=True)
-class OnUnits:
-    """An operator that NVDLA runs: the units, and its constraints."""
-
-    unit: str
-    constraints: tuple[Constraint, ...]
-    remedy: str
-
-
 BATCH = "bind the batch to 1 with --input-shape"
 REMEDIES: Mapping[Constraint, str] = {
     one_image: BATCH,
@@ -173,27 +176,27 @@ AVERAGING = "PDP, CONV + SDP"
 OF_TWO = (one_image, map_fields, whole_or_per_channel, finite_constants, clips_at_zero)
 SHAPES = "give both operands the same shape, or one number per channel to one of them"
 
-ARRAY: Mapping[str, OnUnits] = {
-    "Conv": OnUnits(
+ARRAY: Mapping[str, Support] = {
+    "Conv": Support(
         "CONV + SDP",
         (one_image, map_fields, constant_weights, finite_constants, convolution_fields, strides, clips_at_zero),
         SIMPLIFY,
     ),
-    "MaxPool": OnUnits("PDP", (one_image, map_fields, pooling_fields), "split the window"),
-    "GlobalMaxPool": OnUnits("PDP", (one_image, map_fields, pooling_fields), "split the window"),
-    "AveragePool": OnUnits(AVERAGING, (one_image, map_fields, averaging_fields), "set count_include_pad = 1"),
-    "GlobalAveragePool": OnUnits(AVERAGING, (one_image, map_fields, averaging_fields), "pool in two steps"),
-    **{op: OnUnits("SDP (X1, X2)", OF_TWO, SHAPES)
+    "MaxPool": Support("PDP", (one_image, map_fields, pooling_fields), "split the window"),
+    "GlobalMaxPool": Support("PDP", (one_image, map_fields, pooling_fields), "split the window"),
+    "AveragePool": Support(AVERAGING, (one_image, map_fields, averaging_fields), "set count_include_pad = 1"),
+    "GlobalAveragePool": Support(AVERAGING, (one_image, map_fields, averaging_fields), "pool in two steps"),
+    **{op: Support("SDP (X1, X2)", OF_TWO, SHAPES)
        for op in ("Add", "Sub", "Mul", "Max", "Min")},
-    **{op: OnUnits("SDP (X1, X2)", (one_image, map_fields), BATCH)
+    **{op: Support("SDP (X1, X2)", (one_image, map_fields), BATCH)
        for op in ("Relu", "LeakyRelu", "Abs", "Neg", "HardSigmoid")},
-    "LRN": OnUnits("CDP", (one_image, map_fields, few_channels), "let the host compute it"),
-    "PRelu": OnUnits(
+    "LRN": Support("CDP", (one_image, map_fields, few_channels), "let the host compute it"),
+    "PRelu": Support(
         "SDP (X1, X2)",
         (one_image, map_fields, slope_per_channel, finite_constants),
         "share the slope between pixels",
     ),
-    "Clip": OnUnits("SDP (X1, X2)", (one_image, map_fields, positive_upper_limit), "limit it by Min and Max"),
+    "Clip": Support("SDP (X1, X2)", (one_image, map_fields, positive_upper_limit), "limit it by Min and Max"),
 }  # fmt: skip
 
 LUT_OPS = (
@@ -204,15 +207,15 @@ BATCHED = replace(
     constraints=tuple(strides_or_batches if each is strides else each for each in ARRAY["Conv"].constraints),
 )
 """A convolution in configurations with multi-batch mode."""
-LUT = OnUnits("SDP (table)", (one_image, map_fields), BATCH)
+LUT = Support("SDP (table)", (one_image, map_fields), BATCH)
 """Functions of one element, in configurations with tables: one entry per int8 value, or interpolation."""
 COARSE = "tables that interpolate give it too coarsely beyond int8"
 
-OWN: Mapping[str, OnUnits] = {"Interleave": OnUnits("SDP", (interleaving_fields,), BATCH)}
+OWN: Mapping[str, Support] = {"Interleave": Support("SDP", (interleaving_fields,), BATCH)}
 """Operators that passes introduce and ONNX does not have."""
 
 ENLARGED = "By up to 256 times; the maps are (1, C, H, W), with up to 8192 channels, rows and columns."
-REWRITTEN: Mapping[str, tuple[str, str]] = {
+REWRITTEN: Rewritten = {
     "Gemm": ("CONV + SDP", "One factor is a constant: a kernel as large as the map."),
     "MatMul": ("CONV + SDP", "One factor is a constant."),
     "Pow": ("SDP", "The exponent is 1, 2, 3 or 4, or 0.5 where a table gives the square root."),
@@ -236,7 +239,7 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     "Gather": ("CONV + SDP", "The indices are constants; channels become weights, other axes slices."),
     **quantised_forms("CONV + SDP"),
 }
-"""Operators that passes replace: what runs instead, and when. Any that no pass could replace is refused."""
+"""What no pass could replace is refused."""
 
 HOST: Mapping[str, str] = {
     "QuantizeLinear": "it converts an output of the network; in pairs with DequantizeLinear it gives scales",
@@ -272,12 +275,12 @@ def precisions(op: str, machine: Machine) -> tuple[str, ...]:
     return tuple(each for each in machine.precisions if row_of(op, machine, each) is not None)
 
 
-def array(machine: Machine) -> Mapping[str, OnUnits]:
+def array(machine: Machine) -> Mapping[str, Support]:
     """The support of the configuration's operators, without those of tables."""
     return {**ARRAY, "Conv": BATCHED} if machine.max_batches > 1 else ARRAY
 
 
-def row_of(op: str, machine: Machine, precision: str) -> OnUnits | None:
+def row_of(op: str, machine: Machine, precision: str) -> Support | None:
     """The support of an operator in a configuration and precision, or None."""
     return LUT if op in table_ops(machine, precision) else array(machine).get(op) or OWN.get(op)
 
@@ -287,26 +290,15 @@ def quantised_already(graph: Graph, precision: str) -> Problem | None:
     node = next((each for each in graph.nodes if each.op in (*CONVERSIONS, *BORDER)), None)
     if node is None:
         return None
-    name = node.sources[0] if node.sources else node.name
     reason, remedy = f"the model is quantised already; {precision} would not round here", "compile it in int8"
-    return Problem("E202", reason, node=name, op=node.op, tensor=node.inputs[0], remedy=remedy)
+    return refused(node, reason, tensor=node.inputs[0], remedy=remedy)
 
 
 def refusal(graph: Graph, node: Node, machine: Machine, precision: str) -> Problem | None:
     """Why NVDLA cannot run the node (a node of the optimised float graph), or None if it can."""
     row = row_of(node.op, machine, precision)
-    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
-    remedy = f"npuc operators --target {machine.name}"
-    if row is None and node.op in REWRITTEN:
-        return Problem("E202", "no rewriting applies to it", limit=REWRITTEN[node.op][1], remedy=remedy, **where)
     if row is None:
-        known = ", ".join([*ARRAY, *REWRITTEN, *HOST])
-        return Problem("E202", "the machine has no such operator", limit=known, remedy=remedy, **where)
+        known = (*ARRAY, *REWRITTEN, *HOST)
+        return unknown(node, known, REWRITTEN, f"npuc operators --target {machine.name}")
     constraints = () if node.op == "Clip" and is_relu(node) else row.constraints
-    for constraint in constraints:
-        found = constraint(graph, node)
-        if found is not None:
-            limit = (constraint.__doc__ or "").strip()
-            remedy = REMEDIES.get(constraint, row.remedy)
-            return Problem("E202", found, limit=limit, remedy=remedy, tensor=node.inputs[0], **where)
-    return None
+    return violation(graph, node, constraints, row.remedy, REMEDIES)

@@ -92,7 +92,7 @@ class Builder(GraphBuilder, ABC):
             try:
                 self.write(node)
             except DoesNotFit as error:
-                name = node.sources[0] if node.sources else node.name
+                name = node.source
                 raise DoesNotFit.of(replace(each, node=name, op=node.op) for each in error.problems) from None
         return self.result()
 

@@ -88,7 +88,7 @@ def _expect_no_copy(graph: Graph, node: Node, position: int) -> None:
         raise DoesNotFit(
             "E302",
             "not even a copy of one of its maps has its channels one behind the other: so few kernels fit",
-            node=node.sources[0] if node.sources else node.name,
+            node=node.source,
             tensor=made.inputs[0],
             remedy="a configuration with a larger CBUF (--machine FILE), or fewer channels",
         )
