@@ -6,7 +6,7 @@ of uint8 and uint8 do not, and raising weights and their zero point by 128 does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from npuc.ir import Array
+from npuc.subgraphs import graphs
 
 
 class Product(NamedTuple):
@@ -39,15 +40,6 @@ PRODUCTS: Mapping[str, tuple[Product, ...]] = {
 }
 """The products of each operator that multiplies integers (ONNX, and onnxruntime's contributed operators)."""
 RAISED = 128
-
-
-def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and those in its nodes."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from graphs(inner)
 
 
 def with_unsigned_weights(model: onnx.ModelProto, outside: Mapping[str, Array]) -> onnx.ModelProto | None:

@@ -109,12 +109,14 @@ def _exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:
     import onnx
 
     from npuc.integer_products import PRODUCTS, with_unsigned_weights
+    from npuc.wire import may_contain
 
-    content = given if isinstance(given, bytes) else Path(given).read_bytes()
-    if not any(name.encode() in content for name in PRODUCTS) or integers_are_exact(precise=False):
+    texts = [name.encode() for name in PRODUCTS]
+    inside = may_contain(Path(given), *texts) if isinstance(given, str) else any(text in given for text in texts)
+    if not inside or integers_are_exact(precise=False):
         return given
     try:
-        model = onnx.ModelProto.FromString(content)
+        model = onnx.ModelProto.FromString(Path(given).read_bytes() if isinstance(given, str) else given)
     except Exception:  # protobuf's own; onnxruntime says what is wrong
         return given
     if isinstance(given, str):
@@ -217,9 +219,10 @@ def expect_exact_integers(model: onnx.ModelProto) -> None:
 
 def has_integer_products(model: onnx.ModelProto) -> bool:
     """Whether the model has operators that are exact only with the optimisations."""
-    from npuc.integer_products import PRODUCTS, graphs
+    from npuc.integer_products import PRODUCTS
+    from npuc.subgraphs import within
 
-    return any(node.op_type in PRODUCTS for graph in graphs(model.graph) for node in graph.node)
+    return any(node.op_type in PRODUCTS for node in within(model.graph.node))
 
 
 def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = False) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from npuc.ir import Array
@@ -154,3 +156,24 @@ def _whole_graph(light: bytes, span: Span, weights: Mapping[str, Array]) -> Iter
         head = plain.SerializeToString() + _delimited(RAW_DATA, value.nbytes)
         yield _delimited(INITIALIZER, len(head) + value.nbytes) + head
         yield value
+
+
+def may_contain(path: Path, *texts: bytes) -> bool:
+    """Whether a model's file may contain one of these texts anywhere but in its initialisers."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return False
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            try:
+                return any(content.find(text, *span) >= 0 for span in _without_weights(content) for text in texts)
+            except ValueError:  # the encoding is not one that npuc reads: it may
+                return True
+
+
+def _without_weights(content: mmap) -> Iterator[Span]:
+    """The parts of a model's file except its initialisers, which are most of its bytes."""
+    for field, _, (start, end) in fields(content, 0, len(content)):
+        if field == GRAPH:
+            yield from (span for number, _, span in fields(content, start, end) if number != INITIALIZER)
+        else:
+            yield start, end

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 
 from npuc.budget import NODE_BYTES, take
 from npuc.errors import ModelError
+from npuc.subgraphs import within
 
 DEEPEST = 64
 """The deepest nesting of calls."""
@@ -36,7 +37,7 @@ class _Expansion:
         """Bytes of nodes, including their subgraphs and the functions that they call."""
         return sum(
             NODE_BYTES + node.ByteSize() + self._called((node.domain, node.op_type, node.overload), depth)
-            for node in _within(nodes)
+            for node in within(nodes)
         )
 
     def _called(self, key: Key, depth: int) -> int:
@@ -58,7 +59,7 @@ def with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     made = onnx.ModelProto()
     made.CopyFrom(model)
     for nodes in (made.graph.node, *(each.node for each in made.functions)):
-        for node in _within(nodes):
+        for node in within(nodes):
             given = {each.name for each in node.attribute}
             found = defaults.get((node.domain, node.op_type, node.overload), ())
             node.attribute.extend(each for each in found if each.name not in given)
@@ -67,12 +68,3 @@ def with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _key(function: onnx.FunctionProto) -> Key:
     return function.domain, function.name, function.overload
-
-
-def _within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes and those of their subgraphs."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _within(graph.node)

@@ -9,8 +9,8 @@ import onnx
 from onnx import TypeProto, helper, numpy_helper
 
 from npuc.ir import Array, TensorType
+from npuc.subgraphs import subgraphs
 
-GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 SMALL = 1 << 12
 """The most elements of a constant whose value may determine a shape."""
 
@@ -18,23 +18,13 @@ SMALL = 1 << 12
 def captured(node: onnx.NodeProto) -> Iterator[str]:
     """The tensors that a node reads, including those that its subgraphs capture, without absent inputs."""
     yield from filter(None, node.input)
-    for attribute in node.attribute:
-        for graph in subgraphs(attribute):
-            inside = {each.name for each in (*graph.initializer, *graph.input)}
-            inside.update(each.values.name for each in graph.sparse_initializer)
-            inside.update(name for each in graph.node for name in each.output)
-            read = (name for each in graph.node for name in captured(each))
-            yield from (name for name in read if name not in inside)
-            yield from (each.name for each in graph.output if each.name and each.name not in inside)
-
-
-def subgraphs(attribute: onnx.AttributeProto) -> tuple[onnx.GraphProto, ...]:
-    """The graphs in an attribute."""
-    if attribute.type not in GRAPHS:
-        return ()
-    return (
-        (attribute.g, *attribute.graphs) if attribute.type == onnx.AttributeProto.GRAPH else (*attribute.graphs,)
-    )
+    for graph in subgraphs(node):
+        inside = {each.name for each in (*graph.initializer, *graph.input)}
+        inside.update(each.values.name for each in graph.sparse_initializer)
+        inside.update(name for each in graph.node for name in each.output)
+        read = (name for each in graph.node for name in captured(each))
+        yield from (name for name in read if name not in inside)
+        yield from (each.name for each in graph.output if each.name and each.name not in inside)
 
 
 def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
@@ -47,15 +37,14 @@ def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     node.input[:] = [names.get(each, each) for each in node.input]
-    for attribute in node.attribute:
-        for graph in subgraphs(attribute):
-            own = {each.name for each in (*graph.initializer, *graph.input)}
-            own.update(name for each in graph.node for name in each.output)
-            outer = {old: new for old, new in names.items() if old not in own}
-            for each in graph.node:
-                _rename(each, outer)
-            for value in graph.output:
-                value.name = outer.get(value.name, value.name)
+    for graph in subgraphs(node):
+        own = {each.name for each in (*graph.initializer, *graph.input)}
+        own.update(name for each in graph.node for name in each.output)
+        outer = {old: new for old, new in names.items() if old not in own}
+        for each in graph.node:
+            _rename(each, outer)
+        for value in graph.output:
+            value.name = outer.get(value.name, value.name)
 
 
 def result_types(

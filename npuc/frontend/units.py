@@ -26,6 +26,7 @@ from npuc.frontend.importing import constants_into, expect_names, import_node, o
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
 from npuc.ir import Array, Node, TensorType
+from npuc.subgraphs import within
 
 HOST_TYPES: Mapping[int, str] = {
     **INPUT_TYPES,
@@ -130,14 +131,7 @@ def survey(
 
 def _written(model: onnx.ModelProto) -> frozenset[str]:
     """The operators and names of all nodes, including those in branches and bodies."""
-    found: set[str] = set()
-    graphs = [model.graph]
-    while graphs:
-        for node in graphs.pop().node:
-            found |= {node.op_type, node.name}
-            for each in node.attribute:
-                graphs += [each.g, *each.graphs]
-    return frozenset(found - {""})
+    return frozenset({text for node in within(model.graph.node) for text in (node.op_type, node.name)} - {""})
 
 
 def _opset(model: onnx.ModelProto) -> int | NpucError:

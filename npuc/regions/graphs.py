@@ -10,11 +10,11 @@ from onnx import helper, numpy_helper
 
 from npuc.custom_ops import STANDARD
 from npuc.errors import Problem, UnsupportedOperator
-from npuc.frontend.foreign import subgraphs
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
 from npuc.regions import partition
+from npuc.subgraphs import within
 
 
 def part_graph(network: Network, units: Sequence[Unit], outside: Iterable[str], name: str) -> Graph:
@@ -64,12 +64,9 @@ def _named(unit: Unit) -> onnx.NodeProto:
 
 def custom_operators(units: Iterable[Unit]) -> Iterator[str]:
     """Operators that onnxruntime has only with a library from the user, including those in subgraphs."""
-    waiting = [unit.proto for unit in units]
-    while waiting:
-        node = waiting.pop()
+    for node in within(unit.proto for unit in units):
         if node.domain not in STANDARD:
             yield f"{node.domain}::{node.op_type}"
-        waiting += [each for found in node.attribute for graph in subgraphs(found) for each in graph.node]
 
 
 def crossing_inputs(network: Network, units: Sequence[Unit], *, on_npu: bool) -> list[str]:

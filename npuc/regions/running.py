@@ -16,6 +16,7 @@ from npuc.reference import session
 from npuc.regions.artefact import NPU, Contents, ProgramPart, part_of
 from npuc.steps import ungiven
 from npuc.storage.structured import objects, row
+from npuc.subgraphs import graphs
 from npuc.target import Counting, Observer, Runner, Stepper
 
 PartObserver = Callable[[int, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]], None]
@@ -92,20 +93,14 @@ def _opened(data: bytes, step: ProgramPart) -> Any:
 
 def _tensors(graph: Any) -> Sequence[Any]:
     """Every tensor of a graph that has data, including those in its nodes and their subgraphs."""
-    found = [*graph.initializer]
-    for each in graph.sparse_initializer:
-        found += [each.values, each.indices]
-    for node in graph.node:
-        for attribute in node.attribute:
-            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
-            found += [
-                attribute.t,
-                *attribute.tensors,
-                *(part for each in sparse for part in (each.values, each.indices)),
-            ]
-            for inner in (attribute.g, *attribute.graphs):
-                found += _tensors(inner) if inner.node or inner.initializer else []
-    return found
+    found, sparse = list[Any](), list[Any]()
+    for each in graphs(graph):
+        found += each.initializer
+        sparse += each.sparse_initializer
+        for attribute in (attribute for node in each.node for attribute in node.attribute):
+            found += [attribute.t, *attribute.tensors]
+            sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
+    return [*found, *(part for each in sparse for part in (each.values, each.indices))]
 
 
 AGAIN = "compile the model again"

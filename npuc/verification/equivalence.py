@@ -24,7 +24,8 @@ from npuc.ir import Array, Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.reference import graph_session, present, session, with_outputs
 from npuc.verification.dynamic import without_dynamic_quantisation
-from npuc.verification.padding import has_automatic_padding, may_contain, model_of
+from npuc.verification.padding import has_automatic_padding, model_of
+from npuc.wire import may_contain
 
 if TYPE_CHECKING:
     import onnx

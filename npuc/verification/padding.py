@@ -6,8 +6,7 @@ stride fewer rows and columns than stride times extent. Source: ONNX, attribute 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from mmap import ACCESS_READ, mmap
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -18,7 +17,7 @@ from npuc.frontend import load
 from npuc.frontend.importing import without_functions
 from npuc.frontend.reading import read_model
 from npuc.ir import Graph
-from npuc.wire import GRAPH, INITIALIZER, fields
+from npuc.wire import may_contain
 
 WRITTEN_OUT = {"ConvTranspose": ("pads", "output_padding"), "MaxPool": ("pads",), "AveragePool": ("pads",)}
 
@@ -43,27 +42,6 @@ def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool =
 def has_automatic_padding(path: Path) -> bool:
     """Whether a file may contain automatic padding instead of explicit pads."""
     return may_contain(path, b"SAME_")
-
-
-def may_contain(path: Path, text: bytes) -> bool:
-    """Whether a file may contain a text anywhere but in its initialisers."""
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            return False
-        with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            try:
-                return any(content.find(text, *span) >= 0 for span in _without_weights(content))
-            except ValueError:  # the encoding is not one that npuc reads: it may
-                return True
-
-
-def _without_weights(content: mmap) -> Iterator[tuple[int, int]]:
-    """Start and end of each part of a model's file except its initialisers, which are most of its bytes."""
-    for field, _, (start, end) in fields(content, 0, len(content)):
-        if field == GRAPH:
-            yield from (span for number, _, span in fields(content, start, end) if number != INITIALIZER)
-        else:
-            yield start, end
 
 
 def _is_automatic(node: onnx.NodeProto) -> bool:
