@@ -23,7 +23,7 @@ from npuc.cli.options import (
     modified_option,
     prefix_option,
 )
-from npuc.cli.output import announce_synthetic, load_program, print_json, say, verified
+from npuc.cli.output import Artefact, announce_synthetic, opened, print_json, say, write_folder
 from npuc.escaping import printed, terminal
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def dump(
     if path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
     if image is not None:
-        say(_image(*load_program(path, allow_modified), image, form), exact=form == "csv")
+        say(_image(opened(path, allow_modified), image, form), exact=form == "csv")
         return
     if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
         if target is None and (known := record_targets(path)):
@@ -112,7 +112,8 @@ def dump(
             )
         found, program = Disassembly.of(entries, None), None
     else:
-        program, kind = load_program(path, allow_modified)
+        artefact = opened(path, allow_modified)
+        program, kind = artefact.program, artefact.target
         outline = kind.outline(program) if isinstance(kind, Outlining) else None
         found = Disassembly.of(kind.listing(program), outline)
     chosen = _chosen(found, {} if program is None else program.report, layer, segment, grep)
@@ -160,13 +161,15 @@ def _print(found: Disassembly, *, full_names: bool) -> None:
         click.echo(click.style(printed(each.text), **colour) if colour else printed(each.text))
 
 
-def _image(program: Program, target: Target, asked: str, form: str) -> str:
+def _image(artefact: Artefact, asked: str, form: str) -> str:
     """The hex view of an image."""
     from npuc import annotation
 
+    program = artefact.program
     name = annotation.name_of(program, asked)
     data = program.files[name]
-    return annotation.view(name, len(data), annotation.rows(data, target.memory_annotations(program, name)), form)
+    rows = annotation.rows(data, artefact.target.memory_annotations(program, name))
+    return annotation.view(name, len(data), rows, form)
 
 
 @click.command()
@@ -189,10 +192,9 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 
     from npuc import program as programs
 
-    original, target = load_program(images, allow_modified)
-    assembled = target.assembled(original, listing)
-    evidence = programs.load_evidence(images, original, allow_modified=allow_modified)
-    programs.save(replace(assembled, evidence=evidence), output, force=force)
+    original = opened(images, allow_modified)
+    assembled = original.target.assembled(original.program, listing)
+    programs.save(replace(assembled, evidence=original.evidence()), output, force=force)
     words = assembled.manifest["report"]["instructions"]
     if as_json:
         print_json({"status": "ok", "instructions": words, "output": str(output)})
@@ -200,39 +202,26 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
         say(f"{words} instructions -> {output}")
 
 
-def _of_model(
-    artefact: Path,
-    program: Program,
-    target: Target,
-    form: str,
-    model: Path,
-    data: tuple[Path, ...],
-    allow_modified: bool,
-) -> dict[str, bytes]:
+def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]) -> dict[str, bytes]:
     """The fate of each node of the model: inside the model, or for Model Explorer in a separate file.
 
     With data also the errors of layers on these samples.
     """
-    from npuc.driver import program_inputs
     from npuc.escaping import json_text
     from npuc.frontend.reading import read_model
     from npuc.program import file_sha256, showing
     from npuc.reports.annotated import annotated
     from npuc.reports.layers import layers_of
     from npuc.reports.model_explorer import node_data
-    from npuc.storage import data as samples_of
 
-    found, report = read_model(model), program.report
+    found, report = read_model(model), artefact.program.report
     if data:
-        samples = samples_of.load(data, program_inputs(program))
-        checked = verified(model, artefact, program, target, samples, "own", allow_modified)
+        checked = artefact.verified(model, artefact.samples(data))
         report = {**report, "layers": list(layers_of(report, checked))}
-    if program.model.sha256 != file_sha256(model):
-        say(
-            f"warning: {terminal(str(artefact))} was compiled from another file than {terminal(str(model))}",
-            err=True,
-        )
-    with showing(artefact):
+    if artefact.program.model.sha256 != file_sha256(model):
+        told = f"{terminal(str(artefact.path))} was compiled from another file than {terminal(str(model))}"
+        say(f"warning: {told}", err=True)
+    with showing(artefact.path):
         if form == EXPLORED:
             known = node_data(found, report)
             return {f"{key}.json": f"{json_text(each)}\n".encode() for key, each in known.items()}
@@ -325,10 +314,10 @@ def export(
       npuc export r.npu --format onnx-annotated --model r.onnx --data t.npz -o a
       npuc export resnet8.npu --format model-explorer --model resnet8.onnx -o d
     """
-    from npuc import program as programs
     from npuc.target import SelfTesting
 
-    program, target = load_program(artefact, allow_modified)
+    found = opened(artefact, allow_modified)
+    program, target = found.program, found.target
     if (model is None) == (form in OF_MODELS):
         raise click.UsageError(f"--model goes with {' and '.join(OF_MODELS)}")
     if form not in (*target.exports, *OF_MODELS):
@@ -341,15 +330,7 @@ def export(
     if self_test and not (isinstance(target, SelfTesting) and form in target.self_tests):
         known = ", ".join(target.self_tests) if isinstance(target, SelfTesting) else ""
         raise click.UsageError(f"{target.name} has no self test in the format '{form}'; it has: {known or 'none'}")
-    if model is None:
-        files = target.exported(program, form, player)
-    else:
-        files = _of_model(artefact, program, target, form, model, data, allow_modified)
+    files = target.exported(program, form, player) if model is None else _of_model(found, form, model, data)
     if isinstance(target, SelfTesting) and self_test:
         files |= target.self_test(program, form, _vectors(program, data))
-    programs.save_files(files, output)
-    if as_json:
-        print_json({"status": "ok", "files": sorted(files), "output": str(output)})
-    else:
-        for name in sorted(files):
-            say(f"{output / name}  {len(files[name]):,} bytes")
+    write_folder(files, output, as_json)

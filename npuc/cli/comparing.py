@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,12 @@ from npuc.cli.options import (
     strict_option,
     target_flags,
 )
-from npuc.cli.output import announce_synthetic, load_graph, load_program, print_json, say
+from npuc.cli.output import Artefact, announce_synthetic, opened, print_json, say
 from npuc.escaping import shown
 from npuc.text import closest
 
 if TYPE_CHECKING:
-    from npuc.program import Program
     from npuc.reports.comparison import Candidate
-    from npuc.target import Target
 
 
 @click.command()
@@ -69,9 +68,9 @@ def diff(
     from npuc.reports.difference import difference
     from npuc.storage.files import replacing
 
-    pair = load_program(first, allow_modified), load_program(second, allow_modified)
+    pair = opened(first, allow_modified), opened(second, allow_modified)
     with showing(first):
-        report = difference(*pair)
+        report = difference(*((each.program, each.target) for each in pair))
     if model is not None and not data:
         raise click.UsageError("--model needs --data")
     if data:
@@ -80,7 +79,7 @@ def diff(
         report["accuracy"] = _accuracy(pair, data, model)
     told = summaries.difference(shown(report), first, second)
     if output is not None:
-        page = _page((first, second), pair, report, allow_modified).encode()
+        page = _page(pair, report).encode()
         with replacing(output) as staging:
             staging.write_bytes(page)
         told = f"{output}: {len(page):,} bytes"
@@ -90,55 +89,43 @@ def diff(
         say(told)
 
 
-def _page(
-    paths: tuple[Path, Path],
-    pair: tuple[tuple[Program, Target], tuple[Program, Target]],
-    report: dict[str, Any],
-    allow_modified: bool,
-) -> str:
+def _page(pair: tuple[Artefact, Artefact], report: dict[str, Any]) -> str:
     """The difference as a page; programs are labelled by file name, or by path if the names are equal."""
     from npuc.page.difference import Side, difference_page
     from npuc.program import showing
     from npuc.regions.artefact import steps_of
 
-    alike = paths[0].name == paths[1].name
+    alike = pair[0].path.name == pair[1].path.name
     sides: list[Side] = []
-    for path, (program, _) in zip(paths, pair, strict=True):
-        with showing(path):
-            graph = load_graph(path, program, allow_modified)
-            sides.append(Side(str(path) if alike else path.name, program, tuple(steps_of(program)), graph))
+    for each in pair:
+        with showing(each.path):
+            name = str(each.path) if alike else each.path.name
+            sides.append(Side(name, each.program, tuple(steps_of(each.program)), each.graph()))
     return difference_page(sides[0], sides[1], report)
 
 
-def _accuracy(
-    pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: tuple[Path, ...], model: Path
-) -> dict[str, Any]:
+def _accuracy(pair: Sequence[Artefact], data: tuple[Path, ...], model: Path) -> dict[str, Any]:
     """Accuracy of both programs against the model in fp32, by measure: the first program's and the second's."""
-    from npuc import driver
-    from npuc.storage import data as samples_of
+    from npuc.driver import run_program
     from npuc.verification import metrics
 
     found: list[dict[str, Any]] = []
-    for program, target in pair:
-        samples = samples_of.load(data, driver.program_inputs(program))
+    for each in pair:
+        samples = each.samples(data)
         exact = metrics.expected(model, samples)
-        found.append(metrics.scores(exact, driver.run_program(program, target, samples), samples.labels))
+        found.append(metrics.scores(exact, run_program(each.program, each.target, samples), samples.labels))
     return {key: [each[key] for each in found] for key in found[0]}
 
 
-def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: tuple[Path, ...]) -> list[Any]:
+def _outputs(pair: Sequence[Artefact], data: tuple[Path, ...]) -> list[Any]:
     """Difference of the second program's outputs from the first's on the same samples.
 
     Raises DataError if the programs do not accept the same samples, by the second's inputs.
     """
-    from npuc import driver
-    from npuc.storage import data as samples_of
+    from npuc.driver import run_program
     from npuc.verification.metrics import Difference
 
-    first, second = (
-        driver.run_program(program, target, samples_of.load(data, driver.program_inputs(program)))
-        for program, target in pair
-    )
+    first, second = (run_program(each.program, each.target, each.samples(data)) for each in pair)
     found: list[Any] = []
     for name in [name for name in first if name in second and first[name].shape == second[name].shape]:
         apart = Difference()

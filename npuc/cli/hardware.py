@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuc.cli.options import PATH, Choice, json_option, limit_options, machine_option, modified_option
-from npuc.cli.output import announce_synthetic, load_program, print_json, say
+from npuc.cli.output import announce_synthetic, opened, write_folder
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -46,7 +46,6 @@ def rtl(
       npuc rtl -o core --machine mine.toml --resources ecp5
       npuc rtl resnet8.npu -o core --data test.npz
     """
-    from npuc import program as programs
     from npuc.progress import progress
     from npuc.target import Describing, target
 
@@ -57,19 +56,15 @@ def rtl(
     else:
         if machine is not None:
             raise click.UsageError("ARTEFACT brings its machine: leave out --machine")
-        program, described = load_program(artefact, allow_modified)
+        found = opened(artefact, allow_modified)
+        program, described = found.program, found.target
     if not isinstance(described, Describing):
         raise click.UsageError(f"{described.name} has no hardware description")
     samples = None if program is None else _samples(program, data)
     with progress("rtl", quiet=as_json) as bar:
         bar.begin("writing Verilog" + (" and estimating resources" if resources else ""))
         files = described.hardware(machine, program, samples, resources)
-    programs.save_files(files, output)
-    if as_json:
-        print_json({"status": "ok", "files": sorted(files), "output": str(output)})
-        return
-    for name in sorted(files):
-        say(f"{output / name}  {len(files[name]):,} bytes")
+    write_folder(files, output, as_json)
 
 
 def _samples(program: Program, data: Sequence[Path]) -> Samples:

@@ -17,7 +17,7 @@ from npuc.cli.options import (
     modified_option,
     scheduler_option,
 )
-from npuc.cli.output import load_program, print_json, say
+from npuc.cli.output import opened, print_json, say
 from npuc.escaping import shown
 
 SHARE = click.FloatRange(0, 1)
@@ -94,7 +94,7 @@ def accuracy(
     if not data:
         raise click.UsageError("Missing option '--data'.")
     artefact = chosen(artefact, data, allow_modified=allow_modified)
-    program, _ = load_program(artefact, allow_modified)
+    program = opened(artefact, allow_modified).program
     subject = judging.Subject(model.absolute(), artefact.absolute(), qdq and qdq.absolute(), allow_modified)
     try:
         with progress("accuracy", quiet=as_json) as bar:

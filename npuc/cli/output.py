@@ -1,9 +1,10 @@
-"""Output and loading shared by several commands."""
+"""Output of several commands, and the artefacts that they open."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +71,60 @@ def with_seconds(report: Mapping[str, Any], tried: Sequence[Trial]) -> dict[str,
     return {**report, "quantisation": {**quantisation, "steps": steps}}
 
 
-def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]:
-    """The program of an artefact and its target; modified files are named on stderr.
+def write_folder(files: Mapping[str, bytes], folder: Path, as_json: bool) -> None:
+    """Writes exported files into a new folder, and lists them."""
+    from npuc.program import save_files
+
+    save_files(files, folder)
+    if as_json:
+        print_json({"status": "ok", "files": sorted(files), "output": str(folder)})
+        return
+    for name in sorted(files):
+        say(f"{folder / name}  {len(files[name]):,} bytes")
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """The artefact that a command works on, loaded."""
+
+    path: Path
+    program: Program
+    target: Target
+    allow_modified: bool
+
+    def graph(self) -> Mapping[str, Any]:
+        """Its graph.json. Raises ArtefactError if npuc did not write it."""
+        from npuc.verification.described import described
+
+        return described(self.evidence()["graph.json"], self.program.precision)
+
+    def evidence(self) -> Mapping[str, bytes]:
+        """Its files for verification. Raises ArtefactError (E502)."""
+        from npuc.program import load_evidence
+
+        return load_evidence(self.path, self.program, allow_modified=self.allow_modified)
+
+    def samples(self, data: Sequence[Path]) -> Samples:
+        """The samples of these files."""
+        from npuc.driver import program_inputs
+        from npuc.storage.data import load
+
+        return load(data, program_inputs(self.program))
+
+    def verified(self, model: Path, samples: Samples, chip_model: str = "own") -> dict[str, Any]:
+        """The report of `npuc verify` by the default criterion, with the errors of every layer."""
+        from npuc.verification.checking import verify
+        from npuc.verification.criterion import criterion
+
+        tolerance = criterion(model, self.program, samples)
+        return verify(
+            model, self.path, self.program, self.target, samples, tolerance,
+            allow_modified=self.allow_modified, chip_model=chip_model,
+        )  # fmt: skip
+
+
+def opened(path: Path, allow_modified: bool) -> Artefact:
+    """An artefact with a single program; modified files are named on stderr.
 
     Raises ArtefactError (E508) for an artefact with several programs.
     """
@@ -83,37 +136,9 @@ def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loaded = program.load(artefact, allow_modified=allow_modified)
+        loaded = program.load(path, allow_modified=allow_modified)
     for each in caught:
         say(f"warning: {each.message}", err=True)
     if found := variants_of(loaded.manifest):
-        raise undecided(artefact, found)
-    return loaded, target_of(loaded)
-
-
-def load_graph(artefact: Path, program: Program, allow_modified: bool) -> Mapping[str, Any]:
-    """graph.json of a program. Raises ArtefactError if npuc did not write it."""
-    from npuc.program import load_evidence
-    from npuc.verification.described import described
-
-    content = load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"]
-    return described(content, program.precision)
-
-
-def verified(
-    model: Path,
-    artefact: Path,
-    program: Program,
-    target: Target,
-    samples: Samples,
-    chip_model: str,
-    allow_modified: bool,
-) -> dict[str, Any]:
-    """The report of `npuc verify` by the default criterion, with the errors of every layer."""
-    from npuc.verification.checking import verify
-    from npuc.verification.criterion import criterion
-
-    return verify(
-        model, artefact, program, target, samples, criterion(model, program, samples),
-        allow_modified=allow_modified, chip_model=chip_model,
-    )  # fmt: skip
+        raise undecided(path, found)
+    return Artefact(path, loaded, target_of(loaded), allow_modified)

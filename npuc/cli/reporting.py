@@ -19,15 +19,14 @@ from npuc.cli.options import (
     limit_options,
     modified_option,
 )
-from npuc.cli.output import load_graph, load_program, print_json, say, verified
+from npuc.cli.output import Artefact, opened, print_json, say
 from npuc.escaping import shown
 
 if TYPE_CHECKING:
     from npuc.ir import Array
     from npuc.page.page import Evidence
-    from npuc.program import Program
     from npuc.storage.data import Samples
-    from npuc.target import Runner, Target
+    from npuc.target import Runner
 
 SAMPLES = 64
 """The most samples of the data used for histograms and errors."""
@@ -75,8 +74,8 @@ def report(
     from npuc.progress import progress
     from npuc.storage.files import replacing
 
-    program, target = load_program(artefact, allow_modified)
-    expect_chip_model(target, chip_model)
+    found = opened(artefact, allow_modified)
+    expect_chip_model(found.target, chip_model)
     if chip_model != "own" and model is None:
         raise click.UsageError(f"--chip-model {chip_model} needs --model")
     with progress("reporting", quiet=as_json) as bar:
@@ -84,12 +83,12 @@ def report(
         if form == "html":
             from npuc.page.page import page
 
-            evidence = _evidence(artefact, program, target, model, data, chip_model, allow_modified)
+            evidence = _evidence(found, model, data, chip_model)
             bar.begin("drawing")
             with showing(artefact):
-                text = page(program, target, evidence).encode()
+                text = page(found.program, found.target, evidence).encode()
         else:
-            text = _table(artefact, program, target, form, model, data, chip_model, allow_modified)
+            text = _table(found, form, model, data, chip_model)
     with replacing(output) as staging:
         staging.write_bytes(text)
     if as_json:
@@ -98,40 +97,21 @@ def report(
         say(f"{output}: {len(text):,} bytes")
 
 
-def _table(
-    artefact: Path,
-    program: Program,
-    target: Target,
-    form: str,
-    model: Path | None,
-    data: tuple[Path, ...],
-    chip_model: str,
-    allow_modified: bool,
-) -> bytes:
+def _table(artefact: Artefact, form: str, model: Path | None, data: tuple[Path, ...], chip_model: str) -> bytes:
     """The report as CSV or JSON, with the errors of layers if a model is given."""
     from npuc.escaping import json_text
     from npuc.program import showing
     from npuc.reports.layers import as_csv, layers_of
 
-    checked = None
-    if model is not None:
-        samples = _samples(program, data)
-        checked = verified(model, artefact, program, target, samples, chip_model, allow_modified)
-    with showing(artefact):
-        layers = list(layers_of(program.report, checked))
-        found = as_csv(layers) if form == "csv" else json_text({**program.report, "layers": layers})
+    checked = None if model is None else artefact.verified(model, _samples(artefact, data), chip_model)
+    with showing(artefact.path):
+        report = artefact.program.report
+        layers = list(layers_of(report, checked))
+        found = as_csv(layers) if form == "csv" else json_text({**report, "layers": layers})
     return f"{found}\n".encode()
 
 
-def _evidence(
-    artefact: Path,
-    program: Program,
-    target: Target,
-    model: Path | None,
-    data: tuple[Path, ...],
-    chip_model: str,
-    allow_modified: bool,
-) -> Evidence:
+def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], chip_model: str) -> Evidence:
     """Results of simulation and verification on the data, or on a few synthetic samples."""
     from npuc.driver import float_passes
     from npuc.page.page import Evidence
@@ -140,28 +120,30 @@ def _evidence(
     from npuc.regions.artefact import steps_of
     from npuc.target import FLOATING
 
-    samples = _samples(program, data)
+    program, target = artefact.program, artefact.target
+    samples = _samples(artefact, data)
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
-    graph = load_graph(artefact, program, allow_modified)
+    graph = artefact.graph()
     values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
-    with showing(artefact):
+    with showing(artefact.path):
         steps = tuple(steps_of(program))
     found = Evidence(graph, steps, values, about)
     if model is None:
         return found
-    checked = verified(model, artefact, program, target, samples, chip_model, allow_modified)
+    checked = artefact.verified(model, samples, chip_model)
     told = [each["text"] for each in graph.get("rewrites", ())]
     return replace(found, verification=checked, passes=float_passes(model, program, target, told))
 
 
-def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
+def _samples(artefact: Artefact, data: tuple[Path, ...]) -> Samples:
     """Samples of the data, or a few synthetic ones."""
     from npuc.driver import program_inputs
-    from npuc.storage import data as samples_of
+    from npuc.storage.data import varied
 
-    inputs = program_inputs(program)
-    few = min(SYNTHETIC, max(MACS // max(program.report["macs"], 1), 1))
-    return samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.varied(inputs, few)
+    if data:
+        return artefact.samples(data).first(SAMPLES)
+    few = min(SYNTHETIC, max(MACS // max(artefact.program.report["macs"], 1), 1))
+    return varied(program_inputs(artefact.program), few)
 
 
 @click.command()
@@ -207,15 +189,15 @@ def trace(
     from npuc.reports import trace_files, tracing
     from npuc.storage.files import replacing
 
-    program, target = load_program(artefact, allow_modified)
-    expect_chip_model(target, chip_model)
+    subject = opened(artefact, allow_modified)
+    expect_chip_model(subject.target, chip_model)
     counted = chip_model != "own"
     if data and not stepping and not counted:
         raise click.UsageError("--data needs --stepping, or a chip model that counts cycles")
-    measured = _stepped(program, target, data, chip_model) if stepping or counted else None
+    measured = _stepped(subject, data, chip_model) if stepping or counted else None
     with showing(artefact):
-        timeline = target.timeline(program)
-        found = tracing.trace(program, timeline if measured is None else timeline.measured(measured))
+        timeline = subject.target.timeline(subject.program)
+        found = tracing.trace(subject.program, timeline if measured is None else timeline.measured(measured))
         content = (trace_files.perfetto if form == "perfetto" else trace_files.chrome)(found)
     with replacing(output) as staging:
         staging.write_bytes(content)
@@ -226,17 +208,18 @@ def trace(
         say(f"{output}: {len(content):,} bytes, {len(found.slices)} slices in {len(found.lanes)} lanes")
 
 
-def _stepped(program: Program, target: Target, data: tuple[Path, ...], chip_model: str) -> list[int]:
+def _stepped(artefact: Artefact, data: tuple[Path, ...], chip_model: str) -> list[int]:
     """Cycles of each layer on the cycle-counting simulator, for a sample of the data or a synthetic one.
 
     Another chip model only counts the whole run: Mismatch (E602) unless the layers' cycles add up to it.
     """
+    program, target = artefact.program, artefact.target
     stepper = target.stepper(program, None)
     if stepper is None and chip_model == "own":
         raise click.UsageError(f"{target.name} has no simulator for --stepping")
     if stepper is None:
         raise click.UsageError(f"{target.name}: the chip model '{chip_model}' counts no cycles of single layers")
-    inputs = _samples(program, data).first(1).inputs
+    inputs = _samples(artefact, data).first(1).inputs
     stepper(inputs)
     report = stepper.report()
     if chip_model != "own":
@@ -279,16 +262,13 @@ def explain(
     from npuc.reports import summaries
     from npuc.reports.explanation import explanation
 
-    program, target = load_program(artefact, allow_modified)
-    graph = load_graph(artefact, program, allow_modified)
+    subject = opened(artefact, allow_modified)
+    graph = subject.graph()
     if data and model is None:
         raise click.UsageError("--data needs --model")
-    checked = None
-    if model is not None:
-        samples = _samples(program, data)
-        checked = verified(model, artefact, program, target, samples, "own", allow_modified)
+    checked = None if model is None else subject.verified(model, _samples(subject, data))
     with showing(artefact):
-        found = explanation(program, target, graph, node, checked)
+        found = explanation(subject.program, subject.target, graph, node, checked)
         text = summaries.explanation(shown(found))
     if as_json:
         print_json(found)

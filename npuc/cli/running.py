@@ -17,13 +17,13 @@ from npuc.cli.options import (
     limit_options,
     modified_option,
 )
-from npuc.cli.output import announce_left_out, announce_synthetic, load_program, print_json, say
+from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, opened, print_json, say
 from npuc.escaping import shown
 
 if TYPE_CHECKING:
     from npuc.program import Program
     from npuc.storage.data import Samples
-    from npuc.target import Runner, Target
+    from npuc.target import Runner
 
 
 @click.command()
@@ -59,25 +59,26 @@ def run(
     from npuc import driver
     from npuc.progress import progress
     from npuc.reports import summaries
-    from npuc.storage import data as samples_of
+    from npuc.storage.data import save
     from npuc.variants import chosen
 
     artefact = chosen(artefact, data, allow_modified=allow_modified)
-    program, target = load_program(artefact, allow_modified)
+    found = opened(artefact, allow_modified)
+    program, target = found.program, found.target
     expect_chip_model(target, chip_model)
     if chip_model != "own" and (stepping or trace is not None):
         raise click.UsageError(f"--chip-model {chip_model} has no --stepping and no --trace")
     stepper = target.stepper(program, trace) if stepping or trace is not None else None
     if stepper is None and (stepping or trace is not None):
         raise click.UsageError(f"{target.name} has no simulator for --stepping and --trace")
-    samples = samples_of.load(data, driver.program_inputs(program))
+    samples = found.samples(data)
     with progress("running", quiet=as_json) as bar:
         bar.begin("simulating", len(samples))
         runner = stepper or target.runner(program, chip_model)
         batch = driver.batch_of(program) if stepper is None else 1
         outputs = driver.run_batches(runner, samples, bar.advance, batch)
         bar.begin("writing")
-        samples_of.save(output, outputs)
+        save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
     counts = _cycles(runner) if stepper is None else stepper.report()
     if as_json:
@@ -157,15 +158,16 @@ def verify(
     from npuc.verification.criterion import tolerance as tolerance_of
 
     artefact = chosen(artefact, data, allow_modified=allow_modified)
-    program, target = load_program(artefact, allow_modified)
+    subject = opened(artefact, allow_modified)
+    program, target = subject.program, subject.target
     expect_chip_model(target, chip_model)
     if bisect and is_composite(program):
         raise click.UsageError("--bisect is for programs without host regions; verify says which layers differ")
     if dump is not None:
         _expect_comparable(program, bisect=bisect)
-    samples = _samples(program, data, count)
+    samples = _samples(subject, data, count)
     if dump is not None:
-        return _dumped(model, artefact, program, target, samples, dump, allow_modified, as_json)
+        return _dumped(model, subject, samples, dump, as_json)
     with progress("verifying", quiet=as_json) as bar:
         bar.begin("what rounding allows")
         tolerance = tolerance_of(model, program, samples, min_sqnr, min_cosine)
@@ -176,7 +178,7 @@ def verify(
         if bisect:
             bar.begin("finding the first difference")
             folder = output or Path(f"{artefact.stem}.bisect")
-            report["bisect"] = _bisected(model, artefact, program, target, samples, report, folder, allow_modified)
+            report["bisect"] = _bisected(model, subject, samples, report, folder)
     if sort:
         report["layers"] = sorted(report["layers"], key=_decibels)
     if as_json:
@@ -187,23 +189,15 @@ def verify(
 
 
 def _bisected(
-    model: Path,
-    artefact: Path,
-    program: Program,
-    target: Target,
-    samples: Samples,
-    report: dict[str, Any],
-    folder: Path,
-    allow_modified: bool,
+    model: Path, artefact: Artefact, samples: Samples, report: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
     """The first difference or the largest drop in SQNR, and the files that reproduce it."""
     from dataclasses import asdict
 
-    from npuc.program import load_evidence
     from npuc.verification import bisection
     from npuc.verification.described import described
 
-    evidence = load_evidence(artefact, program, allow_modified=allow_modified)
+    program, target, evidence = artefact.program, artefact.target, artefact.evidence()
     graph = described(evidence["graph.json"], program.precision)
     difference = bisection.first_difference(model, program, target, evidence, samples)
     found = asdict(difference) if difference else bisection.largest_jump(report, graph)
@@ -211,7 +205,7 @@ def _bisected(
         return {"kind": "none", "folder": None, "files": []}
     feed = {name: values[found.get("sample", 0), ...] for name, values in samples.inputs.items()}
     files = bisection.reproduction(model, graph, found["tensor"], feed)
-    names = bisection.save(files, bisection.commands(target, model, artefact), folder)
+    names = bisection.save(files, bisection.commands(target, model, artefact.path), folder)
     return {"kind": "difference" if difference else "jump", **found, "folder": str(folder), "files": names}
 
 
@@ -228,27 +222,17 @@ def _expect_comparable(program: Program, *, bisect: bool) -> None:
         raise click.UsageError(f"--dump compares integers bit by bit; the program computes in {program.precision}")
 
 
-def _dumped(
-    model: Path,
-    artefact: Path,
-    program: Program,
-    target: Target,
-    samples: Samples,
-    folder: Path,
-    allow_modified: bool,
-    as_json: bool,
-) -> int:
+def _dumped(model: Path, artefact: Artefact, samples: Samples, folder: Path, as_json: bool) -> int:
     """Compares dumps from hardware with the integer network; returns the exit code."""
     from dataclasses import asdict
 
-    from npuc.program import load_evidence
     from npuc.reports import summaries
     from npuc.verification import dumps
     from npuc.verification.checking import check_model
 
-    check_model(model, program, allow_modified)
-    evidence = load_evidence(artefact, program, allow_modified=allow_modified)
-    rows, difference = dumps.compared(folder, program, target, evidence, samples)
+    check_model(model, artefact.program, artefact.allow_modified)
+    evidence = artefact.evidence()
+    rows, difference = dumps.compared(folder, artefact.program, artefact.target, evidence, samples)
     report: dict[str, Any] = {
         "status": "ok" if difference is None else "mismatch",
         "samples": len(samples),
@@ -269,16 +253,15 @@ def _decibels(layer: dict[str, Any]) -> float:
     return float("inf") if layer["sqnr_db"] is None else layer["sqnr_db"]
 
 
-def _samples(program: Program, data: tuple[Path, ...], count: int | None) -> Samples:
+def _samples(artefact: Artefact, data: tuple[Path, ...], count: int | None) -> Samples:
     """The samples of the data files, or announced synthetic ones."""
     from npuc.driver import program_inputs
-    from npuc.storage import data as samples_of
+    from npuc.storage.data import varied
 
-    inputs = program_inputs(program)
     if data:
-        samples = samples_of.load(data, inputs).first(count)
+        samples = artefact.samples(data).first(count)
         announce_left_out(samples)
         return samples
-    samples = samples_of.varied(inputs).first(count)
+    samples = varied(program_inputs(artefact.program)).first(count)
     announce_synthetic("verified", "--data DATA.npz", samples, "varied")
     return samples
