@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from npuc.grouping import sharing
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, KERNEL_SHAPE
 from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, selects
@@ -69,7 +70,7 @@ def rewrites(name: str, before: Graph, after: Graph, price: Price) -> Iterator[R
     old, new = _by_outputs(before), _by_outputs(after)
     gone = [node for key, node in old.items() if not _same(node, new.get(key))]
     made = [node for key, node in new.items() if not _same(node, old.get(key))]
-    for removed, added in _groups(gone, made):
+    for removed, added in sharing((gone, made), _keys):
         first, second = (
             [_described(graph, node) for node in nodes] for graph, nodes in ((before, removed), (after, added))
         )
@@ -116,24 +117,9 @@ def _same(node: Node, other: Node | None) -> bool:
     )
 
 
-def _groups(gone: Sequence[Node], made: Sequence[Node]) -> list[tuple[list[Node], list[Node]]]:
-    """Old and new nodes that share ONNX nodes or a result."""
-    leader: dict[str, str] = {}
-
-    def find(key: str) -> str:
-        while leader.setdefault(key, key) != key:
-            key = leader[key]
-        return key
-
-    keys = {node: [*(f"node {name}" for name in node.sources), *node.outputs] for node in (*gone, *made)}
-    for links in keys.values():
-        for other in links[1:]:
-            leader[find(other)] = find(links[0])
-    found: dict[str, tuple[list[Node], list[Node]]] = {}
-    for side, nodes in enumerate((gone, made)):
-        for node in nodes:
-            found.setdefault(find(keys[node][0]), ([], []))[side].append(node)
-    return list(found.values())
+def _keys(node: Node) -> list[str]:
+    """The ONNX nodes and results of a node."""
+    return [*(f"node {name}" for name in node.sources), *node.outputs]
 
 
 def _described(graph: Graph, node: Node) -> str:

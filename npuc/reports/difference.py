@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
+from npuc.grouping import sharing
 from npuc.program import Program
 from npuc.target import Target
 
@@ -46,24 +47,9 @@ def _numbers(report: Report, within: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{within}{key}", value
 
 
-def aligned(a: Sequence[Report], b: Sequence[Report]) -> Iterator[tuple[list[Report], list[Report]]]:
+def aligned(a: Sequence[Report], b: Sequence[Report]) -> list[tuple[list[Report], list[Report]]]:
     """Layers of both programs in groups with common ONNX nodes, in the first program's order."""
-    leader: dict[str, str] = {}
-
-    def find(key: str) -> str:
-        while leader.setdefault(key, key) != key:
-            key = leader[key]
-        return key
-
-    for layer in (*a, *b):
-        for node in layer["nodes"][1:]:
-            leader[find(node)] = find(layer["nodes"][0])
-    groups: dict[str, tuple[list[Report], list[Report]]] = {}
-    for side, layers in enumerate((a, b)):
-        for layer in layers:
-            key = find(layer["nodes"][0]) if layer["nodes"] else f"layer {layer['name']}"
-            groups.setdefault(key, ([], []))[side].append(layer)
-    yield from groups.values()
+    return sharing((a, b), lambda layer: layer["nodes"] or [f"layer {layer['name']}"])
 
 
 def _instructions(listing: Sequence[Report]) -> dict[tuple[str, ...], list[str]]:

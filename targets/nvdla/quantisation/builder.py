@@ -65,16 +65,8 @@ class Builder(GraphBuilder, ABC):
         """Completes the pass of a convolution for its result."""
 
     @abstractmethod
-    def finish(
-        self,
-        op: str,
-        inputs: tuple[str, ...],
-        last: Node,
-        form: Form,
-        window: Mapping[str, Attr],
-        sources: tuple[str, ...],
-    ) -> None:
-        """Emits the pass, and another one for limits of the result that it has no stage for."""
+    def limits(self, form: Form, last: Node) -> Form | None:
+        """The pass for limits of the result that a form has no stage for; None if there are none."""
 
     @abstractmethod
     def average(self, node: Node) -> None:
@@ -169,6 +161,28 @@ class Builder(GraphBuilder, ABC):
         """The padding value of x, if there is padding and it is not 0."""
         pads = window.get("pads", ())
         return {"padding": self.zeros[x]} if self.zeros[x] and isinstance(pads, tuple) and any(pads) else {}
+
+    def finish(
+        self,
+        op: str,
+        inputs: tuple[str, ...],
+        last: Node,
+        form: Form,
+        window: Mapping[str, Attr],
+        sources: tuple[str, ...],
+    ) -> None:
+        """Emits the pass, and another one for limits of the result that it has no stage for."""
+        name, limits = self.int8(last.output), self.limits(form, last)
+        if limits is None:
+            return self.emit(op, inputs, name, last, form, window, sources)
+        free = self.unlimited(name, last.output)
+        self.emit(op, inputs, free, last, form, window, sources)
+        return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
+
+    def unlimited(self, name: str, tensor: str) -> str:
+        """The name of a result before its limits. tensor: the result in the float graph."""
+        del tensor
+        return f"{name}/unlimited"
 
     def emit(
         self,

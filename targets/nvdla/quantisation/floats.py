@@ -143,23 +143,12 @@ class Floats(Builder):
     def close(self, form: Form, last: Node) -> None:
         """Does nothing: limits of the result are handled like those of any pass."""
 
-    def finish(
-        self,
-        op: str,
-        inputs: tuple[str, ...],
-        last: Node,
-        form: Form,
-        window: Mapping[str, Attr],
-        sources: tuple[str, ...],
-    ) -> None:
-        """Emits the pass with its upper limit, which takes another pass if no stage is free behind the others."""
-        limit, name = upper_limit(last), last.output
+    def limits(self, form: Form, last: Node) -> Form | None:
+        """The upper limit if no stage is free for it behind the others."""
+        limit = upper_limit(last)
         if limit >= FP16_MOST or form.limit(_few(limit)):
-            return self.emit(op, inputs, name, last, form, window, sources)
-        free = f"{name}/unlimited"
-        self.emit(op, inputs, free, last, form, window, sources)
-        limits = Form(Stage(MIN), operands={"x1_alu": _few(limit)})
-        return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
+            return None
+        return Form(Stage(MIN), operands={"x1_alu": _few(limit)})
 
     def normalise(self, node: Node) -> None:
         """CDP, with tables that reach beyond the samples' values."""

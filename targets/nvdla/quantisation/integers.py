@@ -125,27 +125,20 @@ class Integers(Elementwise):
         low = ACTIVATION(node) in ("Relu", "Clip") or is_relu(node)
         return zero if low else whole.min, whole.max if top >= whole.max - 0.5 else round(top)
 
-    def finish(
-        self,
-        op: str,
-        inputs: tuple[str, ...],
-        last: Node,
-        form: Form,
-        window: Mapping[str, Attr],
-        sources: tuple[str, ...],
-    ) -> None:
-        """Emits the pass, and another one for limits of the result that it has no stage for."""
-        low, high = self._limits(last)
-        whole, name = np.iinfo(self.dtype), self.int8(last.output)
+    def limits(self, form: Form, last: Node) -> Form | None:
+        """The pass for limits of the result that a form has no stage for; None if there are none."""
+        (low, high), whole = self._limits(last), np.iinfo(self.dtype)
         lower = low > whole.min and not (form.x2.relu or (form.x2.alu in (0, MIN) and form.x1.relu))
         upper = high < whole.max and form.x2.alu != MIN
         if not lower and not upper:
-            return self.emit(op, inputs, name, last, form, window, sources)
-        free = f"{name}/unlimited"
-        self.stand(free, last.output)
-        self.emit(op, inputs, free, last, form, window, sources)
-        limits = Form(Stage(MAX), Stage(MIN), {"x1_alu": few(low), "x2_alu": few(high)})
-        return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
+            return None
+        return Form(Stage(MAX), Stage(MIN), {"x1_alu": few(low), "x2_alu": few(high)})
+
+    def unlimited(self, name: str, tensor: str) -> str:
+        """The name of a result before its limits, which has the result's scale."""
+        free = super().unlimited(name, tensor)
+        self.stand(free, tensor)
+        return free
 
     def write(self, node: Node) -> None:
         """Appends the passes of a node; sums of maps with given scales take two passes if one is too coarse."""
