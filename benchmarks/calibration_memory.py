@@ -8,8 +8,6 @@ is the system's figure for that process. For comparison, the same with eight sam
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -17,21 +15,13 @@ from pathlib import Path
 
 import click
 import numpy as np
+from compile import cost
 
 from npuc import driver
 from npuc.frontend import load as import_model
 from npuc.text import table
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN = """
-import json, resource, sys, time
-from pathlib import Path
-from npuc import driver
-from npuc.target import Options, target
-driver.compile_model(Path(sys.argv[1]), target("easynpu"), Options(level=sys.argv[3]), {}, [Path(sys.argv[2])])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"kib": peak, "seconds": time.process_time()}))
-"""
 
 
 def write(path: Path, shape: tuple[int, ...], count: int, *, compressed: bool) -> None:
@@ -54,7 +44,7 @@ def write(path: Path, shape: tuple[int, ...], count: int, *, compressed: bool) -
 @click.option("--bytes", "total", type=float, default=1e9, show_default=True)
 @click.option("--level", type=click.Choice(("0", "1", "2")), default="0", show_default=True)
 def main(model: Path, total: float, level: str) -> None:
-    """Print samples, MiB at the peak and CPU seconds for files of both kinds."""
+    """Print samples, MB at the peak and CPU seconds for files of both kinds."""
     (each,) = driver.input_types(import_model(model)).values()
     size = 8 * int(np.prod(each.shape))
     rows: list[tuple[str, int, str, str]] = []
@@ -66,10 +56,11 @@ def main(model: Path, total: float, level: str) -> None:
             ("compressed", int(total / size), True),
         ):
             write(path, each.shape, count, compressed=compressed)
-            command = [sys.executable, "-c", RUN, str(model), str(path), level]
-            found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-            rows.append((name, count, f"{found['kib'] / 1024:.0f}", f"{found['seconds']:.1f}"))
-    click.echo(table(("file", "samples", "MiB", "CPU s"), rows))
+            given = ("--calibration", str(path), "-O", level, "--proof", "off", "--force", "-o", f"{folder}/m.npu")
+            command = (sys.executable, "-m", "npuc", "compile", str(model), "--target", "easynpu", *given)
+            seconds, megabytes = cost(command, 1)
+            rows.append((name, count, f"{megabytes:.0f}", f"{seconds:.1f}"))
+    click.echo(table(("file", "samples", "MB", "CPU s"), rows))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Lines of the project, by package: all lines, lines of code, and the lengths of files and functions.
 
-    python benchmarks/size.py [--json] [--functions N] [--since COMMIT]
+    python benchmarks/size.py [--json] [--functions N]
 
 Lines of code are those that are not blank, comment or docstring. Lines outside tests are those of all other
-packages. With --since, lines that already stood at a commit are told from those written later, as git blame sees
-them: a line that was moved or indented since is the same line.
+packages.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import subprocess
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -92,23 +90,6 @@ def _functions(path: str, tree: ast.Module) -> Iterator[Function]:
             yield Function(f"{path}:{node.lineno} {node.name}", (node.end_lineno or node.lineno) - node.lineno + 1)
 
 
-def lines_before(path: str, commit: str) -> int:
-    """The lines of a file under version control that stood somewhere in the tree at a commit."""
-    command = ["git", "blame", "-s", "-w", "-M", "-C", f"{commit}..", "--", path]
-    blamed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return sum(line.startswith("^") for line in blamed.split("\n"))
-
-
-def ages(packages: dict[str, list[File]], commit: str) -> list[tuple[str, int, int]]:
-    """Each package outside tests, its lines that stood at a commit, and the others; then their sums."""
-    rows: list[tuple[str, int, int]] = []
-    for name, files in packages.items():
-        if name != TESTS:
-            before = sum(lines_before(each.path, commit) for each in files)
-            rows.append((name, before, sum(each.lines for each in files) - before))
-    return [*rows, ("outside tests", sum(each[1] for each in rows), sum(each[2] for each in rows))]
-
-
 def package_of(path: str) -> str:
     """The row that a file belongs to.
 
@@ -139,8 +120,7 @@ def row(package: str, files: list[File]) -> Row:
 @click.command()
 @click.option("--json", "json_wanted", is_flag=True, help="One JSON object on stdout.")
 @click.option("--functions", "longest", type=click.IntRange(min=0), default=0, help="Also the longest functions.")
-@click.option("--since", metavar="COMMIT", help="Also the lines that stood at a commit, and those written since.")
-def main(json_wanted: bool, longest: int, since: str | None) -> None:
+def main(json_wanted: bool, longest: int) -> None:
     """Count the project's lines."""
     found = [read(path) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     packages: dict[str, list[File]] = {}
@@ -151,15 +131,11 @@ def main(json_wanted: bool, longest: int, since: str | None) -> None:
     functions = sorted((each for file in outside for each in file.functions), key=lambda each: -each.lines)[
         :longest
     ]
-    aged = ages(packages, since) if since else []
     if json_wanted:
-        counts = {"packages": [*map(asdict, rows)], "functions": [*map(asdict, functions)], "ages": aged}
-        click.echo(as_json(counts))
+        click.echo(as_json({"packages": [*map(asdict, rows)], "functions": [*map(asdict, functions)]}))
         return
     header = ("package", "files", "lines", "code", "median file", "longest", "functions", "p95", "longest")
     click.echo(table(header, [tuple(asdict(each).values()) for each in rows]))
-    if aged:
-        click.echo("\n" + table(("package", f"at {since}", "since"), aged))
     if functions:
         click.echo("\n" + table(("function", "lines"), [(each.name, each.lines) for each in functions]))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -65,30 +64,3 @@ def test_the_table_adds_up(size: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
     for key in ("files", "lines", "code", "functions"):
         assert sum(each[key] for each in packages) == outside[key] > 0
     assert found["functions"][0]["lines"] == outside["longest_function"]
-
-
-def test_a_line_that_was_moved_stood_before(
-    size: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(size, "ROOT", tmp_path)
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=n", "-c", "user.email=e@e", *arguments]
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
-
-    def commit() -> str:
-        git("add", ".")
-        git("commit", "-m", "m")
-        return git("rev-parse", "HEAD")
-
-    git("init", "-q")
-    lines = [f"constant_of_number_{number} = {number}\n" for number in range(20)]
-    (tmp_path / "a.py").write_text("".join(lines), encoding="utf-8")
-    first = commit()
-    (tmp_path / "a.py").write_text("".join(lines[:10]), encoding="utf-8")
-    moved = ["class Constants:\n", "    pass\n", *(f"    {line}" for line in lines[10:])]
-    (tmp_path / "b.py").write_text("".join(moved), encoding="utf-8")
-    commit()
-    assert [size.lines_before(name, first) for name in ("a.py", "b.py")] == [10, 10]
-    files = {"one": [size.read(tmp_path / "a.py")], "two": [size.read(tmp_path / "b.py")]}
-    assert size.ages(files, first) == [("one", 10, 0), ("two", 10, 2), ("outside tests", 20, 2)]
