@@ -29,7 +29,8 @@ def explanation(
     around = set(nodes).union(*(layer["nodes"] for layer in layers))
     integer = [each for each in graph.get("layers", ()) if around & set(each["nodes"])]
     tensors = {each["tensor"] for each in integer}
-    timeline = target.timeline(program)
+    buffers = target.timeline(program).buffers
+    stored = {each.label for each in buffers}
     parts = report.get("partitions", ())
     return {
         "status": "ok",
@@ -39,18 +40,18 @@ def explanation(
         "passes": [each for each in graph.get("rewrites", ()) if around & set(each["nodes"])],
         "host_steps": [step for step in on_host(report) if step["node"] in around],
         "layers": layers,
-        "tensors": [_tensor(each, graph, verification) for each in integer],
+        "tensors": [_tensor(each, graph, verification, stored=each["tensor"] in stored) for each in integer],
         "buffers": [
             {"memory": each.memory, "tensor": each.label, "address": each.address, "bytes": each.size,
              "from_cycle": each.start, "to_cycle": each.end}
-            for each in timeline.buffers
+            for each in buffers
             if each.label in tensors
         ],
         "instructions": [entry for entry in listing if around & set(entry["nodes"])],
     }  # fmt: skip
 
 
-def _tensor(layer: Report, graph: Report, verification: Report | None) -> dict[str, Any]:
+def _tensor(layer: Report, graph: Report, verification: Report | None, *, stored: bool) -> dict[str, Any]:
     """The result of an integer layer: shape, scale, error, and readers, which decide whether it is stored."""
     found = graph["tensors"].get(layer["tensor"], {})
     name = found.get("float", layer["tensor"])
@@ -65,18 +66,19 @@ def _tensor(layer: Report, graph: Report, verification: Report | None) -> dict[s
         "entire": errors.get("entire"),
         "single": errors.get("single"),
         "readers": [each["name"] for each in readers],
-        "kept": _kept(readers),
+        "kept": _kept(readers, stored=stored),
     }
 
 
-def _kept(readers: Sequence[Report]) -> str:
-    """The reason why a result must be stored in memory, or that it need not be."""
+def _kept(readers: Sequence[Report], *, stored: bool) -> str:
+    """Why a result is stored in memory, or need not be. stored: whether a memory holds it under its own name."""
+    lies = ", so it lies in memory" if stored else ""
     kinds = [each["op"].removeprefix("Int") for each in readers]
     windowed = [f"'{each['name']}'" for each, kind in zip(readers, kinds, strict=True) if kind in WINDOWED]
     if not readers:
         return "it leaves the network, so it lies in memory"
     if windowed:
-        return f"{windowed[0]} reads a window of it, so it lies in memory"
+        return f"{windowed[0]} reads a window of it{lies}"
     if len(readers) > 1:
-        return f"{len(readers)} layers read it, so it lies in memory"
+        return f"{len(readers)} layers read it{lies}"
     return f"'{readers[0]['name']}' reads it pixel by pixel and may be fused"

@@ -350,7 +350,7 @@ def explanation(report: Shown) -> str:
         lines += [
             "",
             f"tensor {each['tensor']}",
-            f"  shape {_value(each['shape'])}, scale {_value(each['scale'])}",
+            f"  shape {_value(each['shape'])}" + (f", scale {_value(each['scale'])}" if each["scale"] else ""),
         ]
         lines += [f"  error {_told(each['entire'])}, alone {_told(each['single'])}"] if each["entire"] else []
         lines.append(f"  {each['kept']}")
@@ -372,17 +372,17 @@ def _told(error: Shown | None) -> str:
 
 
 def _costs(layer: Shown) -> list[str]:
-    """The costs of a layer and the reasons for its layout, as far as its target gives them."""
+    """The costs of a layer and the reasons for its layout, as far as its target gives them; zeros are left out."""
     known = {key: value for key, value in layer.items() if value is not None}
     lines = [f"{count(layer['cycles'])} cycles" + (f", bound by {known['bound']}" if "bound" in known else "")]
     if known.get("ideal_cycles"):
         lines[0] += f", {100 * layer['ideal_cycles'] / layer['cycles']:.1f} % of what the array can do"
     if "tile" in known:
         which = "chosen by hand from" if known.get("tile_by_hand") else "the best of"
-        legal = count(known.get("tile_candidates", 1))
-        lines.append(f"tile {_value(layer['tile'])}, {which} {legal} that are legal")
-    if "tile_fewest_cycles" in known:
-        lines.append(f"the fastest tiles take {count(known['tile_fewest_cycles'])} cycles")
+        legal = f", {which} {count(known['tile_candidates'])} that are legal" if "tile_candidates" in known else ""
+        lines.append(f"tile {_value(layer['tile'])}{legal}")
+    if known.get("tile_fewest_cycles", layer["cycles"]) < layer["cycles"]:
+        lines.append(f"the fastest tiles take {count(known['tile_fewest_cycles'])} cycles, but move more words")
     if "tile_runner_up" in known:
         *runner_up, cycles = layer["tile_runner_up"]
         jobs = known.get("jobs", 1)
@@ -390,13 +390,13 @@ def _costs(layer: Shown) -> list[str]:
         best = "best" if known.get("tile_by_hand") else "next best"
         lines.append(f"{best} {_value(runner_up)} with {count(cycles)} cycles{of}")
     told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
-    told += ("tile_fewest_cycles", "tile_by_hand", "weight_form", "alternatives")
+    told += ("tile_fewest_cycles", "tile_by_hand", "weight_form", "alternatives", "instruction")
     if "weight_form" in known:
         lines.append(f"weights as {layer['weight_form']}; alone it would take")
         lines += [f"  {each}" for each in costs(layer["alternatives"], "weight_form")]
     return [
         *lines,
-        *(f"{key.replace('_', ' ')} {_value(value)}" for key, value in known.items() if key not in told),
+        *(f"{key.replace('_', ' ')} {_value(value)}" for key, value in known.items() if value and key not in told),
     ]
 
 
