@@ -35,7 +35,7 @@ def engines(timeline: Timeline, names: Sequence[str]) -> str:
         for each in (each for each in timeline.activities if each.engine == engine):
             width = max(scale.at(each.end) - scale.at(each.start), 0.4)
             bar = tag(
-                "rect", x=scale.at(each.start), y=top, width=width, height=LANE - 6, class_=f"series{row % 6}"
+                "rect", x=scale.at(each.start), y=top, width=width, height=LANE - 6, class_=f"busy series{row % 6}"
             )
             cost = f"{count(each.end - each.start)} cycles from {count(each.start)}"
             moved = f"\n{count(each.bytes)} bytes" if each.bytes else ""

@@ -194,12 +194,8 @@ def _cell(layer: Report, column: Column) -> dict[str, Any]:
             shown = f"{rows}x{columns}" + "".join(f" ({count(cycles)})" for cycles in rest)
             return {"text": shown, "sort": [rows, columns, *rest][-1], "hint": hint, "numeric": False}
         case float():
-            return {
-                "text": f"{value:.3f}" if value < 10 else f"{value:.1f}",
-                "sort": value,
-                "hint": hint,
-                "numeric": True,
-            }
+            text = f"{value:.3f}" if column.key == "utilization" else f"{value:.1f}"
+            return {"text": text, "sort": value, "hint": hint, "numeric": True}
         case int():
             return {"text": count(value), "sort": value, "hint": hint, "numeric": True}
         case _:
