@@ -1,9 +1,9 @@
 """The compiled program: a directory with a manifest, the words and memory images, and evidence for verification.
 
-    manifest.json     the program's description: target, machine, steps, placements, instructions, files with
-    sha256 *.bin             the words and memory images for the machine reference.onnx    the integer network in
-    standard ONNX operators        } evidence: opened by verification graph.json        which of its tensors
-    represents which float tensor    } only, never by a simulator
+    manifest.json     the program's description: target, machine, steps, placements, instructions, sha256 of files
+    *.bin             the words and memory images for the machine
+    reference.onnx    the integer network in standard ONNX operators          } evidence: opened by verification
+    graph.json        which of its tensors represents which float tensor      } only, never by a simulator
 
 The manifest carries a seal: its own sha256, computed without the seal. A directory is written under a temporary
 name and renamed, so a partially written program is never visible. No time stamps: same input, same bytes.

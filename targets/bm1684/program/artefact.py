@@ -17,7 +17,7 @@ from npuc.program import Port, Program
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read
 from npuc.targets.bm1684.lowering.kernel import Call
-from npuc.targets.bm1684.machine.local_memory import ceil_div
+from npuc.targets.bm1684.machine.local_memory import ceil_div, from_4n_mode, to_4n_mode
 from npuc.targets.bm1684.machine.parameters import ADDRESSES, SYSTEM_BYTES, Machine
 from npuc.targets.bm1684.program import table
 from npuc.targets.bm1684.program.emission import call_text
@@ -28,8 +28,10 @@ KERNEL = "npuc_network"
 """The function that the host launches."""
 ELEMENT, IMAGES = 4, 4
 """Bytes of an fp32 element or of a word of 8-bit elements; images in such a word."""
-DTYPES = ("float32", "int8", "uint8")
-"""Element types; a uint8 integer is larger by 128 than the integer network's int8."""
+OFFSETS = {"int8": np.uint8(0), "uint8": np.uint8(128)}
+"""Types of 8-bit elements: a uint8 integer is larger by 128 than the integer network's int8."""
+DTYPES = ("float32", *OFFSETS)
+"""Element types."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +72,15 @@ def of_words(words: Array, shape: Sequence[int], dtype: str) -> Array:
     """A tensor of this shape from its words (bytes,) uint8: float32, or int8 (uint8 integers minus 128)."""
     if dtype == "float32":
         return words.view(np.float32).reshape(shape).copy()
-    groups, *others = in_words(shape, dtype)
-    values = np.moveaxis(words.reshape(groups, *others, IMAGES), -1, 1).reshape(groups * IMAGES, *others)
-    values = values[: shape[0]] ^ np.uint8(128 if dtype == "uint8" else 0)
-    return values.view(np.int8)
+    values = from_4n_mode(words.reshape(*in_words(shape, dtype), IMAGES), shape[0])
+    return (values ^ OFFSETS[dtype]).view(np.int8)
 
 
 def to_words(values: Array, dtype: str) -> Array:
     """The inverse of `of_words`: (bytes,) uint8."""
     if dtype == "float32":
         return np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
-    images, *others = values.shape
-    bits = np.zeros((ceil_div(images, IMAGES) * IMAGES, *others), np.uint8)
-    bits[:images] = values.view(np.uint8) ^ np.uint8(128 if dtype == "uint8" else 0)
-    return np.moveaxis(bits.reshape(-1, IMAGES, *others), 1, -1).reshape(-1)
+    return to_4n_mode(values.view(np.uint8) ^ OFFSETS[dtype]).reshape(-1)
 
 
 @dataclass(frozen=True)
