@@ -1,7 +1,7 @@
 """The interface that ONNX defines for backends, for any target.
 
-    prepared = npuc.backend("easynpu").prepare(onnx.load("model.onnx"))
-    (outputs,) = prepared.run([image])
+prepared = npuc.backend("easynpu").prepare(onnx.load("model.onnx"))
+(outputs,) = prepared.run([image])
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ONNX's backend test suite, for any target: what a target refuses is skipped with its reason.
 
-    from npuc.onnx_suite import suite
-    globals().update(suite("bm1684", __name__).test_cases)
+from npuc.onnx_suite import suite
+globals().update(suite("bm1684", __name__).test_cases)
 """
 
 from __future__ import annotations

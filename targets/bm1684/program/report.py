@@ -8,6 +8,7 @@ from itertools import groupby
 from math import ceil, prod
 from typing import Any
 
+from npuc.figures import memory_use
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE, FUSED_INPUT
@@ -259,16 +260,12 @@ def summary(
         "bytes_per_cycle": machine.dram_bytes_per_cycle,
         "traffic_bytes": _moved(kernel.regions),
         "memory": {
-            "local": _memory(kernel.peak, machine.local_bytes, lower_bound(lowered)),
-            "system": _memory(taken, None, taken - lowered.scratch_bytes),
+            "local": memory_use(kernel.peak, machine.local_bytes, lower_bound(lowered)),
+            "system": memory_use(taken, None, taken - lowered.scratch_bytes),
         },
         "host_steps": reported(system.steps),
         "layers": layers(graph, kernel, machine, peak),
     }
-
-
-def _memory(peak: int, capacity: int | None, least: int) -> dict[str, int | None]:
-    return {"peak_bytes": peak, "capacity_bytes": capacity, "lower_bound_bytes": least}
 
 
 def manifest(

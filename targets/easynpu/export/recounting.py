@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from npuc.figures import totals
 from npuc.program import Program
-from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, certificate_of
+from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, certificate_of, costs
 from npuc.targets.easynpu.machine.listing import mnemonic
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.machine.rearrangement import written_words
@@ -54,7 +55,7 @@ def recounted(before: Program, after: Program) -> dict[str, Any]:
     old, contents = before.manifest["report"], Contents.of(after.manifest)
     had = _rows(before, old)
     rows = [_row(key, words, had.get(key), contents) for key, words in _layers(after).items()]
-    cycles, ideal = sum(row["cycles"] for row in rows), sum(row["ideal_cycles"] for row in rows)
+    total = totals(rows)
     segments = [segment for segment, _ in segments_of(after)]
     peaks = _peaks(after)
     images = [image for segment in segments for image in segment.images if image.memory == "itcm"]
@@ -66,10 +67,7 @@ def recounted(before: Program, after: Program) -> dict[str, Any]:
     return {
         **old,
         "instructions": len(contents.instructions),
-        "macs": sum(row["macs"] for row in rows),
-        "cycles": cycles,
-        "ideal_cycles": ideal,
-        "utilization": ideal / cycles if cycles else None,
+        **total,
         "padding_cycles": sum(row["padding_cycles"] for row in rows),
         "memory": {
             name: {
@@ -79,7 +77,7 @@ def recounted(before: Program, after: Program) -> dict[str, Any]:
             }
             for name, use in old["memory"].items()
         },
-        "host_traffic": {**traffic, **time(cycles, traffic, contents.machine)},
+        "host_traffic": {**traffic, **time(total["cycles"], traffic, contents.machine)},
         "layers": rows,
         **({"proof": UNPROVED} if "proof" in old else {}),
     }
@@ -126,9 +124,7 @@ def _rows(program: Program, report: Report) -> dict[Key, tuple[Report, int]]:
 def _row(key: Key, words: _Words, had: tuple[Report, int] | None, contents: Contents) -> dict[str, Any]:
     """The report fields of a layer, and the certificate of its first tile."""
     machine, tilings, head = contents.machine, words.tilings, words.chains[0]
-    compute, bus = sum(each.compute_cycles for each in tilings), sum(each.bus_words for each in tilings)
     kept = _kept(words, had)
-    first = tilings[0]
     nodes = dict.fromkeys(
         node for chain in words.chains for stage in chain.stages for node in contents.produced(stage.number).nodes
     )
@@ -137,24 +133,14 @@ def _row(key: Key, words: _Words, had: tuple[Report, int] | None, contents: Cont
         "op": "+".join(mnemonic(stage.word).partition(".")[0] for stage in head.stages),
         "nodes": list(had[0]["nodes"] if had else nodes),
         "macs": kept["macs"],
-        "cycles": sum(each.cycles for each in tilings),
-        "compute_cycles": compute,
-        "bus_words": bus,
-        "dtcm_words": sum(each.words for each in tilings),
-        "bytes": bus * machine.word_bytes,
-        "bound": "bus" if bus > compute else "compute",
+        **costs(tilings, machine),
         "ideal_cycles": kept["macs"] / machine.macs_per_cycle,
         "instruction": words.first,
-        "jobs": len(tilings),
-        "tile": [first.y, first.x],
-        "tile_candidates": first.candidates,
-        "tile_fewest_cycles": sum(each.fewest_cycles for each in tilings),
-        "tile_runner_up": list(first.runner_up) if first.runner_up else None,
         "weight_words": head.weight_words,
         "table_error_lsb": kept["table_error_lsb"],
         "accumulator_bound": kept["accumulator_bound"],
         "padding_cycles": kept["padding_cycles"],
-        **({CHOSEN: True} if (first.y, first.x) != _best(head, first) else {}),
+        **({CHOSEN: True} if (tilings[0].y, tilings[0].x) != _best(head, tilings[0]) else {}),
     }
 
 

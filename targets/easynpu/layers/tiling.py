@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,25 @@ class Tiling:
     """Ifmap and ofmap words on the shared bus."""
     words: int
     """Words read from and written to DTCMs: those on the bus, and the weights, which every tile reads again."""
+
+
+def costs(tilings: Sequence[Tiling], machine: Machine) -> dict[str, Any]:
+    """A report's fields for the tilings of a layer's jobs; tile and certificate are those of the first."""
+    first = tilings[0]
+    compute, bus = sum(each.compute_cycles for each in tilings), sum(each.bus_words for each in tilings)
+    return {
+        "cycles": sum(each.cycles for each in tilings),
+        "compute_cycles": compute,
+        "bus_words": bus,
+        "dtcm_words": sum(each.words for each in tilings),
+        "bytes": bus * machine.word_bytes,
+        "bound": "bus" if bus > compute else "compute",
+        "jobs": len(tilings),
+        "tile": [first.y, first.x],
+        "tile_candidates": first.candidates,
+        "tile_fewest_cycles": sum(each.fewest_cycles for each in tilings),
+        "tile_runner_up": list(first.runner_up) if first.runner_up else None,
+    }
 
 
 def best_tile(

@@ -8,11 +8,13 @@ from math import prod
 from typing import Any
 
 from npuc import steps
+from npuc.figures import memory_use, totals
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE, BLOCKS, ERROR_LSB, PADDING, SELECTS
 from npuc.quantize.arithmetic.ranges import bound
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.jobs import Stage
+from npuc.targets.easynpu.layers.tiling import costs
 from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.isa import Layer, Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -42,27 +44,15 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     multiplied = sum(macs(quantised.graph, node) for node in nodes.values())
     errors = [ERROR_LSB(node) for node in nodes.values() if node.op == "IntTable"]
     bounds = [found for node in nodes.values() if (found := bound(quantised.graph, node)) is not None]
-    compute = sum(each.tiling.compute_cycles for _, each in parts)
-    bus = sum(each.tiling.bus_words for _, each in parts)
     result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
     return {
         "name": quantised.floats.get(result, result),
         "op": "+".join(listing.mnemonic(stage.word) for stage in stages),
         "nodes": list(dict.fromkeys(source for node in nodes.values() for source in node.sources)),
         "macs": multiplied,
-        "cycles": sum(each.tiling.cycles for _, each in parts),
-        "compute_cycles": compute,
-        "bus_words": bus,
-        "dtcm_words": sum(each.tiling.words for _, each in parts),
-        "bytes": bus * machine.word_bytes,
-        "bound": "bus" if bus > compute else "compute",
+        **costs([each.tiling for _, each in parts], machine),
         "ideal_cycles": multiplied / machine.macs_per_cycle,
         "instruction": first,
-        "jobs": len(parts),
-        "tile": [job.tiling.y, job.tiling.x],
-        "tile_candidates": job.tiling.candidates,
-        "tile_fewest_cycles": sum(each.tiling.fewest_cycles for _, each in parts),
-        "tile_runner_up": list(job.tiling.runner_up) if job.tiling.runner_up else None,
         "weight_words": len(job.weights),
         "table_error_lsb": max(errors) if errors else None,
         "accumulator_bound": max(bounds) if bounds else None,
@@ -117,32 +107,29 @@ def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str
 def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[str, Any]:
     """The compile report that the command line prints, without status."""
     rows = layers(lowered.jobs, quantised, machine)
-    cycles = sum(layer["cycles"] for layer in rows)
-    ideal = sum(layer["ideal_cycles"] for layer in rows)
+    total = totals(rows)
     traffic = host_traffic(lowered, quantised.graph, machine)
     return {
         "target": "easynpu",
         "machine": machine.name,
         "instructions": len(lowered.words),
         "segments": sum(isinstance(step, Segment) for step in lowered.steps),
-        "macs": sum(layer["macs"] for layer in rows),
-        "cycles": cycles,
-        "ideal_cycles": ideal,
-        "utilization": ideal / cycles if cycles else None,
+        **total,
         "padding_cycles": sum(layer["padding_cycles"] for layer in rows),
         "clock_mhz": None,
         "macs_per_cycle": machine.macs_per_cycle,
         "bytes_per_cycle": machine.word_bytes,
         "memory": {
-            memory: {
-                "peak_bytes": usage.peak * machine.word_bytes,
-                "capacity_bytes": machine.capacity_words(memory) * machine.word_bytes,
-                "lower_bound_bytes": usage.lower_bound * machine.word_bytes,
-            }
+            memory: memory_use(
+                *(
+                    words * machine.word_bytes
+                    for words in (usage.peak, machine.capacity_words(memory), usage.lower_bound)
+                )
+            )
             for memory, usage in lowered.usage.items()
         },
         "traffic_bytes": traffic["map_bytes"] + traffic["weight_bytes"],
-        "host_traffic": {**traffic, **time(cycles, traffic, machine)},
+        "host_traffic": {**traffic, **time(total["cycles"], traffic, machine)},
         "host_steps": steps.reported(lowered.steps),
         "layers": rows,
     }

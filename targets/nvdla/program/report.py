@@ -8,6 +8,7 @@ from math import ceil, prod
 from typing import Any
 
 from npuc import steps
+from npuc.figures import memory_use, totals
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
@@ -47,8 +48,8 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         _layer(each, taken, lowered, machine)
         for each, taken in zip(lowered.emitted, _taken(lowered, machine), strict=True)
     ]
-    cycles = sum(row["cycles"] for row in rows)
-    ideal = sum(row["ideal_cycles"] for row in rows)
+    total = totals(rows)
+    cycles = total["cycles"]
     banks = [each.banks for row in lowered.emitted for each in row.operations if isinstance(each, Convolution)]
     used = max((each.data + each.weights for each in banks), default=0) * machine.bank_bytes
     peak, bound = lowered.activations
@@ -58,22 +59,15 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         "machine": machine.name,
         "instructions": sum(len(each.operations) for each in lowered.emitted),
         "segments": sum(isinstance(step, Segment) for step in lowered.steps),
-        "macs": sum(row["macs"] for row in rows),
-        "cycles": cycles,
-        "ideal_cycles": ideal,
-        "utilization": ideal / cycles if cycles else None,
+        **total,
         "clock_mhz": machine.clock_mhz,
         "macs_per_cycle": machine.macs_per_cycle(_precision(lowered)),
         "bytes_per_cycle": machine.dram_bytes_per_cycle,
         "frames_per_second": machine.clock_mhz * 1e6 / cycles if cycles else None,
         "memory": {
-            "dram": {
-                "peak_bytes": peak + constants,
-                "capacity_bytes": LARGEST,
-                "lower_bound_bytes": bound + constants,
-            },
+            "dram": memory_use(peak + constants, LARGEST, bound + constants),
             **_second(lowered, machine),
-            "cbuf": {"peak_bytes": used, "capacity_bytes": machine.cbuf_bytes, "lower_bound_bytes": used},
+            "cbuf": memory_use(used, machine.cbuf_bytes, used),
         },
         "traffic_bytes": sum(row["bytes"] for row in rows),
         **({"sram_traffic_bytes": sum(row["sram_bytes"] for row in rows)} if machine.sram_bytes else {}),
@@ -84,11 +78,10 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _second(lowered: Lowered, machine: Machine) -> dict[str, dict[str, int]]:
+def _second(lowered: Lowered, machine: Machine) -> dict[str, dict[str, int | None]]:
     """The report of the second memory; empty without one."""
     peak, bound = lowered.second
-    use = {"peak_bytes": peak, "capacity_bytes": machine.sram_bytes, "lower_bound_bytes": bound}
-    return {"sram": use} if machine.sram_bytes else {}
+    return {"sram": memory_use(peak, machine.sram_bytes, bound)} if machine.sram_bytes else {}
 
 
 def _precision(lowered: Lowered) -> str:
