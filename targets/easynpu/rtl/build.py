@@ -8,9 +8,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from npuc import interrupts
@@ -40,23 +41,30 @@ def library(machine: Machine) -> ctypes.CDLL:
 
     Raises ArtefactError (E507) where Amaranth, Verilator or a C++ compiler is missing or fails.
     """
-    verilator, compiler = _verilator(), _compiler()
+    tools = Tools(_verilator(), _compiler())
     source = verilog(machine, observed=True)
-    parts = (
-        source,
-        HARNESS.read_text(encoding="utf-8"),
-        *VERILATE,
-        *COMPILE,
-        *SLOW,
-        _version(verilator),
-        _version(compiler),
-    )
+    versions = (_version(tools.verilator), _version(tools.compiler))
+    runtime = _kept("runtime.o", (*SLOW, *versions), tools.runtime)
+    parts = (source, HARNESS.read_text(encoding="utf-8"), *VERILATE, *COMPILE, *SLOW, *versions)
+    built = _kept("core.so", parts, lambda folder, made: tools.core(source, runtime, folder, made))
+    return _typed(ctypes.CDLL(str(built)))
+
+
+def _kept(name: str, parts: Sequence[str], build: Callable[[Path, Path], None]) -> Path:
+    """A file in the cache folder, built from these parts if it is not there.
+
+    It appears atomically: `build` gets a folder and the file to write in it, which is renamed when it is complete.
+    """
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    kept = cache_folder() / f"easynpu-rtl-{digest}.so"
+    stem, _, suffix = name.partition(".")
+    kept = cache_folder() / f"easynpu-rtl-{stem}-{digest}.{suffix}"
     with exclusively(kept.with_suffix(".lock")):
         if not kept.is_file():
-            _build(source, verilator, compiler, kept)
-    return _typed(ctypes.CDLL(str(kept)))
+            with tempfile.TemporaryDirectory(prefix=f".{kept.name}.", dir=kept.parent) as folder:
+                made = Path(folder) / name
+                build(Path(folder), made)
+                made.replace(kept)
+    return kept
 
 
 def verilog(machine: Machine, *, observed: bool) -> str:
@@ -99,26 +107,40 @@ def _version(tool: str) -> str:
     return f"{tool} {_run([tool, '--version'], Path.cwd()).splitlines()[0]}"
 
 
-def _build(source: str, verilator: str, compiler: str, kept: Path) -> None:
-    """Builds the library, which appears atomically: it is renamed when it is complete."""
-    with tempfile.TemporaryDirectory(prefix=f".{kept.name}.", dir=kept.parent) as name:
-        folder = Path(name)
+@dataclass(frozen=True)
+class Tools:
+    """Verilator and the C++ compiler."""
+
+    verilator: str
+    compiler: str
+
+    def runtime(self, folder: Path, made: Path) -> None:
+        """Compiles Verilator's runtime, which is the same for every core."""
+        self._compile(SLOW, [self._include / f"{each}.cpp" for each in RUNTIME], folder, made)
+
+    def core(self, source: str, runtime: Path, folder: Path, made: Path) -> None:
+        """Builds the library of a core."""
         (folder / f"{TOP}.sv").write_text(source, encoding="utf-8")
-        _run([verilator, *VERILATE, "-Mdir", ".", f"{TOP}.sv"], folder)
-        root = Path(_run([verilator, "--getenv", "VERILATOR_ROOT"], folder).strip())
-        files = [HARNESS, *(root / "include" / f"{each}.cpp" for each in RUNTIME), *sorted(folder.glob("*.cpp"))]
-        include = ["-I.", f"-I{FOLDER}", f"-I{root / 'include'}", f"-I{root / 'include' / 'vltstd'}"]
+        _run([self.verilator, *VERILATE, "-Mdir", ".", f"{TOP}.sv"], folder)
+        files = sorted(folder.glob("*.cpp"))
+        slow = [file for file in files if file.stem.endswith("__Slow")]
+        fast = [HARNESS, *(file for file in files if file not in slow)]
+        objects = [folder / "fast.o", folder / "slow.o"]
+        with ThreadPoolExecutor(len(objects)) as pool:
+            list(pool.map(self._compile, (COMPILE, SLOW), (fast, slow), (folder, folder), objects))
+        _run([self.compiler, "-shared", "-o", str(made), *map(str, objects), str(runtime), "-pthread"], folder)
 
-        def compiled(file: Path) -> str:
-            made = f"{file.stem}.o"
-            flags = SLOW if file.stem.endswith("__Slow") or file.stem in RUNTIME else COMPILE
-            _run([compiler, *flags, *include, "-c", str(file), "-o", made], folder)
-            return made
+    @cached_property
+    def _include(self) -> Path:
+        return Path(_run([self.verilator, "--getenv", "VERILATOR_ROOT"], Path.cwd()).strip()) / "include"
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compiled, files))
-        _run([compiler, "-shared", "-o", "library.so", *objects, "-pthread"], folder)
-        (folder / "library.so").replace(kept)
+    def _compile(self, flags: Sequence[str], files: Sequence[Path], folder: Path, made: Path) -> None:
+        """Compiles files as one unit: Verilator's headers take longer than most of its files."""
+        unit = made.with_name(f"{made.stem}_unit.cpp")
+        unit.write_text("".join(f'#include "{file}"\n' for file in files), encoding="utf-8")
+        include = (folder, FOLDER, self._include, self._include / "vltstd")
+        paths = [f"-I{each}" for each in include]
+        _run([self.compiler, *flags, *paths, "-c", str(unit), "-o", str(made)], folder)
 
 
 def _run(command: Sequence[str], folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -350,7 +351,7 @@ def verilog(machine: Machine, *, observed: bool = False) -> str:
     """The core as SystemVerilog, with the top module `easynpu`.
 
     Amaranth's Verilog has processes for constants without a sensitive signal, which a simulator may never run;
-    here they are always_comb.
+    here they are always_comb. Memories are cleared in a loop, not in a statement a word.
     """
     from amaranth.back.verilog import convert
 
@@ -361,4 +362,16 @@ def verilog(machine: Machine, *, observed: bool = False) -> str:
     finally:
         if collecting:
             gc.enable()
-    return text.replace("always @*", "always_comb")
+    return CLEARED.sub(_loop, text.replace("always @*", "always_comb"))
+
+
+CLEARED = re.compile(r"(  initial begin)\n    (\w+)\[0\] = (\d+'h0+);\n((?:    \2\[\d+\] = \3;\n)+)(  end\n)")
+"""Statements that write the same to every word of a memory."""
+
+
+def _loop(found: re.Match[str]) -> str:
+    begin, memory, value, rest, end = found.groups()
+    count = rest.count("\n") + 1
+    at = f"{memory}_at"
+    loop = f"for ({at} = 0; {at} < {count}; {at} = {at} + 1) {memory}[{at}] = {value};"
+    return f"{begin} : {memory}_clear\n    integer {at};\n    {loop}\n{end}"
