@@ -134,6 +134,7 @@ OPERATORS: Mapping[str, Called] = {
     **{op: Called("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
     "Reshape": Called("nothing, or GDMA", (batch_stays,)),
     "Transpose": Called("GDMA", (batch_stays,)),
+    **{op: Called("GDMA", ()) for op in ("DepthToSpace", "SpaceToDepth")},
     "Identity": Called("nothing", ()),
 }
 """Operators in 8 bits."""
