@@ -9,12 +9,12 @@ import onnx
 import pytest
 
 from npuc import driver
-from npuc.program import load, save
+from npuc.program import Program, load, save
 from npuc.regions.artefact import is_composite
 from npuc.regions.compiling import compile_model
 from npuc.storage.data import synthetic
 from npuc.target import Options, target
-from tests.regions.nets import checked, model_of
+from tests.regions.nets import checked, model_of, places
 
 Shapes = dict[str, Sequence[int]]
 VOLUMES: dict[str, tuple[str, Shapes]] = {
@@ -71,14 +71,27 @@ CASES = [
 ]
 
 
+def _compiled(model: onnx.ModelProto, precision: str, folder: Path) -> Program:
+    """As `program_of`, in this precision."""
+    onnx.save(model, folder / "m.onnx")
+    made, _ = compile_model(folder / "m.onnx", target("bm1684"), Options(precision=precision, level="0"), {})
+    save(made, folder / "out.npu")
+    return load(folder / "out.npu")
+
+
 @pytest.mark.parametrize(("precision", "text", "shapes"), CASES)
 def test_the_network_runs_without_the_host(precision: str, text: str, shapes: Shapes, tmp_path: Path) -> None:
-    onnx.save(model_of(f"g {text}", **shapes), tmp_path / "m.onnx")
-    machine = target("bm1684")
-    made, _ = compile_model(tmp_path / "m.onnx", machine, Options(precision=precision, level="0"), {})
-    save(made, tmp_path / "out.npu")
-    program = load(tmp_path / "out.npu")
+    program = _compiled(model_of(f"g {text}", **shapes), precision, tmp_path)
     assert not is_composite(program)
     found = checked(program, tmp_path, synthetic(driver.program_inputs(program), 5, seed=5))
     assert found["status"] == "ok"
     assert found["bit_exact"] is (True if precision == "int8" else None)
+
+
+def test_a_convolution_runs_without_the_limits_that_no_8_bit_layer_has(tmp_path: Path) -> None:
+    text = (
+        "g (float[1,4,6,6] x) => (float[1,4,6,6] y) <float low = {-1}, float high = {1}>"
+        "{a = Conv (x, w) b = Clip (a, low, high) y = Conv (b, w)}"
+    )
+    program = _compiled(model_of(text, w=(4, 4, 1, 1)), "int8", tmp_path)
+    assert places(program) == [("npu", ("Conv",)), ("host", ("Clip",)), ("npu", ("Conv",))]
