@@ -18,11 +18,11 @@ PAIRS = ("Add", "Sub", "Mul", "Max", "Min")
 
 @dataclass(frozen=True)
 class FoldExtents:
-    """A 1x1 Conv, a function, an instance normalisation, the sum or product of two maps: on a map of another shape.
+    """A 1x1 Conv, a function, an instance normalisation, the sum or product of two maps: in another shape.
 
-    Exact: the elements are the same, and no operator depends on which pixels are neighbours. The map has as many pixels, in
-    the shape nearest to a square. It is left unchanged if it has no more than the permitted rows and columns, and
-    if the square also exceeds them (a prime number of pixels).
+    Exact: the elements are the same, and no operator depends on which pixels are neighbours. The map has as many
+    pixels, in the shape nearest to a square. It is left unchanged if it has no more than the permitted rows and
+    columns, and if the square also exceeds them (a prime number of pixels).
     """
 
     most_extent: int

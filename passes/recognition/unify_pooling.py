@@ -26,7 +26,7 @@ def unify_pooling(graph: Graph) -> Graph:
 
 
 def _reduction(rewriter: Rewriter, node: Node) -> bool:
-    """ReduceMean or ReduceMax over spatial axes of a (N, C, ...) tensor with at most three of them, or over all."""
+    """ReduceMean or ReduceMax over spatial axes of a (N, C, ...) tensor with up to three, or over all of them."""
     shape = rewriter.shape(node.inputs[0])
     axes = AXES(node) if node.op in _POOL else ()
     if not axes or min(axes) < 2 or not only_float(rewriter, node.inputs[0]):
