@@ -20,6 +20,8 @@ import numpy as np
 from npuc.errors import ModelError
 from npuc.external_weights import without_weights
 from npuc.frontend import load
+from npuc.frontend.reading import read_model
+from npuc.frontend.widening import is_half
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.reference import graph_session, present, session, with_outputs
@@ -58,7 +60,11 @@ class Equivalence:
 
     def _open_model(self) -> Any:
         floats = not any(node.op in QUANTISED for node in self.graph.nodes)
-        rewritten = has_automatic_padding(self.path) or may_contain(self.path, b"DynamicQuantizeLinear")
+        rewritten = (
+            has_automatic_padding(self.path)
+            or may_contain(self.path, b"DynamicQuantizeLinear")
+            or is_half(read_model(self.path, whole=False))
+        )
         if not self.large and not rewritten:
             return session(self.path, few_runs=floats)
         model = self._prepared(whole=not self.large)

@@ -1,4 +1,4 @@
-"""Maps with too many rows or columns, reshaped towards squares for operators on single pixels."""
+"""Maps with too many rows or columns, reshaped towards squares for operators to which places do not matter."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PAIRS = ("Add", "Sub", "Mul", "Max", "Min")
 
 @dataclass(frozen=True)
 class FoldExtents:
-    """A 1x1 Conv, a unary function and the sum or product of two maps process a map in another shape.
+    """A 1x1 Conv, a function, an instance normalisation, the sum or product of two maps: in another shape.
 
-    Exact: the elements are the same, and no operator combines neighbouring pixels. The map has as many pixels, in
-    the shape nearest to a square. It is left unchanged if it has no more than the permitted rows and columns, and
-    if the square also exceeds them (a prime number of pixels).
+    Exact: the elements are the same, and no operator depends on which pixels are neighbours. The map has as many
+    pixels, in the shape nearest to a square. It is left unchanged if it has no more than the permitted rows and
+    columns, and if the square also exceeds them (a prime number of pixels).
     """
 
     most_extent: int
@@ -65,6 +65,8 @@ def _maps(rewriter: Rewriter, node: Node) -> tuple[str, ...]:
         window = window_of(node, kernel)
         plain = set(window.strides) == {1} and not any((*window.begins, *window.ends))
         return node.inputs[:1] if plain and not set(node.inputs[1:]) - {"", *rewriter.constants} else ()
+    if node.op == "InstanceNormalization":
+        return node.inputs[:1] if rewriter.constants.keys() >= {*node.inputs[1:]} else ()
     if node.op in FUNCTIONS and len(node.inputs) == 1:
         return node.inputs
     alike = len({rewriter.shape(name) for name in node.inputs}) == 1

@@ -23,6 +23,7 @@ def _separate(rewriter: Rewriter, node: Node) -> bool:
     limits = {key: node.attrs[key] for key in ("min", "max") if key in node.attrs}
     attrs = {key: value for key, value in node.attrs.items() if key not in ("activation", *limits)}
     free = rewriter.fresh(f"{node.output}/free")
-    clip = Node("Clip", (free,), node.outputs, limits, f"{node.name}/clip", node.sources)
+    own = node.sources[-1:]  # fusing appended the Clip's: if the machine refuses it, the operator still runs
+    clip = Node("Clip", (free,), node.outputs, limits, f"{node.name}/clip", own)
     rewriter.replace(node, replace(node, outputs=(free,), attrs=attrs), clip)
     return True

@@ -12,6 +12,8 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 _GLOBAL = {"AveragePool": "GlobalAveragePool", "MaxPool": "GlobalMaxPool"}
 _POOL = {"ReduceMean": "AveragePool", "ReduceMax": "MaxPool"}
+MOST_RANK = 5
+"""The most dimensions of a map: no machine has windows over more than three axes."""
 
 
 def unify_pooling(graph: Graph) -> Graph:
@@ -24,10 +26,12 @@ def unify_pooling(graph: Graph) -> Graph:
 
 
 def _reduction(rewriter: Rewriter, node: Node) -> bool:
-    """ReduceMean or ReduceMax over spatial axes of a (N, C, ...) tensor."""
+    """ReduceMean or ReduceMax over spatial axes of a (N, C, ...) tensor with up to three, or over all of them."""
     shape = rewriter.shape(node.inputs[0])
     axes = AXES(node) if node.op in _POOL else ()
     if not axes or min(axes) < 2 or not only_float(rewriter, node.inputs[0]):
+        return False
+    if len(shape) > MOST_RANK and len(axes) < len(shape) - 2:
         return False
     reduced = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
     kernel = tuple(extent if axis in axes else 1 for axis, extent in enumerate(shape))[2:]

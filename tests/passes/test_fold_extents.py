@@ -30,9 +30,17 @@ def function(op: str, shape: tuple[int, ...]) -> Graph:
     return build("g", [Node(op, ("x",), ("y",), {}, "n", ("n",))], {"x": TensorType(shape)}, ["y"], {})
 
 
+def normalisation(shape: tuple[int, ...]) -> Graph:
+    scale = np.random.default_rng(0).uniform(0.5, 2, (2, shape[1])).astype(np.float32)
+    node = Node("InstanceNormalization", ("x", "s", "b"), ("y",), {}, "n", ("n",))
+    return build("g", [node], {"x": TensorType(shape)}, ["y"], {"s": scale[0], "b": scale[1]})
+
+
 @pytest.mark.parametrize(
     ("before", "folded"),
     [
+        (normalisation((1, 4, 1, 100)), (10, 10)),
+        (normalisation((1, 4, 8, 8)), None),
         (conv((1, 4, 1, 65)), (5, 13)),
         (conv((1, 4, 4, 100)), (20, 20)),
         (conv((2, 4, 90, 1)), (9, 10)),

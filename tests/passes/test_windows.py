@@ -131,6 +131,14 @@ def test_pooling_over_the_image_has_one_spelling(pool, expected: list[str]) -> N
     assert_same_meaning(graph, found)
 
 
+@pytest.mark.parametrize(("axes", "expected"), [((5,), "ReduceMean"), ((2, 3, 4, 5), "GlobalAveragePool")])
+def test_a_mean_over_one_of_four_spatial_axes_is_no_window(axes: tuple[int, ...], expected: str) -> None:
+    graph = network((1, 2, 3, 1, 4, 5), "y", node("ReduceMean", "x", "y", axes=axes, keepdims=1))
+    found = unify_pooling(graph)
+    assert operators(found) == [expected]
+    assert_same_meaning(graph, found)
+
+
 def test_a_mean_over_a_flattened_image_is_global_pooling() -> None:
     flat = node("Reshape", "x", "f", shape=(2, 3, 20))
     graph = network((2, 3, 4, 5), "y", flat, node("ReduceMean", "f", "y", axes=(2,), keepdims=0))

@@ -132,6 +132,7 @@ OPERATORS: Mapping[str, Support] = {
     **{op: Support("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
     "Reshape": Support("nothing, or GDMA", (batch_stays,)),
     "Transpose": Support("GDMA", (batch_stays,)),
+    **{op: Support("GDMA", ()) for op in ("DepthToSpace", "SpaceToDepth")},
     "Identity": Support("nothing", ()),
 }
 """Operators in 8 bits."""

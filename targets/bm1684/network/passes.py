@@ -3,21 +3,25 @@
 from npuc.passes.cleanup.fold_constants import fold_constants
 from npuc.passes.cleanup.move_as_floats import move_as_floats
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
+from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.resize_to_copies import resize_to_copies
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_pads import SplitPads
+from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
-from npuc.targets.bm1684.network.limits import IMAGES, MOST_BLOCKS
+from npuc.targets.bm1684.network.limits import CHANNELS, IMAGES, MOST_BLOCKS
 from npuc.targets.bm1684.network.support import MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
 PASSES: tuple[Pass, ...] = (
     fold_constants,
+    volumes_to_images,
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
     SplitPads(MOST_PADDING),
     FoldExtents(MOST_EXTENT - 2 * MOST_PADDING),
@@ -25,9 +29,12 @@ PASSES: tuple[Pass, ...] = (
 """Constants are folded first, since a rounding that moved before a Concat may apply to a constant."""
 FIXED: tuple[Pass, ...] = (
     move_as_floats,
+    volumes_to_images,
+    resize_to_copies,
     reductions_to_pools,
     PadsToConvs(MOST_PADDING),
     batch_norm_to_conv,
+    ConvTransposeToConvs(CHANNELS),
     split_average_borders,
     fuse_again,
     separate_clips,

@@ -1,0 +1,94 @@
+"""Half-precision networks in float32: the targets compute in precisions of their own, chosen by --precision.
+
+A weight in float16 or bfloat16 is only a compact way to store it. Every number of a model with such weights, its
+inputs and outputs included, becomes float32; the stored weights stay as they are, behind a Cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableSequence
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, TensorProto, helper
+
+from npuc.custom_ops import STANDARD
+
+HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
+"""Attributes that name the element type of a result."""
+
+
+def is_half(model: onnx.ModelProto) -> bool:
+    """Whether weights of a model are in half precision, and `widened` knows all its operators."""
+    known = {*STANDARD, *(each.domain for each in model.functions)}
+    foreign = any(each.domain not in known for each in model.opset_import)
+    return not foreign and any(each.data_type in HALF for each in model.graph.initializer)
+
+
+def widened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in float32 if its weights are in half precision; otherwise unchanged."""
+    if not is_half(model):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    _widen(made.graph)
+    for function in made.functions:
+        _replace(function.node, _widened_nodes(function.node))
+    return made
+
+
+def _widen(graph: onnx.GraphProto) -> None:
+    """Widens a graph in place, with those inside its nodes."""
+    weights = [each for each in graph.initializer if each.data_type in HALF]
+    stored = {each.name for each in weights}
+    ports = [each for each in graph.input if each.name not in stored]  # weights were inputs too before IR 4
+    _replace(graph.input, ports)
+    casts = [_cast(each.name) for each in weights]
+    for each in weights:
+        each.name = _stored(each.name)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _widen_type(value.type)
+    _replace(graph.node, [*casts, *_widened_nodes(graph.node)])
+
+
+def _widened_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes with float32 results; constants in half precision are followed by a Cast."""
+    for node in nodes:
+        stored = any(each.t.data_type in HALF for each in node.attribute)
+        for attribute in node.attribute:
+            if attribute.name in TYPE_ATTRIBUTES and attribute.type == AttributeProto.INT and attribute.i in HALF:
+                attribute.i = TensorProto.FLOAT
+            for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                _widen(graph)
+        results = list(node.output)
+        if stored:
+            _replace(node.output, map(_stored, results))
+        yield node
+        if stored:
+            yield from map(_cast, results)
+
+
+def _cast(name: str) -> onnx.NodeProto:
+    return helper.make_node("Cast", [_stored(name)], [name], f"{name}/Cast", to=TensorProto.FLOAT)
+
+
+def _stored(name: str) -> str:
+    """The name of a constant as the file stores it."""
+    return f"{name}/stored"
+
+
+def _widen_type(found: onnx.TypeProto) -> None:
+    """Widens the element type of a tensor, in sequences and optional values too."""
+    kind = found.WhichOneof("value")
+    if kind == "tensor_type" and found.tensor_type.elem_type in HALF:
+        found.tensor_type.elem_type = TensorProto.FLOAT
+    if kind in ("sequence_type", "optional_type"):
+        _widen_type(getattr(found, kind).elem_type)
+
+
+def _replace(field: MutableSequence[Any], values: Iterable[Any]) -> None:
+    """Replaces the entries of a repeated field; the values may be among them."""
+    kept = list(values)
+    del field[:]
+    field.extend(kept)
