@@ -15,6 +15,7 @@ from npuc.budget import budget
 from npuc.errors import ArtefactError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
 from npuc.ir import Array, Graph, Node, TensorType
+from npuc.masks import problems as mask_problems
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
@@ -50,6 +51,14 @@ def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
     return (*(each for name, each in shared.items() if name not in target.left_out), *target.passes(options))
 
 
+def imported(model: Path, target: Target, shapes: Shapes) -> Graph:
+    """The graph of a model file. Raises ModelError and UnsupportedOperator, with remedies for the target."""
+    try:
+        return load_model(model, shapes)
+    except NpucError as error:
+        raise type(error).of(each.on(target.name) for each in error.problems) from error
+
+
 def optimised(
     model: Path, target: Target, shapes: Shapes, options: Options | None = None, hook: Hook | None = None
 ) -> Graph:
@@ -57,15 +66,32 @@ def optimised(
 
     Raises UnsupportedOperator (E202) for outputs that depend on no input.
     """
-    try:
-        imported = load_model(model, shapes)
-    except NpucError as error:
-        raise type(error).of(each.on(target.name) for each in error.problems) from error
-    graph = run_passes(imported, passes_of(target, options or usual_options(target)), hook)
+    return _optimised(imported(model, target, shapes), target, options or usual_options(target), hook)
+
+
+def _optimised(graph: Graph, target: Target, options: Options, hook: Hook | None) -> Graph:
+    graph = run_passes(graph, passes_of(target, options), hook)
     constant = [name for name in graph.outputs if name in graph.constants]
     if constant:
         reason, remedy = "the output is a constant: it depends on no input", "remove it from the model's outputs"
         raise UnsupportedOperator.of(Problem("E202", reason, tensor=name, remedy=remedy) for name in constant)
+    return graph
+
+
+def accepted(model: Path, target: Target, shapes: Shapes, options: Options, hook: Hook | None = None) -> Graph:
+    """The same, of a model that the target runs whole: everything that it cannot run is raised at once.
+
+    Raises NpucError.
+    """
+    source = imported(model, target, shapes)
+    graph = _optimised(source, target, options, hook)
+    target.machine_values(options.machine)  # an unknown machine is refused even if the target reads none of it
+    found = target.problems(graph, options)
+    told = {each.node for each in found}
+    masks = mask_problems(source.nodes, source.constants, options.precision)
+    found += [each for each in masks if each.node not in told]
+    if found:
+        raise NpucError.of(found)
     return graph
 
 
@@ -76,13 +102,11 @@ def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> l
     instructions) are found by lowering on synthetic data.
     """
     try:
-        graph = optimised(model, target, shapes, options)
-        found = target.problems(graph, options)
-        if not found:
-            target.lower(graph, synthetic(input_types(graph)), options)
-        return found
+        graph = accepted(model, target, shapes, options)
+        target.lower(graph, synthetic(input_types(graph)), options)
     except NpucError as error:
         return list(error.problems)
+    return []
 
 
 @dataclass(frozen=True)
@@ -131,11 +155,7 @@ def compilation(
             hook(name, before, after, seconds)
 
     options.begin("reading the model")
-    graph = optimised(model, target, shapes, options, recording)
-    target.machine_values(options.machine)  # an unknown machine is refused even if the target reads none of it
-    found = target.problems(graph, options)
-    if found:
-        raise NpucError.of(found)
+    graph = accepted(model, target, shapes, options, recording)
     types = input_types(graph)
     try:
         if isinstance(target, Foreseeing):
@@ -210,10 +230,7 @@ def quantise_model(
     """
     from npuc.quantize.qdq import qdq_model
 
-    graph = optimised(model, target, shapes, options)
-    found = target.problems(graph, options)
-    if found:
-        raise NpucError.of(found)
+    graph = accepted(model, target, shapes, options)
     if not isinstance(target, Quantising):
         raise UnsupportedOperator("E205", f"{target.name} has no integer network that other runtimes could open")
     given = next((node for node in graph.nodes if node.op in CONVERSIONS), None)

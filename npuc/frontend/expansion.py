@@ -8,6 +8,7 @@ import onnx
 
 from npuc.budget import NODE_BYTES, take
 from npuc.errors import ModelError
+from npuc.frontend.upgrading import ONNX_DOMAINS
 from npuc.subgraphs import within
 
 DEEPEST = 64
@@ -64,6 +65,54 @@ def with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
             found = defaults.get((node.domain, node.op_type, node.overload), ())
             node.attribute.extend(each for each in found if each.name not in given)
     return made
+
+
+def with_one_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with functions that import its own opsets: ONNX's inliner leaves out the others without a word.
+
+    Raises ModelError (E103) for a function with an operator that another opset defines differently.
+    """
+    versions = {_domain(each.domain): each.version for each in model.opset_import}
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for function in made.functions:
+        for own in function.opset_import:
+            version = versions.get(_domain(own.domain))
+            if version is None:
+                made.opset_import.append(own)
+                versions[_domain(own.domain)] = own.version
+            elif version != own.version:
+                _expect_same(function, own, version)
+                own.version = version
+    return made
+
+
+def _expect_same(function: onnx.FunctionProto, own: onnx.OperatorSetIdProto, version: int) -> None:
+    """Raises ModelError (E103) if the function has an operator with another definition in this version."""
+    for node in within(function.node):
+        if _domain(node.domain) == _domain(own.domain):
+            first, other = (_since(node, each) for each in (own.version, version))
+            if first != other:
+                raise ModelError(
+                    "E103",
+                    f"the function {function.name} is of opset {own.version}, the model of opset {version}, and"
+                    f" {node.op_type} differs between them",
+                    op=function.name,
+                    limit="one opset for the model and its functions",
+                    remedy=f"write the function with the operators of opset {version}",
+                )
+
+
+def _since(node: onnx.NodeProto, version: int) -> int | None:
+    """The opset that brought an operator's definition; None for one that ONNX does not define."""
+    try:
+        return onnx.defs.get_schema(node.op_type, version, _domain(node.domain)).since_version
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _domain(name: str) -> str:
+    return "" if name in ONNX_DOMAINS else name
 
 
 def _key(function: onnx.FunctionProto) -> Key:

@@ -30,10 +30,31 @@ ELEMENT_BYTES = 8
 
 
 def can_fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> bool:
-    """Whether the node's value is the same in every run: constant inputs, no subgraph, nothing random."""
+    """Whether the value is the same everywhere: constant inputs, no subgraph, nothing random or undefined."""
     if node.op in RANDOM or any(each.type == onnx.AttributeProto.GRAPH for each in proto.attribute):
         return False
-    return bool(node.inputs) and all(each in to.constants for each in node.inputs if each)
+    constant = bool(node.inputs) and all(each in to.constants for each in node.inputs if each)
+    return constant and not (node.op in ("Cast", "CastLike") and _undefined(node, to))
+
+
+NARROW = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
+"""The ranges of the narrowest integers."""
+
+
+def _undefined(node: OnnxNode, to: Builder) -> bool:
+    """Whether a cast to a narrow integer meets a fraction or leaves the range.
+
+    There onnxruntime rounds and saturates, where ONNX's reference implementation truncates and wraps around.
+    """
+    value = to.constants[node.inputs[0]]
+    if node.op == "CastLike":
+        dtype = to.types[node.inputs[1]].dtype
+    else:
+        dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(node.attrs["to"])))
+    if dtype not in NARROW or value.dtype.kind not in "fiu":
+        return False
+    low, high = NARROW[dtype]
+    return not bool(((value == np.rint(value)) & (value >= low) & (value <= high)).all())
 
 
 def fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:

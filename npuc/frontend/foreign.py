@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TypeProto, helper, numpy_helper
+from onnx import TensorProto, TypeProto, helper, numpy_helper
 
+from npuc.errors import NpucError
+from npuc.external_weights import without_weights
 from npuc.ir import Array, TensorType
+from npuc.reference import session, with_outputs
 from npuc.subgraphs import subgraphs
 
 SMALL = 1 << 12
@@ -69,6 +73,41 @@ def result_types(
     except Exception:  # no types are known if inference fails; onnxruntime decides later
         return {}
     return {each.name: each.type for each in found.graph.output if each.type.WhichOneof("value") is not None}
+
+
+ELEMENTS = {
+    "tensor(float)": TensorProto.FLOAT,
+    "tensor(uint8)": TensorProto.UINT8,
+    "tensor(int8)": TensorProto.INT8,
+    "tensor(int32)": TensorProto.INT32,
+    "tensor(int64)": TensorProto.INT64,
+    "tensor(bool)": TensorProto.BOOL,
+}
+"""The element types that npuc imports, as onnxruntime names them."""
+
+
+def types_by_onnxruntime(
+    model: onnx.ModelProto, folder: Path | None, inputs: Mapping[str, TensorType]
+) -> dict[str, TypeProto]:
+    """The static types of all tensors of a model as onnxruntime infers them: it also knows its own operators.
+
+    inputs: types of the model's inputs. Empty if onnxruntime cannot open the model.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for port in made.graph.input:
+        if port.name in inputs:
+            port.type.CopyFrom(proto_of(inputs[port.name]))
+    names = [name for node in made.graph.node for name in node.output if name]
+    try:
+        found = session(*without_weights(with_outputs(made, names), folder), confined=True).get_outputs()
+    except NpucError:
+        return {}
+    return {
+        each.name: helper.make_tensor_type_proto(ELEMENTS[each.type], each.shape)
+        for each in found
+        if each.type in ELEMENTS and all(isinstance(extent, int) for extent in each.shape)
+    }
 
 
 def static(found: TypeProto) -> TensorType | None:

@@ -16,7 +16,8 @@ from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
 from npuc.frontend.contrib import is_known, signature_of
-from npuc.frontend.expansion import expect_small, with_defaults
+from npuc.frontend.dense import with_dense_constants
+from npuc.frontend.expansion import expect_small, with_defaults, with_one_opset
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.foreign import captured
@@ -32,7 +33,7 @@ def graph_of(
     model: onnx.ModelProto, folder: Path | None, shapes: Mapping[str, tuple[int, ...]], *, fold_weights: bool
 ) -> Graph:
     """The graph of a model. Raises ModelError or UnsupportedOperator with all problems found."""
-    model = upgraded(model)
+    model = upgraded(with_dense_constants(model, folder))
     opset = opset_of(model)
     expect_small(model)
     model = without_functions(model)
@@ -52,21 +53,22 @@ def graph_of(
 
 
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with each call of a model-local function replaced by its body."""
+    """The model with each call of a model-local function replaced by its body.
+
+    Raises ModelError: E103 for a function of another opset, E104 for what ONNX's inliner refuses.
+    """
     if not model.functions:
         return model
     from onnx import inliner
 
     try:
-        return inliner.inline_local_functions(with_defaults(model))
+        return inliner.inline_local_functions(with_one_opset(with_defaults(model)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError("E104", f"the model's functions cannot be inlined: {error}") from error
 
 
 def constants_into(to: Builder, graph: onnx.GraphProto) -> None:
-    """Adds the initialisers. Raises ModelError: E107 for a sparse one, E104 for a repeated name."""
-    for tensor in graph.sparse_initializer:
-        raise ModelError("E107", "a sparse constant", tensor=tensor.values.name, limit="dense tensors")
+    """Adds the initialisers. Raises ModelError (E104) for a repeated name."""
     for tensor in graph.initializer:
         if tensor.name in to.constants:
             raise ModelError("E104", "two constants have this name", tensor=tensor.name)

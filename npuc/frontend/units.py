@@ -20,8 +20,9 @@ from npuc.errors import NpucError, Problem
 from npuc.frontend.binding import INPUT_TYPES, input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.expansion import expect_small
-from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static
+from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static, types_by_onnxruntime
 from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
@@ -113,7 +114,7 @@ def survey(
     Raises ModelError if the model is malformed or an input stays dynamic.
     """
     written = _written(model)
-    model = upgraded(model)
+    model = upgraded(with_dense_constants(model, folder))
     opset = _opset(model)
     expect_small(model)
     model = without_functions(model)
@@ -156,6 +157,10 @@ class _Survey:
         self.opsets = list(model.opset_import)
         constants_into(self.to, model.graph)
 
+    @cached_property
+    def _by_onnxruntime(self) -> Mapping[str, TypeProto]:
+        return types_by_onnxruntime(self.model, self.to.folder, self.given)
+
     def bind(self, values: Mapping[str, Array]) -> None:
         """Makes inputs constant."""
         for name, value in values.items():
@@ -170,7 +175,8 @@ class _Survey:
         typed.input.extend(
             each for each in graph.input if _code(each.type) in HOST_TYPES and not _is_empty(each.type)
         )
-        to.types.update(input_types(typed, to.constants, shapes, HOST_TYPES))
+        self.given = input_types(typed, to.constants, shapes, HOST_TYPES)
+        to.types.update(self.given)
         self.protos |= {name: declared[name] for name in self.inputs}
         self.protos |= {name: proto_of(found) for name, found in to.types.items()}
         to.reserve([*self.inputs, *(name for node in graph.node for name in node.output)])
@@ -274,6 +280,9 @@ class _Survey:
             to.aliases.pop(each, None)
             to.types.pop(each, None)
         found = result_types(proto, self.protos, to.constants, self.opsets)
+        untyped = [each for each in filter(None, proto.output) if each not in found and each not in declared]
+        if proto.domain not in ONNX_DOMAINS and untyped:
+            found = {**self._by_onnxruntime, **found}
         for each in filter(None, proto.output):
             proto_type = found.get(each) or declared.get(each)
             if proto_type is not None:

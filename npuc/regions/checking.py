@@ -53,11 +53,7 @@ def _surveyed(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]]
     refusal: NpucError | None = None
     if not options.bind:
         try:
-            graph = driver.optimised(model, target, shapes, plain)
-            found = target.problems(graph, plain)
-            if not found:
-                return _host_steps(target, graph, plain)
-            raise NpucError.of(found)
+            return _host_steps(target, driver.accepted(model, target, shapes, plain), plain)
         except NpucError as error:
             refusal = error
         if not may_fall_back(refusal):

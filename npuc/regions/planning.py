@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from npuc import driver
+from npuc import driver, masks
 from npuc.errors import ModelError, NpucError, Problem
 from npuc.frontend.binding import bound_values
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit, survey
-from npuc.ir import Graph
+from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
@@ -66,7 +66,22 @@ def refused(network: Network, target: Target, options: Options) -> dict[str, Pro
         for unit in named:
             problem = Problem("W202", "it was asked for", unit.name, unit.op, remedy=f"leave out --deny {asked}")
             found.setdefault(unit.name, problem)
+    for name, problem in _masks(network, options.precision):
+        found.setdefault(name, problem)
     return found
+
+
+def _masks(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:
+    """The units that belong to a mask before a Softmax, wherever that runs."""
+    nodes = [
+        node
+        for unit in network.units
+        for node in unit.nodes or (Node(unit.op, tuple(unit.proto.input), tuple(unit.proto.output)),)
+    ]
+    for problem in masks.problems(nodes, network.constants, precision):
+        unit = network.producers.get(problem.tensor or "")
+        if unit is not None:
+            yield unit.name, replace(problem, node=unit.name, op=unit.op)
 
 
 def partitioned(plan: Plan) -> tuple[partition.Part, ...]:

@@ -99,6 +99,8 @@ class Tolerance:
     cosine: float = 0.95
     limits: Mapping[str, float] = field(default_factory=dict[str, float])
     """For some outputs, the signal to noise in dB required instead; the required cosine follows from it."""
+    exact: Mapping[str, float] = field(default_factory=dict[str, float])
+    """For some outputs, the largest absolute error that is always admitted: fp32 itself is no more accurate."""
 
     @classmethod
     def of(cls, precision: str, *, synthetic: bool = False) -> Tolerance:
@@ -126,6 +128,8 @@ class Tolerance:
 
     def admits(self, name: str, difference: Difference) -> bool:
         """Whether the comparison of an output is within the tolerance."""
+        if difference.largest <= self.exact.get(name, 0.0):
+            return True
         sqnr, (least, cosine) = difference.sqnr_db, self.of_output(name)
         return (sqnr is None or sqnr >= least) and difference.cosine >= cosine
 

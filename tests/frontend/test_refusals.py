@@ -267,14 +267,6 @@ def test_a_sequence_as_input_is_refused() -> None:
     assert problem_of(model).code == "E107"
 
 
-def test_a_sparse_constant_is_refused() -> None:
-    model = model_of(RELU)
-    values, indices = (numpy_helper.from_array(np.array([1]), name) for name in ("s", "i"))
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [3]))
-    problem = problem_of(model)
-    assert (problem.code, problem.tensor) == ("E107", "s")
-
-
 @pytest.mark.parametrize("change", ["dims", "negative", "type"])
 def test_a_constant_that_contradicts_itself_is_refused_by_name(change: str) -> None:
     model = model_of("g (float[2] x) => (float[2] y) { y = Add(x, c) }")

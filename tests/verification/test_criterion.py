@@ -93,3 +93,70 @@ def test_a_program_with_host_regions_is_judged_by_what_fp16_can_give(tmp_path: P
     assert noise.sqnr_db is not None
     assert limit == pytest.approx(noise.sqnr_db - 6, abs=2)
     assert limit < 30
+
+
+def test_an_operator_that_npuc_does_not_know_does_not_make_the_criterion_absolute(tmp_path: Path) -> None:
+    """As above, with a CumSum along an axis of one element before the layers. 60 dB were asked for."""
+    text = "g (float[1,8,6,6] x) => (float[1,8,6,6] y) { a = CumSum(x, k)\n b = Conv(a, w)\n y = Conv(b, v) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    keep, differ = np.eye(8, dtype=np.float32), np.eye(8, dtype=np.float32) - np.roll(np.eye(8), 1, 1)
+    for name, values in {"w": keep, "v": differ}.items():
+        model.graph.initializer.append(numpy_helper.from_array(values[..., None, None].astype(np.float32), name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0), "k"))
+    onnx.save(model, tmp_path / "m.onnx")
+    chip, options = target("nvdla-full"), Options(precision="fp16", proof="off")
+    program = as_loaded(compile_model(tmp_path / "m.onnx", chip, options, {})[0])
+    assert is_composite(program)
+    x = np.random.default_rng(4).normal(300, 1, (2, 1, 8, 6, 6)).astype(np.float32)
+    limit = criterion(tmp_path / "m.onnx", program, Samples({"x": x})).limits["y"]
+    noise = Difference()
+    rounded = x[:, 0].astype(np.float16).astype(np.float32)
+    noise.add(x[:, 0] - np.roll(x[:, 0], -1, 1), rounded - np.roll(rounded, -1, 1))
+    assert noise.sqnr_db is not None
+    assert limit == pytest.approx(noise.sqnr_db - 6, abs=2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_sample_of_a_small_output_is_judged_as_many_are(seed: int, tmp_path: Path) -> None:
+    """The rounding errors of one number may be far below their deviation."""
+    text = "g (float[1,64] x) => (float[1,2] y) { a = Gemm(x, w)\n y = Softmax(a) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    weights = np.random.default_rng(2).normal(0, 0.1, (64, 2)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights - weights.mean(0), "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    program = replace(_program("fp16"), manifest=_ports([1, 64]))
+    x = np.random.default_rng(seed).normal(100, 1, (1, 1, 64)).astype(np.float32)
+    one = criterion(tmp_path / "m.onnx", program, Samples({"x": x})).limits["y"]
+    near = x * (1 + np.random.default_rng(9).uniform(-(2**-11), 2**-11, (256, 1, 64)))
+    many = criterion(tmp_path / "m.onnx", program, Samples({"x": near.astype(np.float32)})).limits["y"]
+    assert one == pytest.approx(many, abs=4)
+
+
+def _ports(shape: list[int]) -> dict[str, object]:
+    return {"target": "t", "precision": "fp16", "inputs": [{"name": "x", "shape": shape, "dtype": "float32"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "within"),
+    [
+        ("s = Sigmoid(x)\n y = Reshape(s, k)", 2.0**-20, True),
+        ("s = Sigmoid(x)\n y = Reshape(s, k)", 2.0**-19, False),
+        ("s = Sigmoid(x)\n y = Mul(s, x)", 2.0**-20, False),
+        ("s = Relu(x)\n y = Reshape(s, k)", 2.0**-20, False),
+    ],
+)
+def test_scores_near_zero_need_no_more_digits_than_fp32_has(
+    text: str, error: float, within: bool, tmp_path: Path
+) -> None:
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[1,64] x) => (float[1,64] y) {{ {text} }}'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 64]), "k"))
+    onnx.save(model, tmp_path / "m.onnx")
+    program = replace(_program("fp32"), manifest={**_ports([1, 64]), "precision": "fp32"})
+    asked = criterion(
+        tmp_path / "m.onnx", program, Samples({"x": np.zeros((1, 1, 64), np.float32)}, synthetic=True)
+    )
+    apart = Difference()
+    apart.add(np.full(64, 1e-7), np.full(64, 1e-7) + error)
+    assert asked.admits("y", apart) is within

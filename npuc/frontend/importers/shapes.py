@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.budget import expect_room
-from npuc.errors import ModelError
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
 from npuc.frontend.limits import LARGEST_CONSTANT
@@ -26,8 +25,6 @@ def _constant(node: OnnxNode, to: Builder) -> None:
     if len(node.attrs) != 1:
         raise node.bad(f"{len(node.attrs)} values", limit="one")
     ((key, value),) = node.attrs.items()
-    if key == "sparse_value":
-        raise ModelError("E107", "a sparse constant", node=node.name, op=node.op, tensor=node.outputs[0])
     to.add_constant(node.outputs[0], value if key == "value" else np.array(value, TYPED_VALUES[key]))
 
 
