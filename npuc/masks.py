@@ -59,16 +59,25 @@ def masking(nodes: Sequence[Node], constants: Mapping[str, Array]) -> tuple[Node
 
 def _masked(nodes: Sequence[Node], constants: Mapping[str, Array]) -> tuple[set[str], set[str]]:
     """The tensors that layers contribute to, and those to which a mask was added."""
-    logits, masked = set[str](), set[str]()
+    logits, masked, samples = set[str](), set[str](), _samples(nodes)
     for node in nodes:
-        if _adds(node, constants, logits) or (node.op in PASSING and not masked.isdisjoint(node.inputs)):
+        if _adds(node, constants, logits, samples) or (node.op in PASSING and not masked.isdisjoint(node.inputs)):
             masked.update(node.outputs)
         if node.op in LAYERS or not logits.isdisjoint(node.inputs):
             logits.update(node.outputs)
     return logits, masked
 
 
-def _adds(node: Node, constants: Mapping[str, Array], logits: Set[str]) -> bool:
+def _samples(nodes: Sequence[Node]) -> set[str]:
+    """The tensors that layers read, other than through a Softmax: no masks, even if added to logits."""
+    found = set[str]()
+    for node in reversed(nodes):
+        if node.op in LAYERS or (node.op not in HEADS and not found.isdisjoint(node.outputs)):
+            found.update(node.inputs)
+    return found
+
+
+def _adds(node: Node, constants: Mapping[str, Array], logits: Set[str], samples: Set[str]) -> bool:
     """Whether a node adds a mask: a large constant, or to logits what the network's inputs give without layers."""
     if node.op == "Pad":
         return VALUE(node) <= -LARGEST
@@ -76,7 +85,7 @@ def _adds(node: Node, constants: Mapping[str, Array], logits: Set[str]) -> bool:
         return _reaches(node.inputs[2:], constants, LARGEST_BIAS)
     if node.op not in ADDING:
         return False
-    given = any(name not in logits and name not in constants for name in node.inputs)
+    given = any(name not in logits and name not in samples and name not in constants for name in node.inputs)
     added = node.op in ("Add", "Sub") and given and not logits.isdisjoint(node.inputs)
     return added or _reaches(node.inputs, constants, LARGEST)
 

@@ -111,6 +111,17 @@ CONDITIONS = {
     "logits added to logits": ("t = MatMul(x, v)\n z = Add(s, t)", {}, []),
     "an input through elementwise operators": ("n = Relu(m)\n z = Add(s, n)", {}, ["Relu", "Add"]),
     "an input through a layer": ("n = MatMul(m, v)\n z = Add(s, n)", {}, []),
+    "an input that the layer reads as well": ("z = Add(s, x)", {}, []),
+    "an input that a layer reads behind a function": (
+        "n = Relu(m)\n t = MatMul(n, v)\n a = Add(s, m)\n z = Add(a, t)",
+        {},
+        [],
+    ),
+    "an input that a layer reads behind the Softmax": (
+        "z = Add(s, m)\n p = Softmax(z)\n t = MatMul(p, v)",
+        {},
+        ["Add"],
+    ),
     "a mask before elementwise operators": ("a = Add(s, m)\n t = Mul(a, one)\n z = Max(t, low)", {}, 3),
     "a mask before a function": ("a = Add(s, m)\n z = Relu(a)", {}, []),
     "a mask before a layer": ("a = Add(s, m)\n z = MatMul(a, v)", {}, []),

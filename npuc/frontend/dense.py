@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,9 @@ from onnx import numpy_helper
 from npuc.budget import expect_room
 from npuc.errors import ModelError
 from npuc.frontend.external_data import array_of
-from npuc.frontend.foreign import subgraphs
 from npuc.frontend.limits import LARGEST_TENSOR
 from npuc.ir import Array
+from npuc.subgraphs import graphs
 
 
 def with_dense_constants(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
@@ -22,11 +21,11 @@ def with_dense_constants(model: onnx.ModelProto, folder: Path | None) -> onnx.Mo
 
     Raises ModelError (E105) for indices that do not fit the shape, (E110) for more memory than the limit.
     """
-    if not any(graph.sparse_initializer or _sparse_values(graph) for graph in _graphs(model.graph)):
+    if not any(graph.sparse_initializer or _sparse_values(graph) for graph in graphs(model.graph)):
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    for graph in _graphs(made.graph):
+    for graph in graphs(made.graph):
         for sparse in graph.sparse_initializer:
             graph.initializer.append(_dense(sparse, sparse.values.name, folder))
         del graph.sparse_initializer[:]
@@ -34,14 +33,6 @@ def with_dense_constants(model: onnx.ModelProto, folder: Path | None) -> onnx.Mo
             dense = onnx.helper.make_attribute("value", _dense(value.sparse_tensor, "", folder))
             value.CopyFrom(dense)
     return made
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    waiting = [graph]
-    while waiting:
-        found = waiting.pop()
-        yield found
-        waiting += [inner for node in found.node for each in node.attribute for inner in subgraphs(each)]
 
 
 def _sparse_values(graph: onnx.GraphProto) -> list[onnx.AttributeProto]:
@@ -68,7 +59,7 @@ def _flat(indices: Array, shape: tuple[int, ...], size: int, count: int, name: s
     limits = np.array(shape if indices.ndim == 2 else size)
     if ((indices < 0) | (indices >= limits)).any():
         raise _bad(f"an index lies outside {list(shape)}", name)
-    flat = np.ravel_multi_index(tuple(indices.T), shape) if indices.ndim == 2 else indices
+    flat = np.asarray(np.ravel_multi_index(tuple(indices.T), shape)) if indices.ndim == 2 else indices
     if len(np.unique(flat)) != count:
         raise _bad("two values for one element", name)
     return flat
