@@ -27,7 +27,7 @@ from typing import Any
 from npuc.budget import budget, take
 from npuc.errors import ArtefactError, ModelError
 from npuc.storage.files import recover, replacing_folder
-from npuc.storage.mapped import append, release
+from npuc.storage.mapped import append, linked, release
 from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
 from npuc.storage.records import damaged, read
 
@@ -253,16 +253,17 @@ def as_loaded(program: Program) -> Program:
     return replace(program, manifest=json.loads(canonical_json(manifest)))
 
 
-def save(program: Program, directory: Path, *, force: bool = False) -> None:
+def save(program: Program, directory: Path, *, force: bool = False, final: bool = False) -> None:
     """Writes the program, replacing an npuc artefact (or, with force, anything) in one step.
 
+    final: the program's values are not used afterwards, so that its temporary files may become the artefact's.
     An artefact's directory that contains other files is not replaced without force: nobody's notes are deleted.
     Raises ArtefactError: E505 if something else is in the way, E506 if the system refuses.
     """
     expect_replaceable(directory, force=force)
     contents = contents_of(program.files, program.evidence)
     manifest = sealed(program.manifest, Files(contents))
-    _write(directory, Files({**contents, MANIFEST: canonical_json(manifest)}))
+    _write(directory, Files({**contents, MANIFEST: canonical_json(manifest)}), final=final)
 
 
 def expect_replaceable(directory: Path, *, force: bool = False) -> None:
@@ -302,18 +303,20 @@ def _is_empty(directory: Path) -> bool:
         return False
 
 
-def _write(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Puts a directory with these files in place, in one step."""
+def _write(directory: Path, files: Mapping[str, bytes], *, final: bool = False) -> None:
+    """Puts a directory with these files in place, in one step. final: as in `save`."""
     with replacing_folder(directory) as staging:
         for name, data in contents_of(files).items():
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             if isinstance(data, bytes):
                 (staging / name).write_bytes(data)
             else:
-                _write_pieces(staging / name, data)
+                _write_pieces(staging / name, data, final=final)
 
 
-def _write_pieces(path: Path, data: Pieces) -> None:
+def _write_pieces(path: Path, data: Pieces, *, final: bool) -> None:
+    if final and len(data.pieces) == 1 and not isinstance(data.pieces[0], bytes) and linked(data.pieces[0], path):
+        return
     with path.open("wb", buffering=0) as file:
         for piece in data.pieces:
             append(file, piece)

@@ -159,7 +159,7 @@ def compile_command(
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
     if samples.synthetic and options.precision not in FLOATING and not quiet:
         announce_synthetic("calibrated", "--calibration DATA.npz", samples)
-    program.save(compiled, directory, force=force)
+    program.save(compiled, directory, force=force, final=True)
     if len(variants) > 1:
         _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)
         return

@@ -18,14 +18,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp, mkstemp
+from secrets import token_hex
+from tempfile import mkdtemp
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from npuc.ir import Array
-from npuc.storage.pieces import view_of
+from npuc.storage.pieces import Content, Pieces, view_of
 
 HEAVY = 1 << 20
 """Bytes from which a constant is mapped instead of copied."""
@@ -73,10 +74,9 @@ def _remove(process: int, path: Path) -> None:
 @contextmanager
 def _new() -> Generator[tuple[Path, IO[bytes]]]:
     """A new file; it is removed if the block fails."""
-    handle, name = mkstemp(dir=folder())
-    path = Path(name)
+    path = folder() / token_hex(8)
     try:
-        with os.fdopen(handle, "wb", buffering=0) as file:
+        with path.open("xb", buffering=0) as file:
             yield path, file
     except BaseException:
         path.unlink(missing_ok=True)
@@ -176,6 +176,78 @@ def append(file: IO[bytes], piece: bytes | Array) -> None:
         return
     with place.file.open("rb", buffering=0) as source:
         _moved(source, place.offset, piece.nbytes, file)
+
+
+def linked(values: Array, path: Path) -> bool:
+    """Gives the file of values another name, `path`; false if it holds more, or the system has reasons against it.
+
+    Both names then have the same content: only for values that are not used afterwards.
+    """
+    place = place_of(values)
+    if place is None:
+        return False
+    try:
+        told, group = place.file.stat(), path.parent.stat().st_gid
+        if told.st_size != values.nbytes or told.st_gid != group:  # a new file would be its folder's group's
+            return False
+        os.link(place.file, path)
+    except (OSError, AttributeError):  # another file system, or none with links
+        return False
+    return True
+
+
+class Growing:
+    """Bytes that are added at the end: in memory while they are few or a disk is full, otherwise in a file."""
+
+    def __init__(self) -> None:
+        self._light = bytearray()
+        """The last bytes, which are not in the file."""
+        self._path: Path | None = None
+        self._filed = 0
+        self._full = False
+
+    def __len__(self) -> int:
+        return self._filed + len(self._light)
+
+    def append(self, data: Array) -> None:
+        """Adds bytes (count,) uint8."""
+        if len(self._light) + len(data) < HEAVY or not self._file(bytes(self._light), data):
+            self._light += data.data
+
+    def _file(self, *parts: bytes | Array) -> bool:
+        """Writes the last bytes and some more to the file; whether there was room."""
+        if self._full:
+            return False
+        try:
+            if self._path is None:
+                with _new() as (self._path, _):
+                    self._removal = weakref.finalize(self, _remove, os.getpid(), self._path)
+            with self._path.open("r+b", buffering=0) as file:
+                file.seek(self._filed)
+                for each in parts:
+                    _write(file, each)
+        except OSError:
+            self._full = True
+            return False
+        self._filed += sum(map(len, parts))
+        self._light.clear()
+        return True
+
+    def read(self, at: int, count: int) -> bytes:
+        """Bytes that were added in one call."""
+        if self._path is None or at >= self._filed:
+            return bytes(self._light[at - self._filed :][:count])
+        with self._path.open("rb") as file:
+            file.seek(at)
+            return file.read(count)
+
+    def content(self) -> Content:
+        """All bytes; there must be no more to come."""
+        if self._path is None:
+            return bytes(self._light)
+        self._file(bytes(self._light))
+        self._removal.detach()
+        return Pieces([np.frombuffer(_mapped(self._path), np.uint8)[: self._filed], bytes(self._light)])
 
 
 def _write(file: IO[bytes], data: bytes | Array) -> None:

@@ -51,6 +51,18 @@ def test_at_most_4095_channels_are_multiplied() -> None:
     assert widths(1, 5000, CHIP)[0].W == 2
 
 
+@pytest.mark.parametrize("machine", [FOUR, CHIP], ids=["4", "64"])
+@pytest.mark.parametrize(("cols", "start"), [(1, 0), (40, 0), (100, 1), (1000, 3), (5000, 0)])
+def test_no_width_is_better_than_the_choices(machine: Machine, cols: int, start: int) -> None:
+    least = -(-cols // 4095)
+    every = [width(3, cols, W, machine, start) for W in range(least, cols + 1)]
+    every.sort(key=lambda each: (each.cycles_per_row, each.bytes_per_npu, -each.npus, each.W))
+    firsts = {(each.cycles_per_row, each.bytes_per_npu): each for each in reversed(every)}
+    wanted = [each for each in every if firsts[each.cycles_per_row, each.bytes_per_npu] is each]
+    assert alternatives(3, cols, machine, len(wanted), start) == wanted
+    assert best_width(3, cols, machine, start) == every[0]
+
+
 def test_alternatives_are_shown_with_the_documents_advice() -> None:
     text = described(alternatives(2, 40, FOUR, count=3)).splitlines()
     assert text[0].split() == ["W", "channels", "NPUs", "cycles", "per", "row", "bytes", "per", "NPU", "advised"]

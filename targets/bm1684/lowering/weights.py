@@ -2,56 +2,49 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from npuc.ir import Array
-from npuc.storage.mapped import kept, release
-from npuc.storage.pieces import Content, Pieces, view_of
+from npuc.storage.mapped import Growing, release
+from npuc.storage.pieces import Content
 
 ALIGNMENT = 128
 """Alignment in bytes of tensors in local memory and of data in system memory."""
 PART = 1 << 24
-"""Bytes that are collected in memory before they are written to a file: a multiple of every page size."""
+"""Bytes after which the memory of constants that were read is released."""
+SAMPLE = 256
+"""About so many bytes of a constant are compared before all of them are."""
 
 
 class Weights:
     """A region that grows as constants are added; their offsets do not change."""
 
     def __init__(self) -> None:
-        self._offsets: dict[bytes, int] = {}
-        """Offsets by digest of the content."""
+        self._offsets: dict[tuple[int, bytes, int], list[int]] = {}
+        """Offsets of constants that may be equal: by size, a sample, and the sum of their 64-bit words."""
         self._zeros: dict[int, int] = {}
-        self._parts: list[Array] = []
-        self._last = bytearray()
-        self._bytes = 0
+        self._bytes = Growing()
 
     @property
     def content(self) -> Content:
-        """The content of the region."""
-        return Pieces([*self._parts, bytes(self._last)]) if self._parts else bytes(self._last)
+        """The content of the region, which is complete."""
+        return self._bytes.content()
 
     def image(self, values: Array) -> int:
         """The byte offset of fp32 values; equal values are stored once."""
-        data = view_of(np.ascontiguousarray(values, np.float32)) if values.size else memoryview(b"")
-        behind = bytes(-len(data) % ALIGNMENT)
-        digest = hashlib.sha256(data)
-        digest.update(behind)
-        found = self._offsets.setdefault(digest.digest(), self._bytes)
-        if found == self._bytes:
-            self._append(data, behind)
+        data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
+        if behind := -len(data) % ALIGNMENT:
+            data = np.pad(data, (0, behind))
+        sample = data[:: len(data) // SAMPLE | 1].tobytes()
+        alike = self._offsets.setdefault((len(data), sample, int(data.view(np.uint64).sum())), [])
+        found = next((at for at in alike if self._bytes.read(at, len(data)) == data.data), None)
+        if found is None:
+            found = len(self._bytes)
+            alike.append(found)
+            self._bytes.append(data)
+            if found // PART < len(self._bytes) // PART:
+                release()
         return found
-
-    def _append(self, *parts: bytes | memoryview) -> None:
-        for each in parts:
-            self._last += each
-            self._bytes += len(each)
-        whole = len(self._last) // PART * PART
-        if whole:
-            self._parts.append(kept(np.frombuffer(self._last, np.uint8, whole)))
-            self._last = self._last[whole:]
-            release()
 
     def zeros(self, count: int) -> int:
         """The byte offset of at least `count` zeros."""

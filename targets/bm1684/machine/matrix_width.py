@@ -16,6 +16,8 @@ from npuc.text import table
 
 CHANNELS_MOST = 4095
 """The most channels of a matrix in a product."""
+WORDS = 32
+"""Columns of a channel take a multiple of so many words."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,12 @@ def best_width(rows: int, cols: int, machine: Machine, start_idx: int = 0) -> Wi
 
 
 def widths(rows: int, cols: int, machine: Machine, start_idx: int = 0) -> list[Width]:
-    """Every W that a product can use, with at most 4095 channels."""
+    """The choices for a product, with at most 4095 channels: of successive W that cost the same, the first."""
     least = ceil_div(cols, CHANNELS_MOST)
-    return [width(rows, cols, W, machine, start_idx) for W in range(least, cols + 1)]
+    fewer_channels = {ceil_div(cols, channels) for channels in range(1, min(cols, CHANNELS_MOST) + 1)}
+    more_groups, more_bytes = (range(1, cols + 1, step) for step in (machine.lanes, WORDS))
+    firsts = sorted(W for W in {*fewer_channels, *more_groups, *more_bytes} if W >= least)
+    return [width(rows, cols, W, machine, start_idx) for W in firsts]
 
 
 def alternatives(rows: int, cols: int, machine: Machine, count: int = 8, start_idx: int = 0) -> list[Width]:
