@@ -6,8 +6,9 @@ hundred classes. Here five methods are closures, and `__init__` is compiled when
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from functools import partial
 from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -35,10 +36,11 @@ def frozen(*, eq: bool = True, kw_only: bool = False) -> Callable[[C], C]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(field, Field))
 def frozen(cls: Any = None, /, *, eq: bool = True, kw_only: bool = False) -> Any:
     """The same as `dataclass(frozen=True, eq=eq, kw_only=kw_only)`, for classes without InitVar."""
-    return _made(cls, eq, kw_only) if cls is not None else lambda given: _made(given, eq, kw_only)
+    made = partial(_made, eq=eq, kw_only=kw_only)
+    return made if cls is None else made(cls)
 
 
-def _made(cls: Any, eq: bool, kw_only: bool) -> Any:
+def _made(cls: Any, *, eq: bool, kw_only: bool) -> Any:
     own = {name for name, value in vars(cls).items() if value is not None}
     cls.__doc__ = cls.__doc__ or cls.__name__  # otherwise dataclass describes the signature, which takes it long
     dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
@@ -53,9 +55,7 @@ def _made(cls: Any, eq: bool, kw_only: bool) -> Any:
 
 def _comparing(cls: Any) -> dict[str, Callable[..., Any]]:
     """__eq__ and __hash__."""
-    names = [each.name for each in fields(cls) if each.compare]
-    get = attrgetter(*names) if names else lambda _instance: ()
-    values = (lambda instance: (get(instance),)) if len(names) == 1 else get
+    values = _getter([each.name for each in fields(cls) if each.compare])
 
     def equal(self: Any, other: object) -> bool:
         return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
@@ -64,6 +64,13 @@ def _comparing(cls: Any) -> dict[str, Callable[..., Any]]:
         return hash(values(self))
 
     return {"__eq__": equal, "__hash__": digest}
+
+
+def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that returns these attributes of an instance."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda instance: tuple([getattr(instance, name) for name in names])
 
 
 @recursive_repr()

@@ -7,11 +7,11 @@ calls, and the assertions of the vendor's chip model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from npuc.constraints import SPLIT, Constraint, exceeding
 from npuc.errors import Problem
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops import given
 from npuc.ops.attributes import AXES, AXIS, DILATIONS, KERNEL_SHAPE, LRN_BETA, SCALES
@@ -181,7 +181,7 @@ def padding_within_kernel(graph: Graph, node: Node) -> str | None:
     return None if min(room) >= 0 and max(window.reach) <= MOST_PADDING + 1 else f"pads are {list(window.begins)}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Called:
     """An operator's calls and constraints."""
 

@@ -6,11 +6,12 @@ The supported-operators page and `npuc check` derive from the table here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from npuc.bits import encode
 from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite_constants
 from npuc.errors import EncodingError, NpucError, Problem
+from npuc.frozen import frozen
 from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import COUNT_INCLUDE_PAD, GROUP
@@ -86,7 +87,7 @@ def slope_per_channel(graph: Graph, node: Node) -> str | None:
     return None if fits else f"the slope's shape is {list(slope.shape)}"
 
 
-@dataclass(frozen=True)
+@frozen
 class OnArray:
     """An operator that the array runs: its instruction and its constraints."""
 

@@ -6,11 +6,12 @@ The supported-operators page and `npuc check` derive from the table here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from npuc.constraints import SPLIT, Constraint, clips_at_zero, constant_weights, exceeding, finite_constants
 from npuc.errors import Problem
+from npuc.frozen import frozen
 from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXIS, COUNT_INCLUDE_PAD, LRN_ALPHA, LRN_BETA, LRN_BIAS, MAX, MIN, SIZE
@@ -152,7 +153,7 @@ def interleaving_fields(graph: Graph, node: Node) -> str | None:
     return None if taken else f"the shape is {list(shape)}"
 
 
-@dataclass(frozen=True)
+@frozen
 class OnUnits:
     """An operator that NVDLA runs: the units, and its constraints."""
 

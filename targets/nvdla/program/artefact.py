@@ -9,7 +9,7 @@ for bits of GLB.S_INTR_STATUS, which the driver then clears.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from npuc.budget import expect_room, expect_simulable
 from npuc.errors import ArtefactError, DoesNotFit
+from npuc.frozen import frozen
 from npuc.host import HostStep
 from npuc.storage.records import read
 from npuc.targets.nvdla.formats.feature import Cube
@@ -37,7 +38,7 @@ MOST_LANES = 1 << 16
 """The most lanes of a cube: registers for channel counts have fewer bits."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """A tensor's feature cube or image in memory, strides in bytes; channel lanes as runs (first, count)."""
 
@@ -55,7 +56,7 @@ class Place:
         return [lane for first, count in self.lanes for lane in range(first, first + count)]
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorMove:
     """A tensor and its place in memory; an fp16 tensor is float32 on the host and converted on the way."""
 
@@ -118,7 +119,7 @@ class TensorMove:
         return Cube(width, height, max(lanes) + 1, place.precision, machine.atom_bytes, *strides)
 
 
-@dataclass(frozen=True)
+@frozen
 class Segment:
     """Loads, then the commands `start` to `start + count`, then stores."""
 
@@ -136,7 +137,7 @@ def step_to_json(step: Step) -> dict[str, Any]:
     return {"kind": "host" if isinstance(step, HostStep) else "segment", **asdict(step)}
 
 
-@dataclass(frozen=True)
+@frozen
 class _Kind:
     """The field that tells the steps apart."""
 
@@ -150,7 +151,7 @@ def _step_from_json(entry: Any, where: str) -> Step:
     return read(HostStep if kind == "host" else Segment, entry, where)
 
 
-@dataclass(frozen=True)
+@frozen
 class Produced:
     """What a range of commands does: the operation, its ONNX nodes, and the tensor complete afterwards."""
 
@@ -161,7 +162,7 @@ class Produced:
     result: TensorMove | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Image:
     """A file's bytes at an address in memory."""
 
@@ -175,7 +176,7 @@ class Image:
         return files[self.file]
 
 
-@dataclass(frozen=True)
+@frozen
 class Dram:
     """The program's memory, from `base` on, with its contents before the first step."""
 
@@ -184,7 +185,7 @@ class Dram:
     images: tuple[Image, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Contents:
     """The parts of a manifest that the simulator needs."""
 
