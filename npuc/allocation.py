@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
+from npuc.frozen import frozen
 
-@dataclass(frozen=True)
+
+@frozen
 class Buffer:
     """A region of `size` consecutive units, occupied from step `first` to step `last` inclusive."""
 

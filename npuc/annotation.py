@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.escaping import terminal
+from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.text import as_json, closest, csv_table
 
 ROW_BYTES = 16
 
 
-@dataclass(frozen=True)
+@frozen
 class MemoryAnnotation:
     """What a file contains from byte `start` on, up to the next annotation."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -22,6 +21,7 @@ from npuc import driver
 from npuc import program as programs
 from npuc.errors import DataError, Problem
 from npuc.flags import Flags, options_of
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.regions import compiling
@@ -44,7 +44,7 @@ input; axis 0 is samples."""
 Shapes = Mapping[str, Sequence[int]]
 
 
-@dataclass(frozen=True)
+@frozen
 class Compiled:
     """A program, ready to run and to inspect."""
 
@@ -91,7 +91,7 @@ class Compiled:
         programs.save(self.program, Path(directory), force=force)
 
 
-@dataclass(frozen=True)
+@frozen
 class CompiledVariants:
     """Programs of one model, one for every set of input shapes."""
 

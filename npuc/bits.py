@@ -5,7 +5,7 @@ one declaration. The fields of a word cover every bit exactly once (checked when
 decode(encode(word)) == word and encode(decode(Word, value)) == value for every value.
 
 >>> @word(16)
-... @dataclass(frozen=True, kw_only=True)
+... @frozen(kw_only=True)
 ... class Pair:
 ...     left: int = bits(7, 0, "value of the left half")
 ...     right: int = bits(15, 8, "extent of the right half, 1..256", minus_one=True)
@@ -18,18 +18,19 @@ Pair(left=3, right=16)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cache
 from typing import Any, TypeVar
 
 from npuc.errors import EncodingError
+from npuc.frozen import frozen
 
 W = TypeVar("W")
 
 Names = tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Bits:
     """The position of a field (bits high..low) and how its value is stored."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npuc.errors import ArtefactError, DataError, ModelError
+from npuc.frozen import frozen
 
 MEMORY_LIMIT = 1 << 30
 """In bytes; --memory-limit changes it."""
@@ -32,7 +33,7 @@ class Budget:
     used: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """Memory in bytes, and processor time in seconds."""
 

@@ -14,7 +14,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from npuc import budget, interrupts
 from npuc.errors import ModelError, NpucError
+from npuc.frozen import frozen
 
 AVAILABLE = sys.platform == "linux"
 """Linux reports a process's resource usage and forks cheaply. On other systems onnxruntime is not limited."""
@@ -42,7 +42,7 @@ def _refused(said: object, kind: type[ModelError] = ModelError) -> ModelError:
     return kind("E105", f"onnxruntime cannot run it: {said}")
 
 
-@dataclass(frozen=True)
+@frozen
 class Value:
     """An input or an output, as onnxruntime describes it."""
 

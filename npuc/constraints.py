@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from npuc.errors import Problem
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX, MIN
 
@@ -15,7 +15,7 @@ Constraint = Callable[[Graph, Node], str | None]
 """Describes how a node violates the constraint; None if it does not."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Support:
     """An operator that a machine runs: in which form, its constraints, and the remedy for a violated one."""
 

@@ -6,16 +6,16 @@ The mapping of elements is derived from numpy views; adjacent axes are merged.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops.attributes import AXIS, BLOCK_MODE, BLOCKSIZE, PERM, SPLIT
 from npuc.ops.movement import slice_index
 
 
-@dataclass(frozen=True)
+@frozen
 class Axis:
     """An extent and the bytes between elements, in the source and in the destination."""
 
@@ -24,7 +24,7 @@ class Axis:
     target: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Copy:
     """Runs of `piece` bytes, the first from byte `source` to byte `target`, along axes, outermost first."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from npuc.budget import budget
 from npuc.errors import ArtefactError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.masks import problems as mask_problems
 from npuc.passes import FLOAT_PASSES
@@ -109,7 +110,7 @@ def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> l
     return []
 
 
-@dataclass(frozen=True)
+@frozen
 class Compilation:
     """A program and what it was made of."""
 

@@ -7,9 +7,10 @@ meaning never moves to another number (docs/errors.md is generated from CODES).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from npuc.escaping import terminal
+from npuc.frozen import frozen
 
 CODES: dict[str, str] = {
     # the model
@@ -63,7 +64,7 @@ CODES: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Problem:
     """An error or a warning, with everything a user needs to fix it. Unknown facts are None."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from npuc.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Flag:
     """An option declared by a target and accepted by the command line and `npuc.compile`: `--isa documented`."""
 

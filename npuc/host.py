@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,11 +11,12 @@ import numpy as np
 
 from npuc.budget import expect_room
 from npuc.errors import ArtefactError, NpucError, UnsupportedOperator
+from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import OPS, infer
 
 
-@dataclass(frozen=True)
+@frozen
 class HostStep:
     """One operator that the host computes: its name in npuc's table, its tensors and attributes."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from math import prod
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from npuc.errors import ModelError, UnsupportedOperator
 from npuc.escaping import terminal
+from npuc.frozen import frozen
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -32,7 +33,7 @@ Array = NDArray[Any]
 Attr = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorType:
     """Shape in elements and element type as numpy names it."""
 
@@ -55,7 +56,7 @@ CHECK = "NPUC_CHECK"
 """The environment variable that controls how graphs are checked."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Node:
     """One operator. An omitted optional input is the empty string; `sources` are the ONNX nodes it comes from.
 
@@ -135,7 +136,7 @@ class Node:
         return tuple(map(int, value))
 
 
-@dataclass(frozen=True)
+@frozen
 class Graph:
     """A typed network: nodes in topological order, constants by name, a type for every tensor.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from npuc.frozen import frozen
 from npuc.host import HostStep
 
 
-@dataclass(frozen=True)
+@frozen
 class Name:
     """A name of the model inside a line: shown shortened, and escaped."""
 
@@ -21,7 +21,7 @@ Line = tuple["str | Name", ...]
 """The consecutive pieces of a line."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Heading:
     """Comment lines above the instructions start..start + count - 1; a note follows its instruction."""
 

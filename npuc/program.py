@@ -19,13 +19,14 @@ import stat
 import warnings
 from collections.abc import Generator, Mapping, Sized
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from npuc.budget import budget, take
 from npuc.errors import ArtefactError, ModelError
+from npuc.frozen import frozen
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.mapped import append, linked, release
 from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
@@ -46,7 +47,7 @@ class ModifiedArtefact(UserWarning):
     """A file differs from its sha256 and was loaded nevertheless (--allow-modified)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Port:
     """An input or output of the network, in the ONNX model's own terms."""
 
@@ -58,7 +59,7 @@ class Port:
     """For dtype "object": the type in ONNX notation, for instance seq(tensor(float))."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """The model that the program was compiled from."""
 
@@ -66,21 +67,21 @@ class Model:
     sha256: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class _MemoryUse:
     peak_bytes: int
     capacity_bytes: int | None
     lower_bound_bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class _HostNode:
     node: str
     op: str
     reason: str
 
 
-@dataclass(frozen=True)
+@frozen
 class _Layer:
     name: str
     op: str
@@ -89,7 +90,7 @@ class _Layer:
     cycles: int
 
 
-@dataclass(frozen=True)
+@frozen
 class _Reason:
     code: str
     op: str
@@ -98,7 +99,7 @@ class _Reason:
     reason: str
 
 
-@dataclass(frozen=True)
+@frozen
 class _Partition:
     place: str
     path: str | None
@@ -109,7 +110,7 @@ class _Partition:
     bytes_out: int
 
 
-@dataclass(frozen=True)
+@frozen
 class _Report:
     """The report fields common to all targets; targets add others."""
 
@@ -142,7 +143,7 @@ LARGEST_PORT = 1 << 31
 """The most elements of an input or output."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Program:
     """A program: the manifest and its files by name; `evidence` is for verification only.
 

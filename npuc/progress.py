@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuc.escaping import terminal
+from npuc.frozen import frozen
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -46,7 +46,7 @@ def progress(label: str, *, quiet: bool = False) -> Generator[Progress]:
         yield _Shown(label, bar)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Shown(Progress):
     """The progress bar of one command, with a single task."""
 

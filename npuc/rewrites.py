@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.grouping import sharing
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, KERNEL_SHAPE
@@ -28,7 +28,7 @@ CONVEX = 1 + 1e-3
 """The largest sum of weight magnitudes in an average or interpolation, with float32 rounding."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Rewrite:
     """A replacement of nodes by a pass."""
 

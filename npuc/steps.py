@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Port
@@ -16,7 +17,7 @@ Segment = TypeVar("Segment")
 HOST, SEGMENT = "host", "segment"
 
 
-@dataclass(frozen=True)
+@frozen
 class _Kind:
     """The field that distinguishes the kinds of steps."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, DoesNotFit, Problem
 from npuc.flag import Flag
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
@@ -99,7 +100,7 @@ FLOATING = ("fp16", "fp32")
 """Precisions whose programs have neither an integer reference nor scales to calibrate."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Origin:
     """The instruction that computed an element of a tensor, and its tile."""
 
@@ -178,7 +179,7 @@ class Indexing(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class Stored:
     """The location of a tensor while a program runs, and the encoding of its bytes."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate
 from typing import Any
 
+from npuc.frozen import frozen
 
-@dataclass(frozen=True)
+
+@frozen
 class Activity:
     """An engine at work from cycle `start` to cycle `end`."""
 
@@ -29,7 +31,7 @@ class Activity:
     """Indices of the activities whose results it reads."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Buffer:
     """Bytes of a memory in use from cycle `start`, when they are written, to cycle `end`, when they are freed."""
 
@@ -43,7 +45,7 @@ class Buffer:
     """The cycle in which the last use ends, if the bytes are freed later."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Timeline:
     """A complete run of a program, for one sample."""
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from npuc.errors import ArtefactError, DataError, NpucError
+from npuc.frozen import frozen
 from npuc.ir import TensorType
 from npuc.program import (
     MANIFEST,
@@ -37,7 +38,7 @@ from npuc.storage.sources import files_of
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
+@frozen
 class Variant:
     """A program of the artefact: its folder and the inputs that it accepts."""
 

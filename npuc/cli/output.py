@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuc.escaping import printed
+from npuc.frozen import frozen
 from npuc.text import as_json
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def write_folder(files: Mapping[str, bytes], folder: Path, as_json: bool) -> Non
         say(f"{folder / name}  {len(files[name]):,} bytes")
 
 
-@dataclass(frozen=True)
+@frozen
 class Artefact:
     """The artefact that a command works on, loaded."""
 

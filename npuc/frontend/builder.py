@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ from numpy.typing import ArrayLike
 from npuc.budget import expect_room, take
 from npuc.errors import ModelError, UnsupportedOperator
 from npuc.frontend.limits import LARGEST_CONSTANT, LARGEST_TENSOR
+from npuc.frozen import frozen
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Node, TensorType, type_of
 from npuc.names import Names
 from npuc.ops import infer
 
 
-@dataclass(frozen=True)
+@frozen
 class OnnxNode:
     """A node of the model with all its attributes, including defaults, and with aliases in its inputs resolved."""
 

@@ -8,13 +8,14 @@ with scales and zero points, and has that operator's attributes. Source: onnxrun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import onnx
 
 from npuc.frontend.reading import ONNX_DOMAINS
 from npuc.frontend.signatures import Signature, signature
+from npuc.frozen import frozen
 
 DOMAIN = "com.microsoft"
 ML_DOMAIN = "ai.onnx.ml"
@@ -23,7 +24,7 @@ ML = ("Scaler",)
 UNBOUNDED = 2**31 - 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Contrib:
     """An operator: the ONNX operator with its attributes, the least and most inputs, additional attributes."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ from onnx import AttributeProto
 
 from npuc.errors import ModelError
 from npuc.frontend.external_data import array_of
+from npuc.frozen import frozen
 
 STILL_DEFINED = ("GroupNormalization",)
 """Deprecated in one opset, in favour of another meaning later, but still defined and run."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Signature:
     """An operator in one opset; `required` has an entry per formal input, the last of which may be variadic."""
 

@@ -8,7 +8,7 @@ constant branches inlined and identities left out, as in a complete import.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from npuc.frontend.foreign import captured, proto_of, renamed, result_types, sta
 from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
+from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType
 from npuc.subgraphs import within
 
@@ -39,7 +40,7 @@ HOST_TYPES: Mapping[int, str] = {
 """Element types of inputs that the host accepts."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Unit:
     """One node of the model: `proto` uses the tensors' own names; `nodes` compute the same."""
 
@@ -74,7 +75,7 @@ class Unit:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Network:
     """A surveyed model. `types`: of tensors with static shape; `protos`: what is known of all tensors."""
 

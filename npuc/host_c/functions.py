@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from npuc import c_text
 from npuc.allocation import Buffer, allocate, peak
 from npuc.c_text import array, floating
 from npuc.escaping import c_comment
+from npuc.frozen import frozen
 from npuc.host_c.operators import C_TYPES, Writer, emitted
 from npuc.ir import Array, Graph
 
@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 28
 """The most bytes of constants and results in a function; larger ones are left to the application."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Function:
     """A host function: its text, None if the library lacks an operator, and its description in the header."""
 
@@ -41,7 +41,7 @@ class Function:
     comment: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Signature:
     """Inputs and outputs of a function in order: tensors by name, with their types as text for a comment."""
 

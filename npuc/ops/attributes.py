@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from npuc.errors import ModelError
+from npuc.frozen import frozen
 from npuc.ir import Attr, Node
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class Required:
 REQUIRED = Required()
 
 
-@dataclass(frozen=True)
+@frozen
 class Attribute(Generic[T]):
     """An attribute. `low` and `high` are inclusive bounds of each element; `choices` lists all permitted texts.
 

@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
 from random import Random
@@ -52,6 +51,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npuc.errors import ModelError, NpucError
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Node, TensorType
 from npuc.ops.attributes import Attribute
 
@@ -72,7 +72,7 @@ Extents = dict[str, Any]
 """The extents that a pattern's names stand for: one each, or several for a name behind `*`."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Parameter:
     """An input or output. An optional input may be the empty string or, at the end, be left out.
 
@@ -95,7 +95,7 @@ class Parameter:
         return math.isfinite(self.low) or math.isfinite(self.high)
 
 
-@dataclass(frozen=True)
+@frozen
 class Op:
     """An operator. For an omitted optional input, rules receive the type () or an empty array.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops.attributes import CEIL_MODE, DILATIONS, LARGEST, PADS, STRIDES
 from npuc.ops.declaration import bad_node
@@ -15,7 +15,7 @@ from npuc.ops.declaration import bad_node
 Index = tuple[slice, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Window:
     """A window over the spatial dimensions; every tuple has one entry per spatial dimension."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from npuc import __version__
+from npuc.frozen import frozen
 from npuc.outline import short_names
 from npuc.page import network
 from npuc.page.boxes import boxes_of
@@ -22,7 +23,7 @@ MOST_LINES = 200
 SHADES = {"cycles": "difference in cycles", "bytes": "difference in bytes", "changed": "whether it changed"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Side:
     """One of the two programs: its name, and the data of its network drawing."""
 

@@ -7,8 +7,9 @@ The three steps of Sugiyama, Tagawa and Toda, "Methods for Visual Understanding 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from npuc.frozen import frozen
 
 SWEEPS = 8
 NARROW = 0.3
@@ -20,7 +21,7 @@ Vertex = str | tuple[str, str, int]
 """A box, or the point where an edge (from, to) crosses a row."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Layering:
     """Row and column of each box, and of the points on each edge, from top to bottom."""
 

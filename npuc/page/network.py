@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from npuc.frozen import frozen
 from npuc.page.layering import layering
 from npuc.page.svg import picture, tag, text, titled
 from npuc.text import short
@@ -16,7 +16,7 @@ MARGIN, OUTLINE = 12, 8
 """Around the drawing; around a region."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Box:
     """A layer; the tensors it reads are referred to by the names of other boxes."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from npuc import __version__
 from npuc.escaping import html_json
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph
 from npuc.outline import short_names
 from npuc.page import charts, network
@@ -30,7 +31,7 @@ MOSTLY_EMPTY = 20
 """The least ratio of a memory's capacity to the bytes in use for it to count as nearly empty."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Evidence:
     """Data in addition to the artefact; all of it may be missing."""
 
@@ -48,7 +49,7 @@ class Evidence:
     """Name, graph before and graph after of each pass over the float graph."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Column:
     """A column of the layers' table."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import ClassVar
 
 from npuc.escaping import html
+from npuc.frozen import frozen
 
 
 def tag(name: str, content: str | Iterable[str] = "", **attributes: object) -> str:
@@ -45,7 +45,7 @@ def picture(width: float, height: float, label: str, parts: Iterable[str]) -> st
     return tag("svg", parts, viewBox=box, width=width, height=height, role="img", aria_label=label)
 
 
-@dataclass(frozen=True)
+@frozen
 class Scale:
     """A scale from 0 or a power of ten to `most`, on positions from `start` to `end`.
 
@@ -84,7 +84,7 @@ class Scale:
         return [step * number for number in range(ceil(self.least / step), floor(self.most / step + 1e-9) + 1)]
 
 
-@dataclass(frozen=True)
+@frozen
 class Bands:
     """A scale of several intervals on positions from `start` to `end`, with GAP between intervals."""
 

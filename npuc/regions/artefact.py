@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.program import EVIDENCE, GIVEN_BY, MANIFEST, Program, canonical_json, sealed
 from npuc.storage.pieces import Files, contents_of
 from npuc.storage.records import damaged, read
@@ -22,7 +23,7 @@ from npuc.storage.records import damaged, read
 NPU, HOST = "npu", "host"
 
 
-@dataclass(frozen=True)
+@frozen
 class ProgramPart:
     """One part: where it runs, its path in the artefact, and its input and output tensors."""
 
@@ -34,7 +35,7 @@ class ProgramPart:
     """Host operators that need a library from the user (--custom-ops), as DOMAIN::OPERATOR."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Contents:
     """The steps in order, and the tensor behind every output of the network."""
 

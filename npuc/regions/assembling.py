@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npuc.errors import NpucError, Problem
 from npuc.frontend.units import Network, Unit
+from npuc.frozen import frozen
 from npuc.ir import Graph
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import onnx
 
 
-@dataclass(frozen=True)
+@frozen
 class Lowered:
     """An NPU part: its graph and its program."""
 

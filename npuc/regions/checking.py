@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from npuc.budget import budget
 from npuc.errors import NpucError, Problem
 from npuc.escaping import shown
 from npuc.frontend.units import Network
+from npuc.frozen import frozen
 from npuc.ir import Graph
 from npuc.regions.compiling import may_fall_back
 from npuc.regions.hosting import expect_host, loads
@@ -22,7 +23,7 @@ from npuc.target import Options, Target
 HOST, NOWHERE = "host", "nowhere"
 
 
-@dataclass(frozen=True)
+@frozen
 class Found:
     """A node that the target does not run, the reason, and where it runs instead."""
 

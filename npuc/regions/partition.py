@@ -10,8 +10,10 @@ starting from the earliest and from the latest phases.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
+
+from npuc.frozen import frozen
 
 EXACT_BLOCKS = 8
 """The most blocks in a graph that is searched exactly."""
@@ -20,7 +22,7 @@ ROUNDS = 20
 """The most rounds of moves."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Block:
     """A node, for the partitioner."""
 
@@ -42,7 +44,7 @@ class Cost(NamedTuple):
     host_blocks: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """Blocks that run together."""
 
@@ -50,7 +52,7 @@ class Part:
     blocks: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Network:
     """Blocks in topological order, the size of every tensor in bytes, and the tensors that leave the network."""
 

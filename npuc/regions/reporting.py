@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from npuc.errors import Problem
+from npuc.frozen import frozen
 
 Report = Mapping[str, Any]
 NOT_ADDED = ("target", "machine", "clock_mhz", "macs_per_cycle", "bytes_per_cycle", "capacity_bytes", "level")
@@ -14,7 +14,7 @@ NOT_ADDED = ("target", "machine", "clock_mhz", "macs_per_cycle", "bytes_per_cycl
 PEAKS = ("peak_bytes", "lower_bound_bytes")
 
 
-@dataclass(frozen=True)
+@frozen
 class Told:
     """A part or a region in a report."""
 
@@ -39,7 +39,7 @@ class Told:
         }
 
 
-@dataclass(frozen=True)
+@frozen
 class OnHost:
     """A node on the host: the reason, its MACs, and the bytes it exchanges across the region's boundary."""
 

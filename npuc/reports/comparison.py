@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from npuc import driver
 from npuc.errors import DataError, ModelError, NpucError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
 from npuc.progress import SILENT, Progress
@@ -24,7 +25,7 @@ FIGURES = ("cycles", "utilization", "traffic_bytes", "instructions", "npu_macs_s
 """Figures copied from the compile report into a row; null if a target from another package lacks them."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """A target and one of its machines: a shipped one by name, or a TOML file."""
 
@@ -32,7 +33,7 @@ class Candidate:
     machine: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Subject:
     """The model to compile, its input shapes, calibration data and test data."""
 

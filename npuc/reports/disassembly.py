@@ -7,13 +7,13 @@ assembled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from textwrap import wrap
 from typing import Any
 
 from npuc.escaping import listing as in_listing
 from npuc.escaping import terminal
+from npuc.frozen import frozen
 from npuc.outline import Heading, Line, Name, by_nodes, short_names
 
 Report = Mapping[str, Any]
@@ -22,7 +22,7 @@ NARROWEST = 40
 """Width in columns below which lines are no longer broken."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Printed:
     """A line of the disassembly. kind: one of LEVELS, or "instruction"."""
 
@@ -32,7 +32,7 @@ class Printed:
     """Columns before the instruction's own text."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Disassembly:
     """Instructions with their headings."""
 
@@ -114,7 +114,7 @@ def _names(disassembly: Disassembly) -> Iterator[str]:
         yield from (each.text for line in heading.lines for each in line if isinstance(each, Name))
 
 
-@dataclass(frozen=True)
+@frozen
 class _Columns:
     """Widths of the columns before an instruction's fields."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from npuc.escaping import Shown, shown
+from npuc.frozen import frozen
 from npuc.text import as_json, csv_table, table
 
 Row = Mapping[str, Any]
 NOT_IN_CSV = ("memory", "errors", "parameters", "front")
 
 
-@dataclass(frozen=True)
+@frozen
 class Figure:
     """A column of the table: shown if any row has a value."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.escaping import Shown
+from npuc.frozen import frozen
 from npuc.text import costs, count, short, table
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _layers(layers: Sequence[Shown]) -> str:
     return table([column.header for column in shown], rows)
 
 
-@dataclass(frozen=True)
+@frozen
 class Column:
     """A column of the layers' table: shown for targets whose layers have the key."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +13,7 @@ from typing import Any
 from npuc import budget, interrupts
 from npuc.cluster import on_cluster
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.reports.comparison import Candidate, Subject, compiled
 from npuc.storage.machine_files import as_toml
 from npuc.target import Options, target
@@ -24,7 +24,7 @@ COSTS = ("peak_bytes", "traffic_bytes", "instructions")
 """Report figures that can be traded off against cycles, besides the grid's own numeric parameters."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Grid:
     """Machines that differ from a base machine in the values of some parameters."""
 
@@ -38,7 +38,7 @@ class Grid:
         return [dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())]
 
 
-@dataclass(frozen=True)
+@frozen
 class Task:
     """A point of the grid, with everything that a process needs to compile it."""
 

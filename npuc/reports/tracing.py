@@ -7,10 +7,10 @@ add up to those of the report.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from npuc.frozen import frozen
 from npuc.outline import short_names
 from npuc.program import Program
 from npuc.timeline import Activity, Timeline
@@ -19,7 +19,7 @@ Report = Mapping[str, Any]
 Value = int | float | str
 
 
-@dataclass(frozen=True)
+@frozen
 class Slice:
     """An activity from cycle `start` to cycle `end`."""
 
@@ -32,7 +32,7 @@ class Slice:
     """Indices of the slices whose results it reads."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Counter:
     """A quantity with its value from each given cycle on."""
 
@@ -41,7 +41,7 @@ class Counter:
     points: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Trace:
     """A run. about: facts on the program as a whole."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from npuc.budget import budget, expect_room, limits, take_data
 from npuc.errors import DataError
+from npuc.frozen import frozen
 from npuc.ir import Array, TensorType
 from npuc.program import OBJECT, STRING
 from npuc.storage import streams, structured
@@ -32,7 +33,7 @@ FEEDS = 4
 """Samples read from a file at once, to be fed one by one."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Samples:
     """Inputs by name, each (samples, *shape of one sample as the model takes it), and the labels, if any.
 

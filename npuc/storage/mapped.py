@@ -15,7 +15,6 @@ import shutil
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from secrets import token_hex
@@ -25,6 +24,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.storage.pieces import Content, Pieces, view_of
 
@@ -45,7 +45,7 @@ _copies: weakref.WeakValueDictionary[tuple[int, ...], Mapped] = weakref.WeakValu
 """Mapped copies by file identity (device, inode, size, times), start and length."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """The location of values: a file and a byte offset."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 
@@ -64,7 +64,7 @@ def _joined(pieces: Iterable[bytes | Array], light: bool) -> Iterable[bytes | Ar
 Content = bytes | Pieces
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class Files(Mapping[str, bytes]):
     """Contents by name; each is assembled only when it is accessed."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from os import SEEK_CUR
@@ -20,6 +19,7 @@ import numpy as np
 
 from npuc.budget import fits
 from npuc.errors import DataError
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 LARGE = 1 << 26
@@ -50,7 +50,7 @@ class Rows(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class InMemory:
     """An array in memory."""
 
@@ -64,7 +64,7 @@ class InMemory:
         return (self.values[at : at + size] for at in range(start, len(self), size))
 
 
-@dataclass(frozen=True)
+@frozen
 class Member:
     """An array in an .npz file: in C order, or small enough to be read whole."""
 
@@ -113,7 +113,7 @@ class Member:
         return DataError("E401", reason, remedy="save plain numbers with numpy.savez")
 
 
-@dataclass(frozen=True)
+@frozen
 class Joined:
     """Several arrays, concatenated."""
 
@@ -143,7 +143,7 @@ class Joined:
             start = max(start - len(part), 0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """The rows from `first` up to, but not including, `stop`."""
 
@@ -162,7 +162,7 @@ class Part:
             yield next(found)[: count - at]
 
 
-@dataclass(frozen=True)
+@frozen
 class Streamed(Mapping[str, Array]):
     """Arrays by name; each is read as a whole only when it is accessed."""
 

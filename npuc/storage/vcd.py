@@ -6,15 +6,15 @@ One time unit is one cycle. No date is written: equal runs give equal files. The
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TextIO
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 
-@dataclass(frozen=True)
+@frozen
 class Signal:
     """A signal: a name and a width in bits. Values are unsigned or two's complement."""
 

@@ -8,7 +8,6 @@ are not kept, and blocks of samples may be computed anywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from npuc.custom_ops import custom_ops, libraries
 from npuc.driver import batch_of, program_inputs, run_batches
 from npuc.errors import NpucError
 from npuc.frontend.reading import read_model
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, load, load_evidence
 from npuc.progress import SILENT, Progress
@@ -36,7 +36,7 @@ BLOCKS = 4
 Digests = dict[str, list[Any]]
 
 
-@dataclass(frozen=True)
+@frozen
 class Subject:
     """The files of the computations to run; absolute paths let a process in another folder find them."""
 
@@ -46,7 +46,7 @@ class Subject:
     allow_modified: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Task:
     """A block of samples with everything that a process needs to run it."""
 

@@ -9,7 +9,6 @@ is reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import numpy as np
 from npuc.driver import batch_of, recompiled
 from npuc.escaping import shell_word
 from npuc.frontend.reading import read_model
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, save_files
 from npuc.reference import session, with_outputs
@@ -30,7 +30,7 @@ from npuc.verification.isolation import Isolated
 Report = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class Difference:
     """The first element, in the order of layers and samples, that the machine computes wrongly."""
 

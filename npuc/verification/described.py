@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from npuc.errors import ArtefactError, ModelError
 from npuc.external_weights import light
 from npuc.frontend.reading import check_names
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.storage.pieces import Content
 from npuc.storage.records import read
@@ -23,7 +24,7 @@ LIMITS = ("E110", "E111")
 """Errors of the memory and time limits."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Tensor:
     """A tensor."""
 
@@ -34,14 +35,14 @@ class _Tensor:
     factors: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class _Scaled(_Tensor):
     """An integer tensor."""
 
     scale: float = field(kw_only=True)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Layer:
     op: str
     inputs: tuple[str, ...]
@@ -49,14 +50,14 @@ class _Layer:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Rewrite:
     """A rewrite of nodes by a pass."""
 
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Floats:
     """graph.json of a floating-point program."""
 
@@ -65,7 +66,7 @@ class _Floats:
     rewrites: tuple[_Rewrite, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class _Integers:
     """graph.json of an integer program."""
 

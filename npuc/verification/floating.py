@@ -8,12 +8,12 @@ machine computed; a layer whose inputs are not shown is taken together with thos
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from npuc.external_weights import without_weights
 from npuc.frontend.binding import with_bound
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import present, session, with_outputs
@@ -29,7 +29,7 @@ from npuc.verification.outputs import Outputs
 from npuc.verification.padding import model_of
 
 
-@dataclass(frozen=True)
+@frozen
 class ReportedLayer:
     """A layer in graph.json."""
 

@@ -8,7 +8,6 @@ and Stability of Numerical Algorithms, section 3.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from npuc.external_weights import without_weights
 from npuc.frontend.external_data import array_of
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.reference import session, with_outputs
 from npuc.storage.pieces import Content
@@ -34,7 +34,7 @@ LARGE = 1 << 26
 """Bytes of weights from which they are not all kept in memory at once."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Alone:
     """A layer's result on the machine's own inputs, and the rounding error permitted for each element.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from npuc.external_weights import without_weights
 from npuc.frontend.reading import read_model
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.storage.data import Samples
@@ -91,7 +92,7 @@ class Difference:
         }
 
 
-@dataclass(frozen=True)
+@frozen
 class Tolerance:
     """What the outputs must reach against fp32."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from npuc.driver import Compilation, Shapes, batch_of, compilation, input_types
 from npuc.errors import Mismatch, ModelError, NpucError, Problem
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.pipeline import Hook
 from npuc.program import Program
@@ -37,7 +38,7 @@ CANNOT = ("E507", "E509")
 """Errors of a chip model that cannot run here for lack of a tool or of memory: nothing is proved then."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Proof:
     """The results of the self-check."""
 

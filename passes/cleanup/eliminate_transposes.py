@@ -7,9 +7,10 @@ neighbours if that makes the Transposes around it cheaper; Transposes that then 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES, KEEPDIMS, PERM
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
@@ -122,7 +123,7 @@ def _as_reshape(rewriter: Rewriter, node: Node) -> bool:
 # regions
 
 
-@dataclass(frozen=True)
+@frozen
 class Region:
     """Connected nodes that can compute in any layout, by first output in graph order, and the boundary tensors.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
+from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, GROUP, PERM, STARTS, STEPS
 from npuc.passes.rewriting.rules import Rewriter, rewrite
@@ -31,7 +32,7 @@ def split_before_moves(graph: Graph) -> Graph:
     return rewrite(graph, _before)
 
 
-@dataclass(frozen=True)
+@frozen
 class Parts:
     """The parts that a Split or Slice takes along an axis: first index and end index, by output."""
 

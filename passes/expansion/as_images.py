@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.passes.cleanup.merge_duplicates import merge_duplicates
 from npuc.passes.expansion.images import (
@@ -34,7 +35,7 @@ MOST_TILED = 4096
 """The most parameters when repeated along leading axes, which costs weights; beyond, axes are moved."""
 
 
-@dataclass(frozen=True)
+@frozen
 class AsImages:
     """Elementwise operators on tensors that are not images (1, C, H, W) or (1, C), computed on images.
 
@@ -172,7 +173,7 @@ def _limit(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
 # arithmetic with constants
 
 
-@dataclass(frozen=True)
+@frozen
 class _Line:
     """x -> factor * x + shift, or the slope of a PRelu; the arrays broadcast to x."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION
 from npuc.ops.windows import window_of
@@ -58,7 +59,7 @@ def _constants(rewriter: Rewriter, stem: str, weight: Array, bias: Array) -> tup
     return name, rewriter.constant(bias.astype(np.float32), f"{stem}/bias")
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """The convolution whose rows are normalised; weight and bias in float64."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import gcd, lcm, prod
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.movement import interleaved_extents
@@ -24,7 +24,7 @@ SPREADING = 4
 """The cost of moving a pixel's channels of all lanes, in multiplications of as many lanes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ConvTransposeToConvs:
     """A 2-D ConvTranspose with constant weights becomes Convs -> Concat -> DepthToSpace (DCR) [-> Slice].
 
@@ -53,7 +53,7 @@ def conv_transpose_to_phases(graph: Graph) -> Graph:
     return rewrite(graph, _to_phases)
 
 
-@dataclass(frozen=True)
+@frozen
 class Phase:
     """A Conv along one axis: the indices of its taps in the transposed kernel (-1 is a zero), and its window."""
 
@@ -64,7 +64,7 @@ class Phase:
     dilation: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Axis:
     """A ConvTranspose along one axis, and the block size of outputs that are computed separately."""
 

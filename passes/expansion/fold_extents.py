@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.images import TIDY, sides
@@ -16,7 +17,7 @@ FUNCTIONS = UNARY - {"Cast", "Identity"}
 PAIRS = ("Add", "Sub", "Mul", "Max", "Min")
 
 
-@dataclass(frozen=True)
+@frozen
 class FoldExtents:
     """A 1x1 Conv, a function, an instance normalisation, the sum or product of two maps: in another shape.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from math import gcd
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
@@ -18,7 +18,7 @@ MOST_ROW = 32
 """The longest row of a signal, which is also the width of the kernel."""
 
 
-@dataclass(frozen=True)
+@frozen
 class FoldStrides:
     """A Conv of an image with too large a stride becomes one with smaller strides.
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.passes.expansion.images import ImageLimits
 
 
-@dataclass(frozen=True)
+@frozen
 class GemmToConv:
     """Every Gemm on one row becomes a Conv, followed by a Reshape to the Gemm's row.
 

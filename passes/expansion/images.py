@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
+from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.attributes import PERM
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
@@ -16,7 +16,7 @@ from npuc.passes.rewriting.rules import Rewriter, Rule
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class ImageLimits:
     """The images that a machine computes efficiently."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
@@ -17,7 +18,7 @@ MOST_STAGES = 2
 """The most stages for one axis."""
 
 
-@dataclass(frozen=True)
+@frozen
 class PadLongAverages:
     """An average over a single window is padded with zeros if SplitAveragePool cannot divide an axis into stages.
 

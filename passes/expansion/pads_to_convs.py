@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import PAD_MODE, SIDES, VALUE
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
-@dataclass(frozen=True)
+@frozen
 class PadsToConvs:
     """Pad of an image (1, C, H, W) with zeros becomes a depthwise Conv by 1 with that padding.
 

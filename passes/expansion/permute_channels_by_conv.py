@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import BLOCKS, GROUP
@@ -16,7 +17,7 @@ from npuc.passes.rewriting.rules import Rewriter
 MOVES = frozenset(("Reshape", "Transpose", "Slice", "Gather", "Split"))
 
 
-@dataclass(frozen=True)
+@frozen
 class PermuteChannelsByConv:
     """Channel shuffles, and slices that begin within a word, become weights of convolutions.
 
@@ -41,7 +42,7 @@ class PermuteChannelsByConv:
         return rewriter.finish()
 
 
-@dataclass(frozen=True)
+@frozen
 class Selection:
     """A tensor as channels of an image, and the nodes in between."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
+from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import COUNT_INCLUDE_PAD, KERNEL_SHAPE
 from npuc.ops.windows import Window, window_of
@@ -15,7 +16,7 @@ MOST_REGIONS = 7
 """The most regions along one axis; with more the node stays."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Region:
     """Outputs along one axis that average the same taps: the input they read, and its padding."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """The largest average that one node may compute."""
 
@@ -25,7 +26,7 @@ class Limits:
     """For the window that averages blocks, if it may be larger than others; None: it may not."""
 
 
-@dataclass(frozen=True)
+@frozen
 class SplitAveragePool:
     """An average over too many positions, or with too large a stride, becomes averages of columns, then of rows.
 
@@ -60,7 +61,7 @@ Stage = tuple[int, int, int]
 WHOLE: Stage = (1, 1, 1)
 
 
-@dataclass(frozen=True)
+@frozen
 class Axis:
     """A window along an axis of the map, and the number of windows."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import AXES, AXIS, GROUP, PERM, SCALES, SHAPE, SIDES, SIZES
@@ -20,7 +21,7 @@ IMAGES = ("Conv", "ConvTranspose", "BatchNormalization", "DepthToSpace", "SpaceT
 """Operators that process images one by one."""
 
 
-@dataclass(frozen=True)
+@frozen
 class SplitBatch:
     """Convolutions on N images become N convolutions on one image, with Slices before and a Concat after.
 

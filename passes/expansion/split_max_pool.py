@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """The largest pooling that one node may compute."""
 
@@ -25,7 +26,7 @@ class Limits:
     dilation: int = 16
 
 
-@dataclass(frozen=True)
+@frozen
 class SplitMaxPool:
     """A 2-D MaxPool or GlobalMaxPool over more positions than the limits becomes one over rows, then over columns.
 
@@ -45,7 +46,7 @@ class SplitMaxPool:
 split_max_pool = SplitMaxPool()
 
 
-@dataclass(frozen=True)
+@frozen
 class AxisPool:
     """A MaxPool along one axis. Stride 0: there is only one window."""
 
@@ -99,7 +100,7 @@ def _axis(node: Node, axis: int, extent: int, outputs: int) -> AxisPool:
     return AxisPool(window.kernel[axis], 0 if alone else stride, window.dilations[axis], begin, max(missing, 0))
 
 
-def division(whole: AxisPool, limits: Limits = Limits()) -> list[AxisPool] | None:
+def division(whole: AxisPool, limits: Limits = split_max_pool.limits) -> list[AxisPool] | None:
     """Pools that together compute the whole one, in order and with the least work; None if there are none.
 
     A window of K elements is n windows of `a`, each `t` after the previous one: K = a + (n - 1) * t, t <= a.

@@ -7,10 +7,11 @@ convolution whose window covers one sample and advances by a whole one, so that 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
@@ -21,7 +22,7 @@ Extents = tuple[int, int, int]
 """Channels, height and width of a sample."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Covering:
     """A fully connected layer: its map, and one sample of it."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import AXES
 from npuc.passes.expansion.permute_channels_by_conv import MOVES
@@ -14,7 +14,7 @@ from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
-@dataclass(frozen=True)
+@frozen
 class StridedSlicesToConvs:
     """Slice with steps along H or W becomes a Slice without steps and a depthwise 1x1 Conv with strides.
 

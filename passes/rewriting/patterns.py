@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops.attributes import ACTIVATION, STEPS_AXIS
 from npuc.passes.rewriting.rules import Rewriter
@@ -84,7 +85,7 @@ def only_float(rewriter: Rewriter, *tensors: str) -> bool:
     return all(rewriter.types[name].dtype == "float32" for name in tensors)
 
 
-@dataclass(frozen=True)
+@frozen
 class Affine:
     """scale * tensor + offset."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.scales.rescale_mixed_concats import with_rescaled
@@ -22,7 +22,7 @@ Select = Callable[[Graph], tuple[Node, ...]]
 Pair = tuple[str, str]
 
 
-@dataclass(frozen=True)
+@frozen
 class RescaleCoarseOperands:
     """Rescale before an operator whose operands must share a scale, if that would make one operand too coarse.
 

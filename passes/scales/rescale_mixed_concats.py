@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.passes.expansion.images import ImageLimits, carried, is_image
 from npuc.passes.rewriting.rules import Rewriter, rewrite
@@ -12,7 +13,7 @@ from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import given_steps
 
 
-@dataclass(frozen=True)
+@frozen
 class RescaleMixedConcats:
     """Rescale before a Concat of tensors with given scales and others, which may exceed these scales' ranges.
 

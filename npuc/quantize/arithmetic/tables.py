@@ -9,11 +9,11 @@ widths of a and b are machine-dependent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS
 from npuc.ops.attributes import HARD_ALPHA, HARD_BETA, MAX, MIN, SWISH_ALPHA
@@ -33,7 +33,7 @@ CONVERSIONS = ("FakeQuantize", "Rescale")
 """Operators that change nothing but scale and zero point."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Table:
     """starts, a: (segments,) int8; b: (segments,) int32; shift: 0..31; error: its largest error in LSB of y."""
 

@@ -7,10 +7,10 @@ scales, whatever it is, and requantisation is a right shift by n[c].
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 MOST_SHIFT = 31
@@ -22,7 +22,7 @@ LARGEST_WEIGHT = 127.5
 """Smaller weights round to 8 bits."""
 
 
-@dataclass(frozen=True)
+@frozen
 class IntegerWeights:
     """w: int8 in the float weight's shape; bias: (Co,) int32 in units of Sy * 2^-shift; shift: (Co,) int8."""
 

@@ -7,13 +7,13 @@ may be larger than memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
 from npuc.errors import DataError
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.quantize.arithmetic.steadiness import ROOM, octave
@@ -25,7 +25,7 @@ NOTHING = 2.0**-60
 """Magnitudes up to here are zero at every scale that a tensor can have."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Histogram:
     """A histogram of |x|: BINS bins of equal width from 0 to beyond the largest |x|; zeros are not counted.
 

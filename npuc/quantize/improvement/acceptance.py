@@ -13,12 +13,13 @@ neighbours, and the outputs' noise is the mean over all pairs.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
 from npuc.quantize.network.construction import Quantised
@@ -29,7 +30,7 @@ MOST_ELEMENTS = 1 << 22
 """Bound on the elements of all tensors after int8, over all pairs: larger outputs show many errors per sample."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Tail:
     """The host's part after int8: outputs computed from the last int8 tensors and the network's inputs."""
 
@@ -65,7 +66,7 @@ class Tail:
         return max(min(samples, MOST_PAIRS, MOST_ELEMENTS // max(size * samples, 1)), 1)
 
 
-@dataclass(frozen=True)
+@frozen
 class Acceptance:
     """Held-out samples and the float network's values: where int8 ends, and at the outputs after that."""
 

@@ -10,10 +10,11 @@ Equalization and Bias Correction", 2019, with the magnitudes of activations in p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.arithmetic.steadiness import octaves
@@ -39,7 +40,7 @@ REACH = 8.0
 others."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """Tensors whose channels are scaled together, and the convolutions that write and read them."""
 
@@ -140,7 +141,7 @@ def sizes(graph: Graph, found: Sequence[Group], feeds: Sequence[Mapping[str, Arr
     return largest
 
 
-@dataclass(frozen=True)
+@frozen
 class Equalised:
     """The graph, and the divisors (C,) of the tensors whose channels were divided, by their new names."""
 

@@ -7,11 +7,11 @@ output, and the mean input under the windows; so memory does not depend on the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
@@ -21,7 +21,7 @@ MOST_TAPS = 1 << 21
 """Bound on the taps of one layer under all its windows."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Places:
     """Windows of a layer: the sample, row and column of the result for each."""
 
@@ -72,7 +72,7 @@ def sums(taps: Array, w: Array) -> Array:
     return (taps.transpose(1, 0, 2) @ weights.transpose(0, 2, 1)).transpose(1, 0, 2).reshape(windows, -1)
 
 
-@dataclass(frozen=True)
+@frozen
 class Witness:
     """A convolution of the float network under its windows: results before the activation, (windows, Co).
 
@@ -84,7 +84,7 @@ class Witness:
     mean: Array
 
 
-@dataclass(frozen=True)
+@frozen
 class Sampled:
     """A few samples, which of them are held out, and the float network's convolution results on them."""
 

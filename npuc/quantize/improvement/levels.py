@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from npuc.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Variant:
     """A way to quantise a network: calibration method, zero points where they help, share of equalisation, and
     whether outlier channels are split.
@@ -28,7 +29,7 @@ class Variant:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True)
+@frozen
 class Level:
     """The steps of a level, taken after those of the level below it.
 

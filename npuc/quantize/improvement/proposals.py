@@ -9,17 +9,18 @@ The caller measures every proposal on samples that were not used to make it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.quantize.arithmetic.steadiness import corrections
 from npuc.quantize.improvement.evidence import sums
 from npuc.quantize.network.layers import LayerWeights
 
 
-@dataclass(frozen=True)
+@frozen
 class JudgedLayer:
     """A quantised convolution and the data by which it is judged, in steps of its input and output scales.
 

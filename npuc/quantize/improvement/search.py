@@ -6,7 +6,7 @@ Every step makes another network, which is kept only if it has less noise on hel
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, reduce
 from hashlib import blake2b
 from time import process_time
@@ -14,6 +14,7 @@ from time import process_time
 import numpy as np
 
 from npuc.errors import UnsupportedOperator
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
 from npuc.quantize.arithmetic.steadiness import better
@@ -39,7 +40,7 @@ MOST_JUDGES = 32
 """The most held-out samples that are used for judging: the same at every level."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Trial:
     """A step of the search: whether it was kept, the held-out noise before and after (dB), its CPU seconds."""
 
@@ -67,7 +68,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-@dataclass(frozen=True)
+@frozen
 class Recipe:
     """How a target quantises: which nodes of a float graph, and into what.
 
@@ -83,7 +84,7 @@ class Recipe:
     histograms: HistogramSource = histograms
 
 
-@dataclass(frozen=True)
+@frozen
 class Network:
     """A float graph, the histograms of its tensors, the factors of its channels, and, once made, its integer form.
 
@@ -142,7 +143,7 @@ WEIGHT_SAMPLES = 64
 """With fixed scales there is only one network to improve, which leaves time for more samples."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Maker:
     """Makes networks with the same recipe and samples."""
 

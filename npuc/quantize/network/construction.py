@@ -9,11 +9,12 @@ own form and nothing is inserted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS, Operators
 from npuc.ops import build as build_graph
@@ -21,7 +22,7 @@ from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.model_scales import Steps, steps_of
 
 
-@dataclass(frozen=True)
+@frozen
 class Quantised:
     """The integer graph, the scale of every int8 tensor, and the float tensor that each one represents.
 

@@ -8,18 +8,18 @@ target (Layers).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops.attributes import RELU
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
 from npuc.quantize.network.construction import Quantised, float_name
 
 
-@dataclass(frozen=True)
+@frozen
 class LayerWeights:
     """w: (Co, ...) int8; bias: (Co,) int64, multiples of `grain` up to `most`; power: (Co,), sums per step."""
 
@@ -40,7 +40,7 @@ class LayerWeights:
         return wanted.astype(np.int64) * self.grain
 
 
-@dataclass(frozen=True)
+@frozen
 class IntegerLayer:
     """A float convolution as integers: its result's scale, and the zero point included in the bias.
 

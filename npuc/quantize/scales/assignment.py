@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.quantize.calibration.clipping import BEYOND, octaves_above, range_cost
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.elimination import Bounds, least_cost
@@ -29,7 +30,7 @@ LIMIT = 1e-4
 """The cost of a scale above the ceiling: the Clip then needs an operation of its own."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Ratio:
     """log2(scale of `coarse` / scale of `fine`) must be an integer between least and most."""
 
@@ -39,7 +40,7 @@ class Ratio:
     most: int
 
 
-@dataclass(frozen=True)
+@frozen
 class ScaleConstraints:
     """The constraints that operators impose on scales."""
 

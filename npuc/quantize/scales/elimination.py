@@ -8,11 +8,11 @@ and fast if every name has few neighbours, as with sums, pools and movements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 Bounds = Sequence[tuple[str, str, int, int]]
@@ -74,7 +74,7 @@ def _allowed(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
     return chosen
 
 
-@dataclass(frozen=True)
+@frozen
 class _Table:
     """A cost for every combination of some names' numbers, one axis per name."""
 

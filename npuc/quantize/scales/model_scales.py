@@ -8,17 +8,17 @@ and zero point on. Integer weights need no annotation: see `integers_of`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import DTYPE, SCALE, ZERO_POINT
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.assignment import components
 
 
-@dataclass(frozen=True)
+@frozen
 class Steps:
     """An int8 tensor's scale and zero point: an element is scale * (integer - zero)."""
 

@@ -8,10 +8,10 @@ and for the network's inputs, whose errors affect everything after them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX, PADS, SELECTS
 from npuc.quantize.calibration.histograms import Histogram
@@ -25,7 +25,7 @@ SCALES = np.exp2(np.arange(-40 * PER_OCTAVE, 40 * PER_OCTAVE) / PER_OCTAVE)
 """Candidate scales: the same for every tensor, so that choices hardly depend on a histogram's bin edges."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ZeroPoints:
     """Where a target supports zero points, for free or at an acceptable cost.
 

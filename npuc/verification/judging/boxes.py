@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.verification.judging.intervals import ratio
 
@@ -13,7 +12,7 @@ LEAST_OVERLAP = 0.5
 """The least intersection over union of a correct detection."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Boxes:
     """The boxes of one sample, in order of descending score. Corners: (boxes, 4) float64, x1, y1, x2, y2."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from npuc.errors import DataError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port, Program
 from npuc.storage.data import Samples
@@ -37,7 +37,7 @@ class NotTaken(ValueError):
     """An option of another metric, or with an invalid value; the message names it as on the command line."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Asked:
     """The user's options on outputs; None: the metric's default."""
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.verification.judging.intervals import interval, paired_difference
 from npuc.verification.judging.metric import FP32, Outputs, Truth
 from npuc.verification.metrics import CLASSES_FOR_TOP5, ranks
 
 
-@dataclass(frozen=True)
+@frozen
 class Classes:
     """Top-1 and top-5 of the first output; the digest is the label's rank and the largest class."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.verification.judging.boxes import Boxes, suppressed
 from npuc.verification.judging.metric import Outputs, finite
@@ -18,7 +17,7 @@ SURE = 1e-3
 """Tolerance on probabilities for rounding."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Decoding:
     """How to interpret the outputs."""
 
@@ -49,7 +48,7 @@ class Decoding:
         }[self.layout]
 
 
-@dataclass(frozen=True)
+@frozen
 class Decoded:
     """The detections of a sample, and evidence on whether the parameters are right."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from npuc.errors import DataError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.verification.judging.boxes import Boxes, average_precision, matched
 from npuc.verification.judging.decoding import SURE, Decoded, Decoding, decoded
@@ -23,7 +24,7 @@ INSIDE = 0.9
 """The least share of fp32's boxes that must touch the image if the boxes are decoded correctly."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Detections:
     """mAP at 0.5 against labels or fp32's detections; recall and error in pixels against fp32's."""
 
@@ -140,7 +141,7 @@ def _wrong(tensor: str, reason: str, remedy: str) -> DataError:
     return DataError("E402", reason, tensor=tensor, remedy=remedy)
 
 
-@dataclass(frozen=True)
+@frozen
 class ClassMatches:
     """The detections of one class in all samples, in order of descending score: correctness and sample of each."""
 
@@ -150,7 +151,7 @@ class ClassMatches:
     """(samples,): the number of true boxes of the class in each."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Matches:
     """Matches between the detections of a computation and the true boxes."""
 

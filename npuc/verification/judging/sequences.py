@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from npuc.errors import DataError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.verification.judging.intervals import estimated, interval, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
@@ -17,7 +17,7 @@ SURE = 1e-2
 """How far from 1 the probabilities of a step may sum."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Read:
     """The result of greedy decoding for one sample."""
 
@@ -27,7 +27,7 @@ class Read:
     """Whether every step consists of probabilities, or of their logarithms."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Sequences:
     """The character error rate of one output."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from npuc.errors import DataError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.verification.judging.intervals import estimated, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
@@ -17,7 +17,7 @@ CONSTANT = 1e-12
 """A variance below this share of the mean square is rounding: the values are considered constant."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Values:
     """Pearson's correlation and the mean absolute error (L1) of every output; with labels, of the first only."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from npuc.escaping import c_comment
+from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.targets.bm1684.export.copies import Copies, may_be_row
 from npuc.targets.bm1684.export.loops import INDENT, rolled
@@ -22,7 +22,7 @@ SHORTEST = 2
 """The fewest lines of a function that layers share."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Layer:
     """A layer's number, its comment (what it computes and moves for other layers) and its lines."""
 
@@ -36,7 +36,7 @@ class Layer:
         return tuple(map(Statement.of, self.lines))
 
 
-@dataclass(frozen=True)
+@frozen
 class Function:
     """A C function, and each layer's call of it by layer number."""
 

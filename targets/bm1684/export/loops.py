@@ -6,8 +6,8 @@ Values in arithmetic progression are computed from the loop counter; other value
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from npuc.frozen import frozen
 from npuc.targets.bm1684.export.statements import MOST, Statement, Value, follows, step
 
 LONGEST = 12
@@ -17,7 +17,7 @@ COLUMNS = 8
 INDENT = "    "
 
 
-@dataclass(frozen=True)
+@frozen
 class _Loop:
     """The statements of the body, the number of iterations, and the table's row for each iteration."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from npuc.escaping import c_comment, c_identifier
+from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.targets.bm1684.lowering.kernel import Address, Call
 from npuc.targets.bm1684.machine.local_memory import Dim4
@@ -26,7 +26,7 @@ WEIGHTS: Mapping[str, Callable[[tuple[Any, ...]], str]] = {
 """By call, a description of its third argument: shape and layout."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Places:
     """The local-memory buffers that calls use, each with a constant named after it."""
 
@@ -74,7 +74,7 @@ class Places:
             yield f"    {name} = {each.start:#x},  {note}"
 
 
-@dataclass(frozen=True)
+@frozen
 class _Finder:
     """Finds buffers by address and time."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from npuc.frozen import frozen
 
 VALUE = re.compile(r"(AT_\w+(?: \+ 0x[0-9a-f]+)?|(?<![\w.])-?(?:0x[0-9a-f]+|\d+)(?![\w.]))")
 """A buffer's constant with a byte offset, or a separate integer: not part of a name or a float."""
@@ -12,7 +13,7 @@ MOST = 1 << 31
 """The first number beyond C's int."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Value:
     """A number or an address, as written in C."""
 
@@ -38,7 +39,7 @@ class Value:
         return f"{self.text} {'+' if step > 0 else '-'} {turns}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Statement:
     """A line split into its values and the texts around them."""
 

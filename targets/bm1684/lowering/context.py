@@ -8,6 +8,7 @@ Operands of a channel Concat are computed in place in its result, since a tensor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from math import inf, prod
 
 from npuc.errors import UnsupportedOperator
@@ -83,6 +84,7 @@ class Lowering:
         assert npu + count <= self.machine.npus
         at, source = Local(self.buffer(stem, ELEMENT * columns), npu), self.weights.image(values)
 
+        @cache
         def call(first: int, last: int) -> tuple[Call, ...]:
             strides = Dim4(columns * count, columns, columns, 1)
             shape, place = Dim4(1, count, 1, last - first), at.shifted(ELEMENT * first)
@@ -104,6 +106,7 @@ class Lowering:
         stride, count = tensor.stride(self.machine).n, tensor.shape.n
         count = count if len(view.axes[0]) == 1 else 1
 
+        @cache
         def call(first: int, last: int) -> tuple[Call, ...]:
             if count == 1:
                 return moves.loads(tensor, view, self.machine)

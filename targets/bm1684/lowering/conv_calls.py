@@ -7,10 +7,11 @@ that one transfer of long rows loads both. A piece's channels start at the outpu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops import given
 from npuc.ops.windows import Window, window_of
@@ -24,7 +25,7 @@ PIECE_BYTES = 24 * 1024
 """Weight bytes of a piece per NPU: small enough to be prefetched step by step."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Form:
     """A convolution's window, weights (O, I / group, kh, kw), bias and whether it adds to its output."""
 

@@ -7,9 +7,9 @@ own copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import frexp, inf
 
+from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.attributes import ACTIVATION, MAX, MIN
 from npuc.targets.bm1684.lowering.context import Lowering
@@ -156,7 +156,7 @@ def _result(lo: Lowering, node: Node, like: Tensor, other: Tensor | None = None)
     return lo.output(node.output, like.shape, like.at.npu)
 
 
-@dataclass(frozen=True)
+@frozen
 class Function:
     """A composed function under construction: operand x, result y, temporaries of the same shape, calls."""
 

@@ -8,11 +8,12 @@ only move elements are therefore those of fp32.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU
 from npuc.ops.windows import Window, window_of
@@ -35,7 +36,7 @@ LAYERS = ("IntConv", "IntRelu", "MaxPool", SUM)
 """Operators with 8-bit calls."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Parts:
     """The integer graph in parts: the host's conversions before and after the chip, the chip's part in words."""
 
@@ -91,7 +92,7 @@ def lower(words: Graph, quantised: Quantised, machine: Machine) -> Lowered:
 Zeros = Mapping[str, int]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Layer:
     """A convolution: weight bytes (O, columns), the chip's biases and the parameters of the call."""
 

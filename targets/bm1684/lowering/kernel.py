@@ -7,13 +7,14 @@ address, and `Call.placed` puts the addresses into the calls, which emission the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from npuc.allocation import Buffer, lower_bound
+from npuc.frozen import frozen
 from npuc.targets.bm1684.machine.local_memory import Dim4
 
 
-@dataclass(frozen=True)
+@frozen
 class Local:
     """A place in a local-memory buffer: the NPU that a tensor starts at, and the byte offset in the buffer."""
 
@@ -26,7 +27,7 @@ class Local:
         return replace(self, offset=self.offset + offset)
 
 
-@dataclass(frozen=True)
+@frozen
 class Address:
     """An address of local memory, A = Q * S + R, as NPU Q and offset R."""
 
@@ -34,7 +35,7 @@ class Address:
     offset: int
 
 
-@dataclass(frozen=True)
+@frozen
 class System:
     """A place in a region of system memory: the byte offset from the region's start."""
 
@@ -42,7 +43,7 @@ class System:
     offset: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Pair:
     """A dim2: stride or dilation."""
 
@@ -50,7 +51,7 @@ class Pair:
     w: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Padding:
     """The rows and columns of padding around an image."""
 
@@ -63,7 +64,7 @@ class Padding:
 Arg = Local | Address | System | Dim4 | Pair | Padding | int | float | bool | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Call:
     """One call of the interface: its name without `okk_`, its arguments in order."""
 
@@ -93,7 +94,7 @@ class Call:
         return replace(self, args=tuple(place(arg) for arg in self.args))
 
 
-@dataclass(frozen=True)
+@frozen
 class Load:
     """Constant or input data that a later step reads; `call` returns the calls for columns [first, last)."""
 
@@ -102,7 +103,7 @@ class Load:
     call: Callable[[int, int], tuple[Call, ...]] = field(repr=False)
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """Calls of one layer that run in sequence on one engine."""
 
@@ -119,7 +120,7 @@ class Step:
         return self.calls[0].on_gdma
 
 
-@dataclass(frozen=True)
+@frozen
 class Region:
     """Calls of both engines that run in parallel; no call of one engine touches what the other writes."""
 
@@ -131,7 +132,7 @@ class Region:
     """For every GDMA call, the step that it serves: loads and moves run beside other steps."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """Bytes [start, end) of every NPU, occupied by a buffer in the regions of steps first..last."""
 
@@ -142,7 +143,7 @@ class Place:
     last: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Kernel:
     """The planned program: regions in order, the steps they execute, and the places of all buffers."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from npuc.frozen import frozen
 from npuc.storage.pieces import Content
 from npuc.targets.bm1684.lowering.kernel import Load, Step
 from npuc.targets.bm1684.lowering.tensors import Tensor
 
 
-@dataclass(frozen=True)
+@frozen
 class Lowered:
     """Steps in order, the loads that fill buffers before use, and the content of system memory."""
 

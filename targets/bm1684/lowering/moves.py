@@ -7,9 +7,10 @@ dimensions takes several calls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
+from npuc.frozen import frozen
 from npuc.targets.bm1684.lowering.kernel import Call, System
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
 from npuc.targets.bm1684.machine import timing
@@ -20,7 +21,7 @@ MOST = 65_535
 """The largest extent of a dimension."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Dim:
     """A dimension of a move: its extent, and its stride on either side (a, b)."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import activation
@@ -99,7 +100,7 @@ def _bias(lo: Lowering, node: Node) -> Array | None:
     return np.broadcast_to(bias.reshape(-1), (N,))
 
 
-@dataclass(frozen=True)
+@frozen
 class _Product:
     """A product of left (rows, K), with `left_width` columns per channel, and right (K, N), with `width`."""
 

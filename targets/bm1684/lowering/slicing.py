@@ -10,9 +10,10 @@ bytes moved. A slice of a batch may be some of its images instead; those are the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops.attributes import AXIS, GROUP
 from npuc.targets.bm1684.lowering.elementwise import BINARY
@@ -62,7 +63,7 @@ def fit(graph: Graph, machine: Machine) -> Graph:
     return fit(rewritten, machine) if by_images else rewritten
 
 
-@dataclass(frozen=True)
+@frozen
 class _Group:
     """Nodes first..behind - 1, the axis along which their result is sliced, and the number of slices."""
 

@@ -7,9 +7,10 @@ A tensor of ONNX rank 3 or more is stored as (d0, d1, d2 * .. , last) in the 128
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
+from npuc.frozen import frozen
 from npuc.targets.bm1684.lowering.kernel import Local
 from npuc.targets.bm1684.machine.local_memory import (
     Dim4,
@@ -23,7 +24,7 @@ ELEMENT = 4
 """Bytes of an fp32 element."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Tensor:
     """A tensor in local memory, in the aligned layout of `shape`, starting at `at`."""
 
@@ -68,7 +69,7 @@ Dim = tuple[int, int]
 """Extent and stride in elements."""
 
 
-@dataclass(frozen=True)
+@frozen
 class View:
     """A tensor in system memory: every axis consists of one or more dimensions, the last one varying fastest."""
 

@@ -37,7 +37,7 @@ class Weights:
             data = np.pad(data, (0, behind))
         sample = data[:: len(data) // SAMPLE | 1].tobytes()
         alike = self._offsets.setdefault((len(data), sample, int(data.view(np.uint64).sum())), [])
-        found = next((at for at in alike if self._bytes.read(at, len(data)) == data.data), None)
+        found = next((at for at in alike if self._bytes.read(at, len(data)) == data.tobytes()), None)
         if found is None:
             found = len(self._bytes)
             alike.append(found)

@@ -8,8 +8,8 @@ matrix, but C is better not greater than the number of NPUs".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from npuc.frozen import frozen
 from npuc.targets.bm1684.machine.local_memory import ceil_div, matrix_bytes, matrix_shape, okk_channle_num_per_npu
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.text import table
@@ -20,7 +20,7 @@ WORDS = 32
 """Columns of a channel take a multiple of so many words."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Width:
     """A choice of W for a matrix that starts at an NPU."""
 
@@ -55,7 +55,7 @@ def widths(rows: int, cols: int, machine: Machine, start_idx: int = 0) -> list[W
     least = ceil_div(cols, CHANNELS_MOST)
     fewer_channels = {ceil_div(cols, channels) for channels in range(1, min(cols, CHANNELS_MOST) + 1)}
     more_groups, more_bytes = (range(1, cols + 1, step) for step in (machine.lanes, WORDS))
-    firsts = sorted(W for W in {*fewer_channels, *more_groups, *more_bytes} if W >= least)
+    firsts = sorted(W for W in {*fewer_channels, *more_groups, *more_bytes} if least <= W)
     return [width(rows, cols, W, machine, start_idx) for W in firsts]
 
 

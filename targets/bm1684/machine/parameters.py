@@ -5,9 +5,10 @@ Source: the OKKernel programming interface and tensor layouts of BM1684.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from npuc.frozen import frozen
 from npuc.storage import machine_files
 from npuc.storage.machine_files import bad_machine, described
 
@@ -21,7 +22,7 @@ SYSTEM_BYTES = 1 << 32
 """Bytes of system memory that a program may use."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Machine:
     """X NPUs with S bytes of local memory each, system memory, one GDMA and one BDC engine."""
 

@@ -8,13 +8,14 @@ Every other move is a bundle of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from npuc.frozen import frozen
 from npuc.targets.bm1684.lowering.kernel import Call, Step, System
 from npuc.targets.bm1684.lowering.tensors import ELEMENT
 
 
-@dataclass(frozen=True)
+@frozen
 class Bundle:
     """A step, and the moves beside it in order."""
 

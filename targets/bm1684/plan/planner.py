@@ -14,10 +14,10 @@ memory; either way with or without later loads in place of one that does not fit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from npuc.allocation import Buffer, allocate
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.targets.bm1684.lowering.kernel import Call, Kernel, Load, Place, Region, Step
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -30,7 +30,7 @@ LEAST = 400
 """The fewest cycles worth a divided load: its start alone costs 137."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Placing:
     """A strategy for the addresses of loads."""
 
@@ -232,7 +232,7 @@ def _uses(steps: Sequence[Step | Bundle]) -> dict[str, tuple[int, int]]:
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class Cost:
     """Cycles of regions: in total, and busy per engine."""
 

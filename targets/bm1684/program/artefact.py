@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Port, Program
@@ -34,7 +35,7 @@ DTYPES = ("float32", *OFFSETS)
 """Element types."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Region:
     """A region of system memory; the kernel's packed arguments are the regions' addresses (64 bits) in order."""
 
@@ -44,7 +45,7 @@ class Region:
     """The file with its initial content; None for inputs, outputs and scratch."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Placement:
     """An input or output of the kernel: fp32 in the continuous layout, or 8-bit in words of four images (4N)."""
 
@@ -83,7 +84,7 @@ def to_words(values: Array, dtype: str) -> Array:
     return to_4n_mode(values.view(np.uint8) ^ OFFSETS[dtype]).reshape(-1)
 
 
-@dataclass(frozen=True)
+@frozen
 class Noted:
     """The ONNX nodes and tensor that a call of the table serves, and its cycles."""
 
@@ -93,7 +94,7 @@ class Noted:
     cycles: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Computed:
     """The tensor, operator and ONNX nodes of a layer of the table."""
 
@@ -102,7 +103,7 @@ class Computed:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Instruction:
     """A call of the table, in order: its C text, its engine, region and layer."""
 
@@ -125,7 +126,7 @@ class Instruction:
         return "gdma" if self.call.on_gdma else "bdc"
 
 
-@dataclass(frozen=True)
+@frozen
 class Occupied:
     """Bytes of every NPU's local memory that a buffer occupies during regions first..last."""
 
@@ -136,7 +137,7 @@ class Occupied:
     last: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Observed:
     """A tensor of the network that is in local memory, in the aligned layout, at the end of a layer."""
 
@@ -154,7 +155,7 @@ class Observed:
         return in_words(self.shape, self.dtype)
 
 
-@dataclass(frozen=True)
+@frozen
 class Contents:
     """The parts of a manifest that the simulator needs."""
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, Padding, Pair, System
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -29,7 +29,7 @@ TABLE_FILE = "calls.txt"
 START, END, LAYER = "parallel_start", "parallel_end", "layer"
 
 
-@dataclass(frozen=True)
+@frozen
 class Region:
     """A single call, or the calls of both engines between parallel_start and parallel_end."""
 
@@ -41,7 +41,7 @@ Layer = tuple[Region, ...]
 """The regions that compute one tensor."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Table:
     """The regions of every layer, in order."""
 

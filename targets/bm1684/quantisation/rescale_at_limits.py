@@ -7,8 +7,8 @@ limit / 127. Tensors that must share this scale would be clipped at the limit as
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.scales.rescale_coarse_operands import Histograms, Pair, Select, joining, tying
@@ -22,7 +22,7 @@ NEARLY = 1.001
 """Tolerance: a value equal to the limit does not exceed it."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RescaleAtLimits:
     """Rescales where a tensor that is clipped at a limit would share the scale of one that exceeds it.
 

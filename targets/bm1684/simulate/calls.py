@@ -8,8 +8,8 @@ A line has the call's name and the values that its cycles depend on, the paramet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
+from npuc.frozen import frozen
 from npuc.targets.bm1684.machine import fix8b_timing as fix8b
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -18,7 +18,7 @@ START, END = "okk_parallel_start", "okk_parallel_end"
 BDC, GDMA, FIRMWARE = "okk_bdc_", "okk_gdma_", "nodechip_"
 
 
-@dataclass(frozen=True)
+@frozen
 class Call:
     """One call: its name, the values that its cycles depend on, and its parallel region (None outside)."""
 
@@ -32,7 +32,7 @@ class Call:
         return "gdma" if self.name.startswith(GDMA) else "bdc"
 
 
-@dataclass(frozen=True)
+@frozen
 class Cost:
     """Cycles of a program: in total, and busy per engine."""
 

@@ -7,10 +7,10 @@ regions of system memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from npuc.budget import expect_simulable
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, System
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, okk_128_byte_aligned_stride_for_32bit
@@ -23,7 +23,7 @@ SHOWN = "shown"
 """The region after the program's own."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Observation:
     """The table that stores all results, and where each tensor is then in system memory."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from npuc import interrupts
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.table import TABLE_FILE
@@ -27,7 +27,7 @@ REFUSED, MALFORMED = 3, 4
 DEFECT = "compile the model again; if the program still ends like this, that is a defect of npuc: report it"
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """Bytes of a file that are mapped to byte `at` of system memory; all are multiples of the page size."""
 
@@ -37,7 +37,7 @@ class Part:
     bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Run:
     """The result of a kernel: system memory (bytes,) uint8, the calls it made and their cost."""
 

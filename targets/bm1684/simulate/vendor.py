@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from npuc import interrupts
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
 from npuc.targets.bm1684.simulate import compilation
@@ -29,7 +29,7 @@ CHILD = Path(__file__).with_name("vendor_run.py")
 LOG = compilation.MODEL / "vendor_log.c"
 
 
-@dataclass(frozen=True)
+@frozen
 class VendorRun:
     """The result of a kernel on the vendor's model: system memory (bytes,) uint8, and its cycles."""
 

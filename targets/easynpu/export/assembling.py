@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from npuc.bits import encode
 from npuc.errors import ArtefactError, NpucError
+from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.targets.easynpu.export.legality import expect_legal, expect_reserved
 from npuc.targets.easynpu.export.recounting import recounted
@@ -24,7 +25,7 @@ BLANK: Mapping[str, Any] = {"nodes": [], "tensor": None, "shape": None, "start":
 """The table entry of a word that replaces no other."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Line:
     """A word of a listing and the number of its line."""
 

@@ -7,13 +7,14 @@ views.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
 import numpy as np
 
 from npuc.copies import MOVES, Copy, copy_between
 from npuc.errors import UnsupportedOperator
+from npuc.frozen import frozen
 from npuc.host import CONSTANT, HostStep, consistent
 from npuc.ir import Node, TensorType
 from npuc.ops import OPS
@@ -22,7 +23,7 @@ AXES = 6
 """NPUC_AXES of npuc_driver.h: the most axes of a copy after neighbouring axes are merged."""
 
 
-@dataclass(frozen=True)
+@frozen
 class HostCall:
     """One call of an operator of npuc_host.c, from one tensor to another.
 

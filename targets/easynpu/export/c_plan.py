@@ -7,7 +7,6 @@ reader. A copy that preserves the order of all elements is left out where both t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from npuc.allocation import Buffer, allocate, peak
 from npuc.copies import Copy
 from npuc.errors import UnsupportedOperator
+from npuc.frozen import frozen
 from npuc.host import CONSTANT, HostStep, consistent
 from npuc.ir import Array, TensorType
 from npuc.program import Program
@@ -30,7 +30,7 @@ ELEMENTS = ("int8", "int64", "float32")
 Action = Segment | HostCall
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """The driver's actions, and its tensors in order of appearance.
 

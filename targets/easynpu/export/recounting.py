@@ -7,10 +7,10 @@ latter are kept from the old report as long as a layer's words do as much work a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from npuc.figures import totals
+from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, certificate_of, costs
 from npuc.targets.easynpu.machine.listing import mnemonic
@@ -27,7 +27,7 @@ CHOSEN = "tile_by_hand"
 """Set in the row of a layer whose tile is not the best of the enumeration."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Words:
     """The chains of a layer, in order."""
 

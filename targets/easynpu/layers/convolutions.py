@@ -7,12 +7,13 @@ parts whose psums are kept from word to word (extension).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from npuc.errors import DoesNotFit, Problem, UnsupportedOperator
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AVERAGE, BLOCKS, GROUP, PADDING, RELU
 from npuc.targets.easynpu.layers.blocks import block_chunk, used_runs, used_span
@@ -75,7 +76,7 @@ def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) ->
     return saved > taps + len(parts) * WORD_CYCLES
 
 
-@dataclass(frozen=True)
+@frozen
 class Load:
     """The loading of a convolution's weights: outputs per job, and whether its parts are loaded in turn."""
 

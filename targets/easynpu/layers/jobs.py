@@ -7,10 +7,10 @@ three words, the first two with the fused flag; each stage produces the same int
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.views import View, Views
@@ -23,7 +23,7 @@ FIELD_CHANNELS = 256
 """Ci and Co have 8 bits, stored minus one."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Stage:
     """One layer word without tile and flags, its block of the weight stream, and what it computes."""
 
@@ -49,7 +49,7 @@ class Stage:
         return self.block[:0] if self.held else self.block
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """A fused chain: reads the sources of its stages, perhaps adds or multiplies `operand`, writes `result`."""
 
@@ -85,7 +85,7 @@ class Job:
         return (self.result, self.kept) if self.kept is not None else (self.result,)
 
 
-@dataclass(frozen=True)
+@frozen
 class Scope:
     """What jobs are built from: a run of array nodes, the views of their tensors, and the machine's limits."""
 

@@ -7,10 +7,11 @@ psums are kept from word to word (extension).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Scope, bands, chunk_view
@@ -71,7 +72,7 @@ def window_word(
     return Layer(opcode=BY_MNEMONIC[mnemonic].opcode, **fields), source
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """Part of a convolution: its word, the slices of the weights, and where its window starts in the map."""
 

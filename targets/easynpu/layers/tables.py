@@ -12,10 +12,10 @@ slack for which 16 segments suffice, over all s; with slack 0 every result is f(
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.quantize.arithmetic.tables import INPUTS, Table
 
@@ -36,7 +36,7 @@ _DISTANCE = np.maximum(INPUTS - INPUTS[:, None], 1).astype(np.float32)
 _UNORDERED = np.where(np.greater(INPUTS, INPUTS[:, None]), 0, np.inf).astype(np.float32)
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """The least and the largest result, before saturation, that is allowed for each input: (256,) int64."""
 
@@ -56,7 +56,7 @@ class Limits:
         return Limits(self.low[inputs], self.high[inputs])
 
 
-@dataclass(frozen=True)
+@frozen
 class Slopes:
     """For a segment from input i to input j, at [i, j]: a / 2^s lies strictly between low and high."""
 

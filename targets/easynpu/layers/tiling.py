@@ -7,13 +7,14 @@ has fewer than 700 candidates, so all are evaluated at once and the optimum is e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -33,7 +34,7 @@ PERCENT = 1
 """Additional cycles that are accepted for fewer words."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Tiling:
     """The chosen tile and the certificate that it is the best of the enumeration."""
 

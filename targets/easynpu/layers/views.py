@@ -8,8 +8,9 @@ granularity: channel offsets are multiples of 16.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES, AXIS, BLOCKSIZE, STARTS
 from npuc.targets.easynpu.layers.addressing import Shape, concat_offsets, interleaved, is_part, split_offsets
@@ -17,7 +18,7 @@ from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.memory import LANES, Place
 
 
-@dataclass(frozen=True)
+@frozen
 class View:
     """A map (channels, height, width) inside a buffer; offsets and steps in groups, rows and columns."""
 
@@ -86,7 +87,7 @@ class View:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Views:
     """The view of every int8 tensor, and the shape (C, H, W) of every buffer."""
 

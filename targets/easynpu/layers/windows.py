@@ -7,10 +7,10 @@ the tiles of a layer range, the windows are computed from its last node to its f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import BLOCKSIZE, GROUP, KERNEL_SHAPE
 from npuc.ops.windows import window_of
@@ -22,7 +22,7 @@ Rows = Array
 """Rows (or columns, or channels), one entry per tile."""
 
 
-@dataclass(frozen=True)
+@frozen
 class MapWindow:
     """Half-open ranges of channels, rows and columns."""
 
@@ -62,7 +62,7 @@ def is_channelwise(graph: Graph, node: Node) -> bool:
     return group == graph.shape(node.inputs[0])[1] == graph.shape(node.output)[1]
 
 
-@dataclass(frozen=True)
+@frozen
 class Sliding:
     """A window operator along one axis: how its output rows map to input rows."""
 

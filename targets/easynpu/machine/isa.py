@@ -13,11 +13,11 @@ a program of the document.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from npuc.bits import bits, decode, encode, places, word
 from npuc.errors import EncodingError
+from npuc.frozen import frozen
 
 WORD_BITS = 128
 WORD_BYTES = 16
@@ -32,7 +32,7 @@ Added words have a bit each in a register of their own (machine/registers.py).
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class Opcode:
     """A row of the opcode table: mnemonic, base opcode, category, contents of the weight stream."""
 
@@ -88,7 +88,7 @@ BY_MNEMONIC: Mapping[str, Opcode] = {row.mnemonic: row for row in OPERATIONS}
 
 
 @word(WORD_BITS)
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Layer:
     """One layer: geometry of the convolution or its channel-wise equivalent."""
 
@@ -130,7 +130,7 @@ class Layer:
 
 
 @word(WORD_BITS)
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Reshape:
     """A map in another order: dimensions permuted, then C, W, H and N in turn split and stacked.
 
@@ -177,7 +177,7 @@ MEMORIES = ("fmap", "skip")
 
 
 @word(WORD_BITS)
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Operand:
     """Extension word: the place of an operand of the next layer word, instead of the implicit address.
 
@@ -195,7 +195,7 @@ class Operand:
 
 
 @word(WORD_BITS)
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Control:
     """Extension word: keeps psums, takes kept ones, or sets the weight pointer, for the next layer word.
 
@@ -213,7 +213,7 @@ class Control:
 
 
 @word(WORD_BITS)
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Halt:
     """The end of the program (opcode FF)."""
 
@@ -222,7 +222,7 @@ class Halt:
 
 
 @word(WORD_BITS)
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Undefined:
     """A word with an undefined opcode, preserved as it is."""
 
@@ -233,7 +233,7 @@ class Undefined:
 Instruction = Layer | Reshape | Operand | Control | Halt | Undefined
 
 
-@dataclass(frozen=True)
+@frozen
 class Extension:
     """An extension word: its opcode, its fields, and its effect on the next layer word."""
 

@@ -6,13 +6,13 @@ zero. Source: easynpu, chapters Scheduler (figure data_dist) and Storage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 LANES = 16
@@ -36,7 +36,7 @@ def feature_words(channels: int, height: int, width: int) -> int:
     return height * width * groups(channels)
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """The place of a feature map: word of pixel (iy, ix), group g = base + iy*row + ix*pixel + g*group.
 
@@ -69,7 +69,7 @@ class Place:
         return as_strided(memory[:, self.base :], shape, strides)
 
 
-@dataclass(frozen=True)
+@frozen
 class Map:
     """The words of a feature map of this size, in 16-channel groups, at a place."""
 
@@ -236,7 +236,7 @@ def pack_layer(w: Array, bias: Array, shift: Array, *, dense: bool) -> Array:
     return np.concatenate([pack_bias_scale(bias, shift), pack_weights(w) if dense else pack_channel_weights(w)])
 
 
-@dataclass(frozen=True)
+@frozen
 class TableBlock:
     """An activation table as its 7 words contain it: 16 segments, (16,) each, and the shift scale.
 

@@ -6,11 +6,12 @@ hence 64 psums) and Storage (20 KB + 20 KB + 24 KB of DTCM in words of 128 bits)
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.storage import machine_files
 from npuc.storage.machine_files import DEMANDS, bad_machine, described
 
@@ -21,7 +22,7 @@ PAGE = "easynpu.md"
 """The page of docs/ that describes machine files."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Machine:
     """One EasyNPU. Pads and memories are in entries and words; a word has one byte per PE."""
 

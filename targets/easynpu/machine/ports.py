@@ -7,14 +7,14 @@ scheduler; docs/decisions.md, EasyNPU stepping simulator, bus).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 
-@dataclass(frozen=True)
+@frozen
 class PortUse:
     """The use of the DTCMs by each position of a pass, one word per 16 channels, without the loads."""
 

@@ -10,10 +10,10 @@ one, for the last ozi, the loader follows the reader from position to position.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.ports import PortUse
@@ -22,7 +22,7 @@ BLOCK = 64
 """Positions that are evaluated together, which bounds the memory use."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Load:
     """Sub-ifmaps (rows, columns) whose rows begin `pitch` entries apart in a pad; one value per candidate tile."""
 
@@ -41,7 +41,7 @@ class Load:
         return np.minimum(row * self.columns + np.minimum(column, self.columns), self.words)
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """A step of 16 channels, with a second set of pads."""
 
@@ -59,7 +59,7 @@ class Step:
         return self.cycles + self.wait(load)
 
 
-@dataclass(frozen=True)
+@frozen
 class Sweep:
     """The passes over a tile's positions for one channel of a word."""
 
@@ -76,7 +76,7 @@ class Sweep:
     """Cycles of a pass that uses no port."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Refilled(Step):
     """A step of 16 channels, with one set of pads."""
 

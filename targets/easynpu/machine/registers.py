@@ -6,8 +6,8 @@ Their numbers follow those of the port's control, resume, status and cycles. Eac
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from npuc.frozen import frozen
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import Control, Halt, Instruction, Layer, Operand
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -25,7 +25,7 @@ WORDS = (*isa.EXTENSIONS, "halt", *(row.mnemonic for row in isa.OPERATIONS if no
 EQUAL, AT_LEAST, ALL_BITS = "equal", "at_least", "all_bits"
 
 
-@dataclass(frozen=True)
+@frozen
 class Requirement:
     """A program's requirement on a register: this value, no less, or all its bits."""
 

@@ -11,11 +11,11 @@ words find too few cycles or no free entry. The stepping simulator counts the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import CONV, Layer
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
@@ -28,7 +28,7 @@ DRAIN = 3
 """Cycles from the last MAC until its result is in the DTCM: the registers of the PE."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Followers:
     """The additional cost of fused instructions behind a layer: stages, bias-scale words, port use."""
 
@@ -45,7 +45,7 @@ class Followers:
         return self.ports or (*[PortUse()] * self.stages, RESULT)
 
 
-@dataclass(frozen=True)
+@frozen
 class Cost:
     """Cycles of a chain, cycles in which the PEs compute (bubbles included), and words on the shared bus."""
 
@@ -136,7 +136,7 @@ def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, fol
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class _Extent:
     """Tiles of one size along an axis."""
 
@@ -150,7 +150,7 @@ def _split(extent: int, tile: Array) -> tuple[_Extent, _Extent]:
     return _Extent(tile, extent // tile), _Extent(np.maximum(rest, 1), (rest > 0).astype(np.int64))
 
 
-@dataclass(frozen=True)
+@frozen
 class _Tile:
     """Tiles of one size: cycles of all steps but the last, and the last step, which loads for the next tile."""
 
@@ -192,7 +192,7 @@ def _channels(part: Layer) -> tuple[int, int]:
     return (groups(part.Ci) - 1, (part.Ci - 1) % LANES + 1) if is_dense(part) else (0, 1)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Passes:
     """Passes over the positions of tiles of one size, once per ozi."""
 

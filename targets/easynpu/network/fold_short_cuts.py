@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION
 from npuc.ops.windows import window_of
@@ -18,7 +18,7 @@ STEPS = 24
 """The number of scales to try for a tensor: four an octave, downwards from the largest value / 127."""
 
 
-@dataclass(frozen=True)
+@frozen
 class FoldShortCuts:
     """Add(Conv(x), x) becomes one Conv, whose tap over the pixel itself is larger by 1.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
 import numpy as np
 
 from npuc.errors import NpucError
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.targets.easynpu.layers.addressing import moved_axes
 from npuc.targets.easynpu.layers.anchoring import chains_of, operand_of, slides
@@ -40,7 +40,7 @@ def expect_words(graph: Graph, nodes: Sequence[Node], machine: Machine) -> None:
         raise NpucError.of(problems)
 
 
-@dataclass(frozen=True)
+@frozen
 class Reading:
     """How a chain reads its maps, whatever the tile."""
 
@@ -91,7 +91,7 @@ def _behind(node: Node, before: Mapping[Node, Node]) -> list[Node]:
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class TileRun:
     """What the segments of a tile load."""
 

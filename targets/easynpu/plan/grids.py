@@ -7,12 +7,12 @@ whole range, and stores its part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.jobs import Job
@@ -25,7 +25,7 @@ from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.regions import outputs_of
 
 
-@dataclass(frozen=True)
+@frozen
 class Grid:
     """The number of tiles along channels, rows and columns."""
 
@@ -51,7 +51,7 @@ def cuts(extent: int, tiles: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-@dataclass(frozen=True)
+@frozen
 class Strip:
     """A range of nodes, its grid, and the cost of both."""
 
@@ -67,7 +67,7 @@ class Strip:
         return self.compute_cycles + self.traffic_words * weight
 
 
-@dataclass(frozen=True)
+@frozen
 class Share:
     """A node's share of a run's jobs, which does not depend on the tiles."""
 
@@ -112,7 +112,7 @@ def together(shares: Iterable[Share]) -> tuple[int, int]:
     return sum(each.weight_words for each in counted), sum(each.table_words for each in counted)
 
 
-@dataclass(frozen=True)
+@frozen
 class Axis:
     """The ranges of every tensor along an axis, for all useful numbers of tiles, one after the other.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from npuc.errors import DoesNotFit, UnsupportedOperator
+from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Stage, no_words, pointwise_word
 from npuc.targets.easynpu.layers.views import View
@@ -24,7 +25,7 @@ from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, 
 LOW, HIGH, SKIP = "low", "high", "skip"
 
 
-@dataclass(frozen=True)
+@frozen
 class ChainUse:
     """The buffers that a chain of words reads and writes, by name, and the words that it takes."""
 
@@ -38,7 +39,7 @@ class ChainUse:
     words: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Item:
     """A step of a segment, or (`step` None) a copy of a map from one end to the other."""
 

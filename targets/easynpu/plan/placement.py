@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from npuc.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.targets.easynpu.layers.jobs import Job
 from npuc.targets.easynpu.layers.views import View, Views
 from npuc.targets.easynpu.layers.windows import MapWindow
@@ -14,7 +14,7 @@ from npuc.targets.easynpu.machine.memory import Place, feature_words, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 
 
-@dataclass(frozen=True)
+@frozen
 class PlacedJob:
     """A job with the places of its stages' sources, its result, its operand and the copy of its result."""
 
@@ -27,7 +27,7 @@ class PlacedJob:
     """Extension words state the places."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Usage:
     """Peak and lower bound of the use of one memory, in words."""
 
@@ -35,7 +35,7 @@ class Usage:
     lower_bound: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Crossing:
     """A window of a tensor that enters or leaves a run, and its place."""
 
@@ -44,7 +44,7 @@ class Crossing:
     place: Place
 
 
-@dataclass(frozen=True)
+@frozen
 class Placement:
     """The placed jobs of one run, the tensors that are loaded and stored, and the memory use."""
 
@@ -54,7 +54,7 @@ class Placement:
     usage: Mapping[str, Usage]
 
 
-@dataclass(frozen=True)
+@frozen
 class Run:
     """Jobs that run without the host in between, and the tensors that the host loads and stores."""
 

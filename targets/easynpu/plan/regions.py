@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape, moved_axes
 from npuc.targets.easynpu.layers.anchoring import anchored, chains_of
@@ -20,7 +21,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.placement import Run
 
 
-@dataclass(frozen=True)
+@frozen
 class Region:
     """Host nodes, followed by array nodes that run without the host until the next region."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from npuc.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.targets.easynpu.layers.jobs import Job
 from npuc.targets.easynpu.layers.views import View
 from npuc.targets.easynpu.layers.windows import MapWindow
@@ -23,7 +24,7 @@ from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage, assign
 
 
-@dataclass(frozen=True)
+@frozen
 class Section:
     """Channel groups of a buffer, from `first` up to `end`."""
 
@@ -186,7 +187,7 @@ def _assigned(
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class _Places:
     """The places of sections, and of the tensors that enter and leave."""
 

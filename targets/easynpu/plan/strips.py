@@ -10,11 +10,11 @@ place. Only where no such plan exists are there finer grids, of up to 8192 tiles
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import inf, prod
 
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXIS
 from npuc.targets.easynpu.flags import OBJECTIVE
@@ -35,7 +35,7 @@ RARELY = 1e-6
 """The weight of the other quantity where only traffic or only cycles is minimised: it breaks ties."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """Strips in order of execution."""
 

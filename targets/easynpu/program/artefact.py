@@ -8,13 +8,13 @@ types here as they are; the simulator, which has no other input, checks them as 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.steps import steps_of
@@ -31,7 +31,7 @@ IMAGES = {"itcm": "itcm.bin", "weight": "weight.bin"}
 """The image file of each memory."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ImageLoad:
     """A load of `words` words from word `start` of a file to word `address` of a memory."""
 
@@ -55,7 +55,7 @@ class ImageLoad:
         return found
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorMove:
     """A transfer of a feature map, or a window of one, between an int8 host tensor and its place in a DTCM."""
 
@@ -106,7 +106,7 @@ class TensorMove:
         return found.reshape(len(found), *self.map_shape)
 
 
-@dataclass(frozen=True)
+@frozen
 class Segment:
     """Load, run `count` instruction words from ITCM address 0, store. Each run starts at the low end."""
 
@@ -119,7 +119,7 @@ class Segment:
 Step = HostStep | Segment
 
 
-@dataclass(frozen=True)
+@frozen
 class Produced:
     """The origin of an instruction word: its ONNX nodes, and the part of an int8 tensor that it produces."""
 
@@ -131,7 +131,7 @@ class Produced:
     """The first rows of the word's result that are no part of the tensor."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Contents:
     """What the simulator reads from a manifest."""
 

@@ -7,12 +7,13 @@ weight stream of a run is the concatenation of its words' blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from npuc.bits import encode
 from npuc.errors import DoesNotFit, EncodingError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.layers.jobs import Job, Stage
 from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, is_single_tile, with_tile
@@ -36,7 +37,7 @@ from npuc.targets.easynpu.plan.placement import PlacedJob
 from npuc.targets.easynpu.plan.segments import instruction_words, is_controlled, weight_words
 
 
-@dataclass(frozen=True)
+@frozen
 class EmittedJob:
     """A job's words, its weight words and the certificate of its tile."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, pairwise
 
 from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
+from npuc.frozen import frozen
 from npuc.host import HostStep
 from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
@@ -45,7 +46,7 @@ from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_f
 from npuc.targets.easynpu.program.resident import Resident, without_dead_stores
 
 
-@dataclass(frozen=True)
+@frozen
 class Lowered:
     """The parts of a program: steps, words and the weight image, and, for the report, the jobs behind them."""
 

@@ -10,12 +10,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 from npuc import interrupts
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.storage.files import cache_folder, exclusively
 from npuc.targets.easynpu.machine.parameters import Machine
 
@@ -107,7 +107,7 @@ def _version(tool: str) -> str:
     return f"{tool} {_run([tool, '--version'], Path.cwd()).splitlines()[0]}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Tools:
     """Verilator and the C++ compiler."""
 

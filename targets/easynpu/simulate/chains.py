@@ -6,9 +6,9 @@ Source: easynpu, Master controller (opcode table: the fused and stored flags; la
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.targets.easynpu.machine import isa, listing, rearrangement
 from npuc.targets.easynpu.machine.isa import Control, Halt, Layer, Operand, Reshape
 from npuc.targets.easynpu.machine.memory import LANES, Map, Place, groups, high_end, low_end
@@ -24,7 +24,7 @@ DUMP = "npuc dump shows every word"
 POINTWISE = ("relu", "act", "prelu", "add", "mul", "reshape")
 
 
-@dataclass(frozen=True)
+@frozen
 class Stage:
     """A layer word with its number in the program and the extension words before it."""
 
@@ -143,7 +143,7 @@ def refused(
     return ArtefactError("E503", f"instruction {number}: {reason}{text}", limit=limit, remedy=remedy)
 
 
-@dataclass(frozen=True)
+@frozen
 class Rule:
     """A rule for one word: whether the word breaks it, and the error's text."""
 

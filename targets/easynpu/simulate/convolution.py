@@ -7,12 +7,12 @@ transposed to planes and back, as onnxruntime's Conv requires.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.targets.easynpu.machine.isa import Layer
@@ -52,7 +52,7 @@ def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None,
     return _Fed(_shared(shape, tuple((name, each.shape) for name, each in weights.items())), weights)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Shape:
     """What a session computes, without the values: extents of x and y, the attributes of the ONNX Conv."""
 
@@ -63,7 +63,7 @@ class _Shape:
     highest: int | None
 
 
-@dataclass(frozen=True)
+@frozen
 class _Fed:
     """A session with its weights."""
 

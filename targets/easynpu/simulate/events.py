@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.simulate.schedule import PadStep, Plan
 
@@ -40,7 +41,7 @@ class LayerCount:
         return {**counts, "bus_words": self.bus_words}
 
 
-@dataclass(frozen=True)
+@frozen
 class Touched:
     """The addresses that a pass read operands from and wrote results to: positions of all ozis, in order."""
 
@@ -48,7 +49,7 @@ class Touched:
     results: Array | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Executed:
     """A step as it was executed, for watchers."""
 
@@ -71,7 +72,7 @@ class Executed:
     """By the word's position in the chain."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Transfers:
     """Bus transfers without computation, a word per cycle: reads from one memory, writes to it or the other."""
 

@@ -7,11 +7,11 @@ window of one, or be composed of several.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.memory import LANES, groups
 
@@ -25,7 +25,7 @@ class NotOneNetwork(Exception):
     """A program reads its memories in a way that slices and concatenations of maps cannot express."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Value:
     """A feature map of the network: its number, its tensor's name, and its extents without samples."""
 
@@ -56,7 +56,7 @@ class Origins:
         self.value[addresses], self.word[addresses] = value.number, value.words
 
 
-@dataclass(frozen=True)
+@frozen
 class ValuePart:
     """A part of a value: its first channel, row and column, and its extents."""
 

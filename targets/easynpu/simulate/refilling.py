@@ -8,10 +8,10 @@ an error.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -19,7 +19,7 @@ from npuc.targets.easynpu.simulate.pads import NEVER
 from npuc.targets.easynpu.simulate.schedule import PadStep, Plan, Sweep, pad_addresses
 
 
-@dataclass(frozen=True)
+@frozen
 class Reads:
     """The reads of the ifmap pads in a step, cycle by cycle from its first."""
 

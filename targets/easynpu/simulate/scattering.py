@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES, Map, groups
@@ -14,7 +13,7 @@ from npuc.targets.easynpu.simulate.pads import Dtcm
 from npuc.targets.easynpu.simulate.schedule import NONE, Tile
 
 
-@dataclass(frozen=True)
+@frozen
 class Scatter:
     """The destination of every lane of the previous word's results, which a reshape scatters.
 

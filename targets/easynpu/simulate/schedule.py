@@ -9,11 +9,12 @@ oxi, once over all psums of a tile.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
@@ -25,7 +26,7 @@ from npuc.targets.easynpu.simulate.pads import trap
 NONE = -1
 
 
-@dataclass(frozen=True)
+@frozen
 class Tile:
     """A sub-ofmap: its first row and column, and its size, which is smaller at the edges."""
 
@@ -40,7 +41,7 @@ class Tile:
         return self.y * self.x
 
 
-@dataclass(frozen=True)
+@frozen
 class PadStep:
     """The computation with one filling of the pads: 16 input channels of one accumulating word, for a tile."""
 
@@ -88,7 +89,7 @@ def _channel_wise(parts: Sequence[Layer], tile: Tile) -> Iterator[PadStep]:
             yield PadStep(tile, part, group, 1, part == 0, part == len(parts) - 1)
 
 
-@dataclass(frozen=True)
+@frozen
 class SubIfmap:
     """A sub-ifmap: pad entries, which of them are inside the map, and rows and columns of those."""
 
@@ -121,7 +122,7 @@ def pad_addresses(layer: Layer, y: int, x: int) -> Array:
     return (row * layer.xi + column).reshape(layer.Hk * layer.Wk, y * x)
 
 
-@dataclass(frozen=True)
+@frozen
 class Sweep:
     """Identical passes, and what happens in each cycle of the positions of one ozi."""
 
@@ -179,7 +180,7 @@ class Sweep:
         return cls(stage, passes, ozis, words, compute, *columns, access.writes, blocked)
 
 
-@dataclass(frozen=True)
+@frozen
 class Access:
     """The memories from which each position of a pass reads an operand and to which it writes its result."""
 
@@ -205,7 +206,7 @@ class Access:
         return first, issue, operand, result
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """The consecutive sweeps of a step."""
 

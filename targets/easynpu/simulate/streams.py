@@ -6,10 +6,10 @@ Source: easynpu, Weight scheduler; the author's RTL: LOAD_BS, FIRST_FETCH, PRE_F
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
 from npuc.targets.easynpu.machine.timing import weight_words
@@ -20,7 +20,7 @@ MAXPOOL_START = -128
 """The value that max pooling compares its first input with."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Block:
     """A word's part of the stream, and its parameters' entries in the bias and scale pads."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import Instruction, Layer
@@ -22,7 +22,7 @@ from npuc.targets.easynpu.simulate.streams import parameter_words
 COMBINING = ("add", "mul")
 
 
-@dataclass(frozen=True)
+@frozen
 class Chain:
     """A fused chain in its program. words: its instruction words, extension words included."""
 

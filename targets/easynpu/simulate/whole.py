@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ArtefactError, ModelError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.reference import integers_are_exact
 from npuc.targets.easynpu.machine import isa
@@ -40,7 +41,7 @@ from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISE
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value, ValuePart, read
 
 
-@dataclass(frozen=True)
+@frozen
 class Product:
     """A multiplying word, its weights, and the rows and columns of its map that windows reach."""
 
@@ -53,7 +54,7 @@ Sums = tuple[Product, ...]
 """The terms of kept psums; the first one has the bias."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Whole:
     """Segments as an open session, from host tensors to host tensors."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 MOST_MULTIPLIER = 32767
@@ -39,7 +39,7 @@ def factors(ratios: Array) -> tuple[Array, int]:
     return scaled.astype(np.int16), shift
 
 
-@dataclass(frozen=True)
+@frozen
 class Factors:
     """The factors of X2 and the converter: first * 2^-shift * scale * 2^-scale_shift."""
 
@@ -65,7 +65,7 @@ def two_factors(ratio: float, reach: float) -> Factors:
     return Factors(int(first[best]), shift, int(np.rint(wanted[best])), both - shift)
 
 
-@dataclass(frozen=True)
+@frozen
 class Share:
     """The share of the first map in a sum of two: weight * multiplier for 2^left of the other."""
 
@@ -99,7 +99,7 @@ def addends(values: Array) -> tuple[Array, int]:
     return np.rint(values / 2.0**shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER).astype(np.int16), shift
 
 
-@dataclass(frozen=True)
+@frozen
 class Weights:
     """w: integers in the float weights' shape; bias and multiplier: (Co,) int16, with their shifts."""
 

@@ -22,11 +22,12 @@ for every input; otherwise it contains the entries of LE and LO, which are place
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, fields, replace
 from typing import Any
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops import OPS
 from npuc.ops.attributes import KERNEL_SHAPE, SIZE, Attribute
@@ -49,7 +50,7 @@ ALU = ("none", "sum", "max", "min")
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
-@dataclass(frozen=True)
+@frozen
 class Stage:
     """X1 or X2: adder (or comparison), multiplier, shift, ReLU; all fields are integers, as in attributes."""
 
@@ -106,7 +107,7 @@ def operands(node: Node) -> tuple[str, str, str, str, str]:
 LE_ENTRIES, LO_ENTRIES = 65, 257
 
 
-@dataclass(frozen=True)
+@frozen
 class Table:
     """The placement of a linear table of EW or CDP: entries at start, start + 2^select, ..; lines outside."""
 

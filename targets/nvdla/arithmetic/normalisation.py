@@ -12,11 +12,11 @@ Source: the test programs cdp_*.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import half_away
 
@@ -30,7 +30,7 @@ LOOKED_AT = 4096
 """Number of sums at which tables are compared with their function."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ResponseTables:
     """Entries and binary logarithm of the step of LE and LO."""
 

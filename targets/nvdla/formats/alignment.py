@@ -8,12 +8,12 @@ nv_large, 8 on nv_small.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Alignment:
     """A row of table 35 in bytes of nv_full; 0 for NA."""
 

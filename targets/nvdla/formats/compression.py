@@ -9,10 +9,9 @@ Source: in-memory formats, Sparse Compression option, figure 17.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.weights import Order, scanned, unscanned
@@ -21,7 +20,7 @@ SURFACE = 128
 """Each surface is padded to a multiple of this many bytes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Compressed:
     """The three surfaces."""
 

@@ -9,17 +9,18 @@ Source: in-memory formats, Feature Data Format, figures 10 and 11.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import expect_aligned
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 
 
-@dataclass(frozen=True)
+@frozen
 class Cube:
     """A feature data cube: extents in elements, strides in bytes."""
 
@@ -77,7 +78,7 @@ class Cube:
         return Cube(self.surfaces, 1, self.atom_elements, self.precision, self.atom_bytes, line, line)
 
 
-@dataclass(frozen=True)
+@frozen
 class Batch:
     """Equal cubes at a constant distance in bytes; they may be interleaved line by line."""
 

@@ -11,15 +11,15 @@ ElementPerAtom * ComponentsPerElement * BytesPerComponent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import Machine
 
 
-@dataclass(frozen=True)
+@frozen
 class Operand:
     """An operand cube: 1x1xC per channel, WxHxC per element."""
 

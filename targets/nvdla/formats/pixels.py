@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 CHANNEL_OF = {"R": 0, "Y": 0, "G": 1, "U": 1, "B": 2, "V": 2, "A": 3, "X": 3}
@@ -24,7 +24,7 @@ ATOM = 32
 """The x offsets of table 33 are within this many bytes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Component:
     """A component of a pixel: its channel, and its bits in the pixel."""
 
@@ -33,7 +33,7 @@ class Component:
     bits: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Plane:
     """Pixels of one plane."""
 
@@ -41,7 +41,7 @@ class Plane:
     components: tuple[Component, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class PixelFormat:
     """A row of table 33."""
 

@@ -13,11 +13,11 @@ Post-extension for image input.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from npuc.errors import UnsupportedOperator
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -37,7 +37,7 @@ WINOGRAD_BLOCK = 4
 """Channels of a small cube of Winograd weights."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Order:
     """The order in which weights (K, C, R, S) are stored; `shape` is theirs after any extension."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable.firmware.lines import known
@@ -84,7 +84,7 @@ def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:
             yield name, known(ELEMENT_BYTES, precision), 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Accesses:
     """The memory that an operation accesses."""
 
@@ -104,7 +104,7 @@ def ends(operations: Sequence[Accesses]) -> list[int]:
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class Needed:
     """The operations that must have ended before another: the last ones of their chains."""
 

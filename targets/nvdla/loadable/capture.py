@@ -6,9 +6,9 @@ Writes go to a register file; an operation consists of its blocks' register grou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from npuc.frozen import frozen
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable.firmware.contraction import rubik_of
 from npuc.targets.nvdla.loadable.firmware.convolution import BLOCKS, convolution_of
@@ -24,7 +24,7 @@ from npuc.targets.nvdla.model.register_file import Group, RegisterFile
 RDMAS = {"SDP": "SDP_RDMA", "PDP": "PDP_RDMA", "CDP": "CDP_RDMA"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Captured:
     """An operation as descriptors whose cubes have no addresses yet."""
 
@@ -40,7 +40,7 @@ class Captured:
     """Of an average's width and height, if they are not those of its kernel."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Enabled:
     """An engine when it was enabled: position, its blocks' registers, and its tables if used."""
 

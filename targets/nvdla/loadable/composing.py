@@ -6,8 +6,9 @@ Structure and order: The loadable (facts); every rule of it is checked in rules.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.storage.records import damaged
 from npuc.targets.nvdla.formats.alignment import aligned
@@ -29,7 +30,7 @@ from npuc.targets.nvdla.selection import Constants
 PAGE = schema.ALIGNMENT
 
 
-@dataclass(frozen=True)
+@frozen
 class Built:
     """Operations with the addresses of their cubes, look-up tables, weights, and the size of map memory."""
 

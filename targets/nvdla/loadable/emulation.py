@@ -8,10 +8,11 @@ Source: The loadable (facts), interface 2; the CPU tasks in two loadables of NVD
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.loadable.descriptors import NONE
 from npuc.targets.nvdla.loadable.structures import number, unused
@@ -23,7 +24,7 @@ FORMATS = {8: INT8_SMALL, 32: INT8}
 """Format of int8 maps, by the bytes of an atom."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EmulatedNetwork:
     """The places of the lists, as positions in the task's address list."""
 
@@ -33,7 +34,7 @@ class EmulatedNetwork:
     reserved: tuple[int, ...] = unused(250)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EmulatedOperation:
     """A softmax: scales of input and result; axis 1 is the channels."""
 
@@ -45,7 +46,7 @@ class EmulatedOperation:
     reserved_end: tuple[int, ...] = unused(11)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EmulatedBuffer:
     """A map in memory."""
 
@@ -61,7 +62,7 @@ class EmulatedBuffer:
     reserved: tuple[int, ...] = unused(230)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EmulatedBuffers:
     """The input and result of an operation."""
 

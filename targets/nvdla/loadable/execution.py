@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.loadable import emulation, schema
 from npuc.targets.nvdla.loadable import task as tasks
@@ -22,7 +22,7 @@ BASE = 0x8000_0000
 DTYPES = {emulation.INT8: np.int8, emulation.INT8_SMALL: np.int8, emulation.FP16: np.float16}
 
 
-@dataclass(frozen=True)
+@frozen
 class Executed:
     """Memory after all tasks."""
 

@@ -7,10 +7,11 @@ The fields are in the order of their declaration; numbers that are 0 are not sto
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 
 if TYPE_CHECKING:
     from flatbuffers import Builder
@@ -22,7 +23,7 @@ PREPEND = {"u8": "Uint8", "u16": "Uint16", "u32": "Uint32", "u64": "Uint64", "i1
 FIRST_SLOT, SLOT_BYTES, OFFSET_BYTES = 4, 2, 4
 
 
-@dataclass(frozen=True)
+@frozen
 class Kind:
     """The type of a field; vector: any number of elements."""
 

@@ -8,11 +8,11 @@ anything larger become accesses to the output's memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.storage.records import damaged
 from npuc.targets.nvdla.model.memory import Pattern
@@ -21,7 +21,7 @@ DUMMY, WEIGHTS, MAPS, FIRST_BOUND = 0, 1, 2, 3
 """Ids of memories; those of inputs and outputs follow."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Bound:
     """An input or output: its place in the program's memory."""
 
@@ -45,7 +45,7 @@ class Bound:
         return place.address < self.end and place.address + place.size > self.start
 
 
-@dataclass(frozen=True)
+@frozen
 class Use:
     """A cube that an operation reads or writes."""
 
@@ -55,7 +55,7 @@ class Use:
     writes: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class Layout:
     """The program's memory: the start and size of the maps, and the inputs and outputs."""
 

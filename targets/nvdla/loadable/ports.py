@@ -7,10 +7,11 @@ scales exported beside the loadable.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.host import HostStep
 from npuc.program import Program
 from npuc.targets.nvdla.formats.pixels import NAMES
@@ -26,7 +27,7 @@ PIXEL_FORMATS = {8: 37, 32: 36}
 """Pixel format of feature data, by the bytes of an atom."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Port:
     """An input or output: its name for the user, its memory layout, and its scale."""
 
@@ -61,7 +62,7 @@ class Port:
         return replace(described, **image, pixel_format=NAMES.index(place.pixels), c=self.move.image().channels)
 
 
-@dataclass(frozen=True)
+@frozen
 class Ports:
     """The inputs and outputs of a program's one segment."""
 

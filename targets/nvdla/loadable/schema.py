@@ -5,8 +5,7 @@ Source: The loadable (facts): what NVDLA's runtime reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from npuc.frozen import frozen
 from npuc.targets.nvdla.loadable.flatbuffer import TRIPLE, scalar, vector
 
 IDENTIFIER = b"NVDA"
@@ -21,7 +20,7 @@ ADDRESSES, DEPENDENCIES, OPERATIONS, SURFACES, LUTS = 1, 2, 3, 4, 5
 ALIGNMENT = 4096
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Task:
     """A unit of submission: its addresses, the events it waits for and signals."""
 
@@ -33,7 +32,7 @@ class Task:
     post_actions: tuple[int, ...] = vector("u16")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Memory:
     """A region of memory and the blobs that fill it."""
 
@@ -48,7 +47,7 @@ class Memory:
     tensor_desc_id: int = scalar("u16")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Address:
     """A location in a region."""
 
@@ -58,7 +57,7 @@ class Address:
     size: int = scalar("u64")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Event:
     """An event that tasks wait for or signal."""
 
@@ -69,7 +68,7 @@ class Event:
     op: int = scalar("u8")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Blob:
     """Bytes by name."""
 
@@ -81,7 +80,7 @@ class Blob:
     data: bytes = vector("u8")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TensorDesc:
     """An input or output as the user binds it."""
 
@@ -109,7 +108,7 @@ class TensorDesc:
     stride_7: int = scalar("u32")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Reloc:
     """A location in a blob that depends on how a tensor is bound."""
 
@@ -121,7 +120,7 @@ class Reloc:
     reloc_type: int = scalar("u8")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Submit:
     """Tasks that are submitted together."""
 
@@ -129,7 +128,7 @@ class Submit:
     task_id: tuple[int, ...] = vector("u16")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Loadable:
     """The root."""
 

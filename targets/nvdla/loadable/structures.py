@@ -1,6 +1,6 @@
 """Packed structures of little-endian numbers, declared as frozen dataclasses: reader and writer.
 
->>> @dataclass(frozen=True, kw_only=True)
+>>> @frozen(kw_only=True)
 ... class Pair:
 ...     left: int = number("B")
 ...     right: tuple[int, ...] = numbers("h", 2)
@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, field, fields
 from typing import Any, TypeVar
 
 from npuc.errors import ArtefactError, EncodingError
+from npuc.frozen import frozen
 
 S = TypeVar("S")
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """How a field is stored: a code of the struct module, repeated, or a nested structure."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.structures import size, unpack
 
 
-@dataclass(frozen=True)
+@frozen
 class Task:
     """The descriptors of a task."""
 

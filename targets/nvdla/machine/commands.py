@@ -5,7 +5,7 @@ Writes set registers; between them the driver waits for an interrupt, or until a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from npuc.frozen import frozen
 
 SEQUENTIAL, SEQUENCERS, VERILATOR = PLAYERS = ("sequential", "sequencers", "verilator")
 """Who executes a register program as a test program: one player in order, a sequencer for each block, or the
@@ -13,7 +13,7 @@ Verilator test bench of NVDLA's tree, which looks for interrupts after all regis
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class Write:
     """The driver writes a register."""
 
@@ -22,7 +22,7 @@ class Write:
     value: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Poll:
     """The driver reads a register until its bits under the mask have a value."""
 
@@ -31,7 +31,7 @@ class Poll:
     value: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Wait:
     """The driver waits for an interrupt: a source of GLB.S_INTR_STATUS and its group, or any interrupt."""
 

@@ -7,10 +7,11 @@ nv_full); the numbers of nv_small and nv_large, the CBUF and the units as in NVD
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.storage import machine_files
 from npuc.storage.machine_files import DEMANDS, MOST, bad_machine, described
 
@@ -38,7 +39,7 @@ SRAM_BASE = 0x5000_0000
 """Where the second memory begins, as in NVDLA's own test programs of nv_full."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Machine:
     """One NVDLA. The defaults are those of nv_small."""
 

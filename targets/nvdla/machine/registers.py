@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import make_dataclass
 from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 from npuc.bits import Bits, Names, bits, decode, encode, places, shown, word
 from npuc.errors import EncodingError
+from npuc.frozen import frozen
 
 TABLES = Path(__file__).parent / "tables"
 TABLE_OF: Mapping[str, str] = {"nv_small": "nv_small", "nv_large": "nv_small", "nv_full": "nv_full"}
@@ -28,7 +29,7 @@ REGISTER_BITS = 32
 RESERVED = "reserved_"
 
 
-@dataclass(frozen=True)
+@frozen
 class Field:
     """A row of the table: bits lsb + width - 1 .. lsb of a register."""
 
@@ -38,7 +39,7 @@ class Field:
     names: Names
 
 
-@dataclass(frozen=True)
+@frozen
 class Register:
     """One register: its address and the meaning of its bits."""
 
@@ -137,7 +138,7 @@ def _reserved(low: int, high: int, reset: int) -> tuple[str, type[int], Any]:
     return f"{RESERVED}{high}_{low}", int, bits(high, low, "reserved", default=default)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False)
 class RegisterMap:
     """The registers of a configuration in address order; there is a single object for each map."""
 

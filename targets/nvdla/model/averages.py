@@ -7,10 +7,9 @@ Source: Arithmetic, PDP, average; seen on the RTL.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 RECIPROCAL_BITS = 16
@@ -18,7 +17,7 @@ RECIPROCAL_BITS = 16
 ONE = 1 << RECIPROCAL_BITS
 
 
-@dataclass(frozen=True)
+@frozen
 class Widths:
     """Bits of the sums and products of an average, all signed."""
 

@@ -6,10 +6,9 @@ limits of the hardware.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.precision import DTYPES
@@ -25,7 +24,7 @@ PIXEL_CHANNELS = 4
 """The most channels that can have a mean."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Weights:
     """Contents of the weight banks: bytes as in memory; with mask and group sizes if compressed."""
 
@@ -34,7 +33,7 @@ class Weights:
     group_sizes: Array | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Buffered:
     """The convolution buffer, filled for one operation."""
 

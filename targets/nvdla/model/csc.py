@@ -9,10 +9,10 @@ Source: in-memory formats, Weight Format; Winograd, image input and compression 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats import weights as formats
 from npuc.targets.nvdla.formats.precision import DTYPES
@@ -32,7 +32,7 @@ Step = tuple[Array, Array]
 """Data (..., positions, channels) and weights (..., channels, kernels) that CMAC multiplies."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LaidOutConvolution:
     """A convolution ready to run: its registers, data and weights, as numbers."""
 

@@ -9,10 +9,9 @@ Source: Arithmetic, Direct convolution in fp16 (CMAC, CACC); seen on the RTL.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 STEP = 4
@@ -32,7 +31,7 @@ CHUNK = 1 << 17
 """Products computed at once, so that the arrays stay in the cache."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Operands:
     """fp16 numbers as the multipliers take them: sign and magnitude, and the block exponent (0..7)."""
 
@@ -55,7 +54,7 @@ def operands(values: Array) -> Operands:
     return Operands(signed, np.where(signed == 0, ABSENT, block).astype(np.int8))
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """Sums of products for every position and kernel (..., positions, kernels)."""
 

@@ -10,10 +10,9 @@ Source: the test programs sdp_*_ew_* and cdp_*; fp16: values of 11 significant b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.model import fp16
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_either, shift_right
@@ -24,7 +23,7 @@ FARTHEST = 46
 """Beyond 2^46 no slope leads back to a 38-bit value: every result is saturated."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Arithmetic:
     """The integer widths of a unit's tables."""
 
@@ -40,7 +39,7 @@ SDP = Arithmetic(35, 32, 32, rounds_sum=True)
 CDP = Arithmetic(16, 56, 16, rounds_sum=False)
 
 
-@dataclass(frozen=True)
+@frozen
 class Table:
     """One table as set up by registers."""
 
@@ -61,7 +60,7 @@ class Table:
         return len(self.entries) - 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Found:
     """The results of one table for every value, and where it misses below or beyond."""
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import SECOND
 from npuc.targets.nvdla.model.traps import trap
@@ -128,7 +129,7 @@ def _joined(regions: Iterable[tuple[int, Array]]) -> Iterable[tuple[int, list[Ar
         yield start, parts
 
 
-@dataclass(frozen=True)
+@frozen
 class Pattern:
     """A pattern of bytes: surfaces of lines, each line `line_bytes` long without gaps."""
 

@@ -7,8 +7,8 @@ alone. BDMA is handled elsewhere, as it has a queue of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cacc, cdma, cdp, csc, pdp, rubik, sdp
@@ -23,7 +23,7 @@ AGREED = ("ENTRIES", "DATA_BANK", "WEIGHT_BANK", "WEIGHT_FORMAT", "WEIGHT_KERNEL
 """Fields in which CDMA and CSC must agree."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ExecutedOperation:
     """An operation that has run."""
 

@@ -11,11 +11,11 @@ Source: Arithmetic, PDP, average; seen on the RTL. fp16: every sum and product i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
@@ -33,7 +33,7 @@ FP17_BITS = (1 << 17) - 1
 AVERAGE_INFINITY = fp16.FP17_MOST
 
 
-@dataclass(frozen=True)
+@frozen
 class Axis:
     """Windows along one axis."""
 
@@ -143,7 +143,7 @@ def _average(group: Group, source: Array, axes: tuple[Axis, Axis]) -> Array:
 Add = Callable[[Array, Array], Array]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Sums:
     """Sums in one precision: how rows and windows add, and PAD_VALUE for a row and for rows of padding."""
 

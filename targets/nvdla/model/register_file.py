@@ -7,11 +7,11 @@ reads the fields of one group by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import SECOND
 from npuc.targets.nvdla.machine.registers import Field, Register, RegisterMap
@@ -34,7 +34,7 @@ def _fields(registers: RegisterMap, block: str) -> Mapping[str, tuple[Register, 
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """A snapshot of a block's registers at the start of an operation."""
 

@@ -13,10 +13,11 @@ Source: Numbers, as on the RTL; fp16: FP16 Supporting (float32 inside, no shifts
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
@@ -35,7 +36,7 @@ BAND = 1 << 16
 """Elements computed at once."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Task:
     """One operation: the registers of SDP and SDP_RDMA, the port to memory, and the tables."""
 

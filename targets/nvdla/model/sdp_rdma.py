@@ -6,10 +6,9 @@ x 1, as seen on the RTL.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cubes
@@ -22,7 +21,7 @@ COMPONENTS = {"MUL": ("MUL",), "ALU": ("ALU",), "BOTH": ("ALU", "MUL")}
 """The components of an operand's element in memory order, by DATA_USE."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Operands:
     """A unit's operands from memory, ALU and MUL, broadcastable to (batch, surface, H, W, lane)."""
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import GROUP, KERNEL_SHAPE, PADS
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
-@dataclass(frozen=True)
+@frozen
 class AveragesIntoConvs:
     """A 1x1 Conv that alone reads the average of a whole map becomes one over averages of a few equal blocks.
 

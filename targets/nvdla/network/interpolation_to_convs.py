@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import SCALES, SIZES
 from npuc.ops.resize import interpolation, source_positions, taps_at
@@ -25,7 +24,7 @@ NONE = 1e-5
 """A smaller weight is 0 except for the rounding of its position."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Axis:
     """An axis of the map: outputs phase, phase + phases, .. are one convolution with a stride."""
 
@@ -37,7 +36,7 @@ class Axis:
     """Copies of the first and of the last element."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Taps:
     """Elements and weights (taps, phases) of each phase's first output; elements may be outside the map."""
 

@@ -7,8 +7,9 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from npuc.frozen import frozen
 from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
 from npuc.targets.nvdla.arithmetic.integer import Stage
 from npuc.targets.nvdla.formats.pixels import FORMATS
@@ -17,7 +18,7 @@ from npuc.targets.nvdla.machine.parameters import BYTES
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 
-@dataclass(frozen=True)
+@frozen
 class Surface:
     """A feature cube in memory: extents in elements, address and strides in bytes."""
 
@@ -46,7 +47,7 @@ class Surface:
         return -(-self.width * FORMATS[self.pixels].planes[0].pixel_bytes // atom_bytes) * atom_bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Fetch:
     """An operand that SDP_RDMA fetches: which components, their size, and the address."""
 
@@ -61,7 +62,7 @@ class Fetch:
     """Whether it is a map that another operation writes, not a constant."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Unit:
     """X1 (BS) or X2 (BN): the stage, its operands in registers, and the operand fetched from memory."""
 
@@ -72,7 +73,7 @@ class Unit:
     fetch: Fetch | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Ramp:
     """A linear table of EW or CDP as registers represent it."""
 
@@ -89,7 +90,7 @@ class Ramp:
     """Right shift of an integer slope."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Tables:
     """The tables of EW or CDP; LE, if present, takes precedence."""
 
@@ -97,7 +98,7 @@ class Tables:
     le: Ramp | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Sdp:
     """The settings of SDP for every element."""
 
@@ -107,7 +108,7 @@ class Sdp:
     table: Tables | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Mask:
     """The other surfaces of compressed weights: one bit per element (WMB), and bytes per group (WGS)."""
 
@@ -117,7 +118,7 @@ class Mask:
     sizes_bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Kernels:
     """The weights of a convolution: their place in memory, and their geometry after any extension."""
 
@@ -141,7 +142,7 @@ class Kernels:
         return self.bytes + (self.mask.bytes + self.mask.sizes_bytes if self.mask else 0)
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelWindow:
     """The movement of the kernel: strides, dilations (1 = none), padding, and the integer used for padding."""
 
@@ -156,7 +157,7 @@ class KernelWindow:
     value: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Banks:
     """How a convolution uses the CBUF."""
 
@@ -169,7 +170,7 @@ class Banks:
     """Banks that data needs, and that weights with their mask need; one of the two gets the rest."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Pooling:
     """PDP on a map in memory, or on SDP's output, where only the extents of the source matter."""
 
@@ -184,7 +185,7 @@ class Pooling:
     destination: Surface
 
 
-@dataclass(frozen=True)
+@frozen
 class Convolution:
     """CDMA, CSC, CMAC and CACC, followed by SDP and optionally PDP."""
 
@@ -211,7 +212,7 @@ class Convolution:
         return extended_extent(self.destination.width), extended_extent(self.destination.height)
 
 
-@dataclass(frozen=True)
+@frozen
 class Elementwise:
     """SDP on a map in memory, optionally followed by PDP."""
 
@@ -221,7 +222,7 @@ class Elementwise:
     pooling: Pooling | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Normalisation:
     """CDP on a map in memory: local response normalisation."""
 
@@ -237,7 +238,7 @@ class Normalisation:
     destination: Surface
 
 
-@dataclass(frozen=True)
+@frozen
 class Contraction:
     """RUBIK: interleaves the columns of several maps."""
 
@@ -248,7 +249,7 @@ class Contraction:
     destination: Surface
 
 
-@dataclass(frozen=True)
+@frozen
 class Transfer:
     """BDMA: a copy from one memory to the other, as cubes of one line of atoms."""
 

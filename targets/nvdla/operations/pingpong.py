@@ -13,12 +13,12 @@ the pass is in CBUF"; banks in halves, so that "the next fetch hides behind the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations import timing
@@ -45,7 +45,7 @@ CLOCKS = slice(0, ENTRIES)
 """The rows that are times."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Work:
     """An operation and the clocks that each engine spends on it, whatever else runs."""
 
@@ -115,7 +115,7 @@ def _counted(clocks: float) -> float:
     return round(clocks * GRAIN) / GRAIN
 
 
-@dataclass(frozen=True)
+@frozen
 class Progress:
     """When each engine is free, in clocks, for several partial programs side by side."""
 

@@ -8,9 +8,10 @@ are, and when no operation still reads what it overwrites.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 
+from npuc.frozen import frozen
 from npuc.targets.nvdla.machine.commands import Wait
 from npuc.targets.nvdla.model.memory import Pattern, overlap
 from npuc.targets.nvdla.operations.operation import (
@@ -46,7 +47,7 @@ def blocks_of(operation: Operation) -> tuple[str, ...]:
             return (*flying, "SDP_RDMA", "SDP", *(CONVOLUTION if isinstance(operation, Convolution) else ()))
 
 
-@dataclass(frozen=True)
+@frozen
 class Touched:
     """The memory that an operation touches: its input, operand maps, result, and copied weights."""
 
@@ -66,7 +67,7 @@ class Touched:
         return replace(self, source=self.source.moved(source), result=self.result.moved(result))
 
 
-@dataclass(frozen=True)
+@frozen
 class Issued:
     """An operation that may still run: its register groups, touched memory, and whether it writes tables."""
 
@@ -99,7 +100,7 @@ class Issued:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Admission:
     """How many earlier operations must have ended before one is programmed, fetches, and writes."""
 
@@ -113,7 +114,7 @@ class Admission:
         return self.program, self.fetch, self.write
 
 
-@dataclass(frozen=True)
+@frozen
 class Scoreboard:
     """Operations that may still run, oldest first, and the register group that each block uses next."""
 

@@ -11,11 +11,12 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, STARTS, STEPS
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
@@ -39,7 +40,7 @@ def tensor_precision(graph: Graph, name: str) -> str:
     return precision_of(graph.tensors[name].dtype)
 
 
-@dataclass(frozen=True)
+@frozen
 class Buffer:
     """A packed feature cube of whole atoms in memory, or an image."""
 
@@ -76,7 +77,7 @@ class Buffer:
         return self.surfaces * self.surface_stride
 
 
-@dataclass(frozen=True)
+@frozen
 class View:
     """A window of a buffer, `offset` bytes from its start; `lanes` count from the window's first surface."""
 
@@ -199,7 +200,7 @@ def taken(lanes: Lanes, first: int, count: int, atom: int) -> Lanes:
     return tuple(lane - base for lane in lanes[first : first + count])
 
 
-@dataclass(frozen=True)
+@frozen
 class Surfaces:
     """The view of every tensor in memory."""
 

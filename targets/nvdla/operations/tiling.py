@@ -8,11 +8,12 @@ kernels form a group, which leaves lanes of the result unused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.winograd import CUBE, TILE, extended_extent
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
@@ -20,7 +21,7 @@ from npuc.targets.nvdla.operations.operation import Convolution, Operation
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 
-@dataclass(frozen=True)
+@frozen
 class Geometry:
     """A convolution as the hardware sees it; channels count lanes."""
 
@@ -105,7 +106,7 @@ class Geometry:
         return extended_extent(rows) if self.form.kind == "winograd" else lines
 
 
-@dataclass(frozen=True)
+@frozen
 class RowTile:
     """Rows of output, and the lines of input that they need."""
 

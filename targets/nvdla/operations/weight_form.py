@@ -5,13 +5,12 @@ Source: in-memory formats, Weight Format, table 34 (Weight formats and options).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from npuc.errors import UnsupportedOperator
+from npuc.frozen import frozen
 from npuc.targets.nvdla.machine.parameters import Machine
 
 
-@dataclass(frozen=True)
+@frozen
 class WeightForm:
     """A type of weights with its options.
 

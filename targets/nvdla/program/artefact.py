@@ -9,7 +9,6 @@ for bits of GLB.S_INTR_STATUS, which the driver then clears.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from npuc.budget import expect_room, expect_simulable
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.host import HostStep
 from npuc.steps import steps_of
 from npuc.storage.machine_files import recorded
@@ -39,7 +39,7 @@ MOST_LANES = 1 << 16
 """The most lanes of a cube: registers for channel counts have fewer bits."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """A tensor's feature cube or image in memory, strides in bytes; channel lanes as runs (first, count)."""
 
@@ -57,7 +57,7 @@ class Place:
         return [lane for first, count in self.lanes for lane in range(first, first + count)]
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorMove:
     """A tensor and its place in memory; an fp16 tensor is float32 on the host and converted on the way."""
 
@@ -120,7 +120,7 @@ class TensorMove:
         return Cube(width, height, max(lanes) + 1, place.precision, machine.atom_bytes, *strides)
 
 
-@dataclass(frozen=True)
+@frozen
 class Segment:
     """Loads, then the commands `start` to `start + count`, then stores."""
 
@@ -133,7 +133,7 @@ class Segment:
 Step = HostStep | Segment
 
 
-@dataclass(frozen=True)
+@frozen
 class Produced:
     """What a range of commands does: the operation, its ONNX nodes, and the tensor complete afterwards."""
 
@@ -144,7 +144,7 @@ class Produced:
     result: TensorMove | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Image:
     """A file's bytes at an address in memory."""
 
@@ -158,7 +158,7 @@ class Image:
         return files[self.file]
 
 
-@dataclass(frozen=True)
+@frozen
 class Dram:
     """The program's memory, from `base` on, with its contents before the first step."""
 
@@ -167,7 +167,7 @@ class Dram:
     images: tuple[Image, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Contents:
     """The parts of a manifest that the simulator needs."""
 

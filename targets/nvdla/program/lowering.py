@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby
 
 from npuc.allocation import Buffer as Lifetime
 from npuc.allocation import allocate, lower_bound, peak
+from npuc.frozen import frozen
 from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import DILATIONS
@@ -59,7 +60,7 @@ BASE = 0x8000_0000
 """Start of the program's memory, as in NVDLA's own test programs."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Emitted:
     """A layer's operations and its range of commands."""
 
@@ -73,7 +74,7 @@ class Emitted:
     """Of a convolution's weight form."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Lowered:
     """The parts of a program."""
 
@@ -171,7 +172,7 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class _Maps:
     """The placement of maps, and the bytes taken of each memory: as allocated, and the lower bound."""
 

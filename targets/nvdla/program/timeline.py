@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
+from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.storage.records import damaged, read
 from npuc.targets.nvdla.machine.commands import Write
@@ -23,7 +23,7 @@ READS = re.compile(r"D_(DAIN_ADDR_LOW(_0)?|SRC_BASE_ADDR_LOW|(BS|BN|EW)_BASE_ADD
 """The registers with addresses that an operation reads."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Layer:
     """A layer of the report: its first command, and its number of operations."""
 
@@ -35,7 +35,7 @@ class _Layer:
     bytes: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class _Job:
     """An operation: when its layer runs, the registers written for it, and the tensor that it completes."""
 

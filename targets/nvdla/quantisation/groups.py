@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """A convolution and the node fused into its pass; `last` is the node whose result the pass computes."""
 

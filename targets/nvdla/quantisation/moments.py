@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph
 from npuc.quantize.arithmetic.steadiness import rounded
 from npuc.quantize.calibration.histograms import computed
 
 
-@dataclass(frozen=True)
+@frozen
 class Moments:
     """Mean and variance of every channel (axis 1) of a tensor, and its largest magnitude, possibly infinite.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.ops.accumulators import accumulator_bound
 from npuc.quantize.scales.model_scales import integers_of
@@ -30,7 +29,7 @@ FINEST_STEP = 2.0**-24
 """The smallest step of the sums, in steps of the result."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Sums:
     """The sums of a convolution: its integer weights, and per channel the bias in steps of the sums.
 

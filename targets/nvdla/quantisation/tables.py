@@ -7,10 +7,10 @@ int8: one entry per input value. int16 and fp16: LO has 257 entries over the ran
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops import OPS
 from npuc.quantize.arithmetic.tables import wanted_values
@@ -20,7 +20,7 @@ from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, Table
 from npuc.targets.nvdla.quantisation.form import Form
 
 
-@dataclass(frozen=True)
+@frozen
 class Shape:
     """Binary logarithms of the steps of LO and LE, both centred on 0; the slope beyond the last entry."""
 

@@ -7,10 +7,11 @@ image if only convolutions read it; all of them then read the image.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
@@ -40,7 +41,7 @@ Forms = Callable[[Context, Node], Iterator[WeightForm]]
 """Yields the possible forms of a convolution, the simplest first."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Alternative:
     """A possible form of a convolution and its cost when run alone."""
 
@@ -50,7 +51,7 @@ class Alternative:
     """Moved between memory and NVDLA."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Choice:
     """The form chosen for a convolution, and all possible ones."""
 
@@ -58,7 +59,7 @@ class Choice:
     alternatives: tuple[Alternative, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Choices:
     """The choice for every convolution by the name of its result, and the format of every image by tensor name."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
@@ -57,7 +58,7 @@ class Constants:
         return self.known[digest]
 
 
-@dataclass(frozen=True)
+@frozen
 class Placed:
     """A tensor's view and the address of its buffer."""
 
@@ -81,7 +82,7 @@ class Placed:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class Context:
     """The integer graph, the machine, the placement of tensors, and the constants so far."""
 
@@ -108,7 +109,7 @@ class Context:
         return self.data_banks or self.machine.cbuf_banks // 2
 
 
-@dataclass(frozen=True)
+@frozen
 class PlannedLayer:
     """A computed node, its weight form, and the pooling node fused behind SDP, if any."""
 
@@ -127,7 +128,7 @@ class PlannedLayer:
         return (self.node, self.pool) if self.pool else (self.node,)
 
 
-@dataclass(frozen=True)
+@frozen
 class Piece:
     """A piece of the weights of a layer's pass that one BDMA transfer copies: first byte and size."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import GROUP, PADDING
 from npuc.ops.windows import window_of
@@ -93,7 +94,7 @@ def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
         most //= 2
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """A pass of a convolution: some lanes of the result, and the input lanes that they depend on."""
 

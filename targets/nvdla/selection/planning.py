@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.pingpong import Progress, Work
 from npuc.targets.nvdla.operations.scoreboard import Scoreboard, Touched, touched
@@ -39,7 +40,7 @@ PROPORTIONS = (2, 1, 3)
 Edges = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """The tile edges of every layer by the name of its result, and the banks preferred for data."""
 
@@ -49,7 +50,7 @@ class Plan:
     """Clocks that the program takes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Tiling:
     """The tiles of the latest layer, linked to those of the layers before it."""
 
@@ -67,7 +68,7 @@ class _Tiling:
         return tuple(reversed(found))
 
 
-@dataclass(frozen=True)
+@frozen
 class _Begun:
     """Partial plans side by side, the cheapest first."""
 
@@ -82,7 +83,7 @@ class _Begun:
     """The buffer that the last layer writes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Step:
     """Partial plans with one more layer: for each one kept, the plan that it extends, and its tiles."""
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from npuc.allocation import Buffer as Lifetime
 from npuc.allocation import fits
+from npuc.frozen import frozen
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.operation import Convolution, Operation
@@ -28,7 +29,7 @@ AHEAD = 2
 """Layers from the last piece to the layer that reads it, the latter included."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Prefetch:
     """Where weights are copied to, and the pieces scheduled behind each layer's operations."""
 
@@ -122,7 +123,7 @@ def _loads(operations: Sequence[Sequence[Operation]], machine: Machine) -> list[
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class _Weights:
     """The weights of a pass: their size, and how often they are read."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from npuc.frozen import frozen
 from npuc.targets.nvdla.machine.commands import Command
 from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.model.memory import Memory
@@ -13,7 +14,7 @@ MACHINES = {"nv_small": replace(SMALL, elementwise=True, sdp_lut=True), "nv_larg
 """The machines of test programs: NVDLA's reference model runs EW on nv_small too, whose RTL lacks it."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Check:
     """The expected CRC-32 of a region after the run."""
 
@@ -26,7 +27,7 @@ class Check:
         return zlib.crc32(memory.read(self.address, self.size)) == self.crc
 
 
-@dataclass(frozen=True)
+@frozen
 class Trace:
     """A test program."""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from npuc.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Call:
     """A call and its line number."""
 

@@ -5,8 +5,9 @@ Source: The loadable (facts), Structures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from npuc.frozen import frozen
 from npuc.targets.nvdla.loadable.structures import number, numbers, unused
 
 BDMA, CONV, SDP, PDP, CDP, RUBIK = range(6)
@@ -22,7 +23,7 @@ OPERATION_BYTES, SURFACE_BYTES = 116, 644
 FEATURE_FORMAT = 36
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Network:
     """The task: indices of its lists, and the first operation of each engine."""
 
@@ -46,7 +47,7 @@ class Network:
     reserved_end: int = number("B")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Consumer:
     """An operation that waits for an event of another."""
 
@@ -55,7 +56,7 @@ class Consumer:
     reserved: int = number("B")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Common:
     """The part common to all operations: the place in the dependency graph."""
 
@@ -79,7 +80,7 @@ class Common:
         return self.bdma, self.conv, self.sdp, self.pdp, self.cdp, self.rubik
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Cube:
     """A data cube: its address by index and offset, extents in elements, strides in bytes."""
 
@@ -96,7 +97,7 @@ class Cube:
     plane_stride: int = number("I")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Converter:
     """(x - offset) * scale >> truncate."""
 
@@ -106,7 +107,7 @@ class Converter:
     offset: int = number("i")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class WindowFields:
     """How a kernel moves: strides in elements, and padding."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from npuc.frozen import frozen
 from npuc.targets.nvdla.loadable.descriptors.common import FEATURE_FORMAT, Converter, Cube, WindowFields
 from npuc.targets.nvdla.loadable.structures import number, numbers, unused
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Convolution:
     """An operation of the convolution pipeline."""
 
@@ -59,7 +60,7 @@ class Convolution:
     """Scale 1 and offset 0; truncate is that of CACC."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ConvolutionSurfaces:
     """The cubes that a convolution reads, and the shape of its output."""
 

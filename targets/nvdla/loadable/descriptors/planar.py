@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from npuc.frozen import frozen
 from npuc.targets.nvdla.loadable.descriptors.common import NONE, Converter, Cube, WindowFields
 from npuc.targets.nvdla.loadable.structures import number, numbers
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Pdp:
     """An operation of PDP; partial widths first, middle, last."""
 
@@ -27,7 +28,7 @@ class Pdp:
     pad_values: tuple[int, ...] = numbers("i", 7)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Surfaces:
     """The cubes that PDP, CDP or RUBIK reads and writes."""
 
@@ -35,7 +36,7 @@ class Surfaces:
     result: Cube = field(default_factory=Cube)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Cdp:
     """An operation of CDP."""
 
@@ -51,7 +52,7 @@ class Cdp:
     reserved: int = number("B")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rubik:
     """An operation of RUBIK."""
 
@@ -62,7 +63,7 @@ class Rubik:
     stride_y: int = number("B", 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Lut:
     """The tables LE and LO and their registers; offsets: the exponent, or the step's binary logarithm."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from npuc.frozen import frozen
 from npuc.targets.nvdla.loadable.descriptors.common import NONE, Converter, Cube
 from npuc.targets.nvdla.loadable.structures import number
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SdpUnit:
     """X1, X2 or Y of an SDP operation."""
 
@@ -31,7 +32,7 @@ class SdpUnit:
     mul_converter: Converter = field(default_factory=Converter)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sdp:
     """An operation of SDP."""
 
@@ -48,7 +49,7 @@ class Sdp:
     y: SdpUnit = field(default_factory=SdpUnit)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SdpSurfaces:
     """The cubes that SDP reads and writes."""
 

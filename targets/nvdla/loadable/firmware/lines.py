@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.targets.nvdla.loadable.descriptors import NONE, Cube
 from npuc.targets.nvdla.machine.registers import RegisterMap
 from npuc.targets.nvdla.model.arithmetic import signed
@@ -40,7 +41,7 @@ HALF = re.compile(r"(low|high)\((.+)\)")
 PLAIN = re.compile(r"([a-z_0-9.]+?)(-1)?")
 
 
-@dataclass(frozen=True)
+@frozen
 class Term:
     """A field and the source of its value."""
 
@@ -52,7 +53,7 @@ class Term:
     cube: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Line:
     """A register and its fields; fields that are not named are 0."""
 
@@ -82,7 +83,7 @@ Derived = Mapping[str, Callable[["Firmware", Any, Any], int]]
 """Values derived from the operation and its surfaces, by name."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Firmware:
     """The firmware's environment besides the descriptors."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import schema
@@ -21,7 +21,7 @@ Where = Iterator[str]
 MOST_ADDRESSES = 256
 
 
-@dataclass(frozen=True)
+@frozen
 class Checked:
     """A task being checked."""
 
