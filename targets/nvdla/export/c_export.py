@@ -50,7 +50,7 @@ def exported(program: Program) -> dict[str, bytes]:
 
 def header(program: Program, contents: Contents) -> str:
     """npuc_program.h: sizes, and declarations of the tables in npuc_program.c."""
-    segments = _segments(contents)
+    segments = contents.segments
     sizes = {
         "DRAM_BASE": f"0x{contents.dram.base:x}u",
         "DRAM_BYTES": f"{contents.dram.bytes}u",
@@ -77,7 +77,7 @@ def source(program: Program, contents: Contents) -> str:
         for at, each in enumerate(images)
     ]
     steps = contents.steps
-    segments = _segments(contents)
+    segments = contents.segments
     return "".join(
         [
             f'{_title(program, contents)}\n#include "npuc_program.h"\n\n',
@@ -112,10 +112,6 @@ def _second_memory(machine: Machine) -> str:
 
 def _title(program: Program, contents: Contents) -> str:
     return c_comment(f"{program.model.name} for {contents.machine.name}. Written by npuc.")
-
-
-def _segments(contents: Contents) -> list[Segment]:
-    return [step for step in contents.steps if isinstance(step, Segment)]
 
 
 def _records(program: Program) -> Sequence[Sequence[int]]:
@@ -187,7 +183,7 @@ def _segment(at: int, segment: Segment) -> str:
 
 def _figures(program: Program, contents: Contents) -> dict[str, object]:
     """The values for the README's template."""
-    segments = _segments(contents)
+    segments = contents.segments
     numbers = {id(each): at for at, each in enumerate(segments)}
     steps = [
         f"{markdown_code(step.op)} {markdown_code(step.node)}"

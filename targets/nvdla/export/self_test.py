@@ -58,7 +58,7 @@ def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
             remedy="export a part of the network, or in int8",
         )
     recorder(inputs)
-    segments = sum(isinstance(step, Segment) for step in recorder.contents.steps)
+    segments = len(recorder.contents.segments)
     count = len(recorder.pairs) // segments if segments else 0
     makefile = (SOURCES / "Makefile").read_text().replace("\nlibnpuc.a:", MAKE + "\nlibnpuc.a:", 1)
     return {
