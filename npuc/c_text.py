@@ -1,10 +1,25 @@
-"""C source text: numbers, initialisers, arrays and headers."""
+"""C source text: numbers, initialisers, arrays, headers, and the sources that come with npuc."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
+
+from npuc.ir import Array
+
+A_LINE = 16
+
+
+def sources(folder: Path) -> dict[str, bytes]:
+    """The C sources in a folder, with their Makefile and README, by path."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".c", ".h", ".md") or path.name == "Makefile"
+    }
 
 
 def floating(value: float) -> str:
@@ -15,6 +30,27 @@ def floating(value: float) -> str:
     """
     text = str(np.float32(value))
     return {"inf": "INFINITY", "-inf": "-INFINITY", "nan": "NAN"}.get(text, f"{text}f")
+
+
+def lines(texts: Iterable[str], most: int = A_LINE) -> Iterator[str]:
+    """Texts separated by commas, so many a line."""
+    waiting = iter(texts)
+    while row := list(islice(waiting, most)):
+        yield ", ".join(row)
+
+
+def elements(values: Array, most: int = A_LINE) -> Iterator[str]:
+    """The elements of a tensor as lines of literals; those of float16 as their bits."""
+    bits: Array = values.view(np.uint16) if values.dtype == np.float16 else values
+    literal = floating if values.dtype == np.float32 else _number
+    return lines(map(literal, bits.ravel().tolist()), most)
+
+
+def _number(value: float) -> str:
+    """A number of a type other than float32; the least int64 has no literal of its own."""
+    if isinstance(value, float):
+        return {"inf": "INFINITY", "-inf": "-INFINITY", "nan": "NAN"}.get(repr(value), repr(value))
+    return "INT64_MIN" if value == -(2**63) else str(int(value))
 
 
 def listed(items: Iterable[object]) -> str:

@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from typing import Any, TypedDict
 
 from npuc.network_name import identifier
-from npuc.target import FLOATING, Mixing, Naming, Options, Target
+from npuc.target import FLOATING, Mixing, Naming, Options, Target, usual_options
 from npuc.text import closest
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -66,7 +66,7 @@ def options_of(
             known = (*general, *own)
             hint = closest(name, known)
             raise TypeError(f"compile takes no '{name}'.{hint} It takes: {', '.join(known)}")
-    found = options or Options(precision=target.precisions[0])
+    found = options or usual_options(target)
     read = {name: READ[name](value) if name in READ else value for name, value in flags.items()}
     found = replace(found, **{name: value for name, value in read.items() if name in general})
     for name, values in {**CHOICES, "precision": target.precisions}.items():

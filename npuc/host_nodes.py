@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from npuc.constraints import refused
 from npuc.errors import NpucError, Problem
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
@@ -82,15 +83,9 @@ def conversion_refusal(graph: Graph, node: Node) -> Problem | None:
     integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
     sizes = [graph.tensors[name].size for name in node.inputs[1:]]
     reason = f"to {max(sizes)} scales" if max(sizes) > 1 else f"to {graph.tensors[integers].dtype}"
-    return Problem(
-        "E202",
-        f"an activation is quantised {reason}",
-        node=node.source,
-        op=node.op,
-        tensor=integers,
-        limit="one scale and zero point for a tensor, constant, int8 or uint8",
-        remedy="quantise activations per tensor to 8 bits; weights may have a scale for every channel",
-    )
+    limit = "one scale and zero point for a tensor, constant, int8 or uint8"
+    remedy = "quantise activations per tensor to 8 bits; weights may have a scale for every channel"
+    return refused(node, f"an activation is quantised {reason}", tensor=integers, limit=limit, remedy=remedy)
 
 
 Refusal = Callable[[Node], Problem | None]
@@ -118,8 +113,7 @@ def problems(
         if node.op not in host:
             wrong.append(refusal(node))
         elif strict and not only_converts(graph, node, on_array):
-            name = node.source
-            wrong.append(_not_converting(name, node.op, host[node.op]))
+            wrong.append(_not_converting(node.source, node.op, host[node.op]))
         found += [each for each in wrong if each is not None]
     return found
 
@@ -129,10 +123,9 @@ def emptiness(graph: Graph, node: Node) -> Problem | None:
     empty = [name for name in (*node.inputs, *node.outputs) if name and not graph.tensors[name].size]
     if not empty:
         return None
-    name = node.source
     reason = f"a tensor of shape {list(graph.shape(empty[0]))} has no elements"
     limit, remedy = "at least one element", "leave out what is empty"
-    return Problem("E202", reason, node=name, op=node.op, tensor=empty[0], limit=limit, remedy=remedy)
+    return refused(node, reason, tensor=empty[0], limit=limit, remedy=remedy)
 
 
 def only_converts(graph: Graph, node: Node, on_array: set[Node]) -> bool:

@@ -20,7 +20,7 @@ from npuc.errors import DataError, NpucError
 from npuc.frontend.reading import NEWEST_OPSET
 from npuc.ir import Array
 from npuc.storage.structured import objects, row
-from npuc.target import FLOATING, Options
+from npuc.target import FLOATING, Options, usual_options
 
 CALIBRATION_SAMPLES = 8
 EVERYTHING = "everything"
@@ -188,5 +188,5 @@ def backend(target: str = "easynpu", options: Options | None = None) -> type[Npu
     """The backend of a target. Raises KeyError for an unknown one."""
     from npuc.target import target as find
 
-    usual = Options(precision=find(target).precisions[0])
-    return type("NpucBackend", (NpucBackend,), {"target": target, "options": options or usual})
+    chosen = options or usual_options(find(target))
+    return type("NpucBackend", (NpucBackend,), {"target": target, "options": chosen})

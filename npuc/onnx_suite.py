@@ -24,7 +24,7 @@ from npuc.reference import session
 from npuc.regions.artefact import is_composite
 from npuc.regions.composite import parts
 from npuc.storage.structured import comparable, leaves
-from npuc.target import FLOATING, Options
+from npuc.target import FLOATING, usual_options
 from npuc.target import target as find
 
 MOST_STEPS = 3.0
@@ -182,9 +182,9 @@ def _same(wanted: Sequence[Any], found: Sequence[Any]) -> bool:
     )
 
 
-def suite(target: str, parent_module: str | None = None, options: Options | None = None) -> Suite:
+def suite(target: str, parent_module: str | None = None) -> Suite:
     """The suite, to be run by unittest or pytest. Floating-point targets must reach its own tolerances."""
-    usual = options or Options(precision=find(target).precisions[0])
+    usual = usual_options(find(target))
 
     class Remembering(Prepared):
         """Keeps the program of the last run; models that npuc refuses are skipped."""

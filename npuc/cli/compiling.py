@@ -222,7 +222,13 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @target_flags
 @strict_option
 @bind_option
-@click.option("--format", "form", type=Choice(("text", "json", "sarif")), default="text", help="Output format.")
+@click.option(
+    "--format",
+    "form",
+    type=Choice(("text", "json", "sarif")),
+    default="text",
+    help="Output format [default: text].",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @custom_ops_option
 @limit_options

@@ -31,10 +31,10 @@ SHARE = click.FloatRange(0, 1)
 @click.option(
     "--metric",
     type=Choice(("top1", "detections", "ctc", "regression")),
-    help="What the outputs are [default: what their shapes and the labels tell].",
+    help="How outputs are judged [default: by their shapes and the labels].",
 )
 @click.option(
-    "--truth", type=Choice(("labels", "fp32")), help="What they are compared with [default: labels, if any]."
+    "--truth", type=Choice(("labels", "fp32")), help="What outputs are compared with [default: labels, if any]."
 )
 @click.option(
     "--layout",
@@ -48,17 +48,19 @@ SHARE = click.FloatRange(0, 1)
 )
 @click.option("--score-threshold", type=SHARE, help="The least score of a detection [default: 0.25].")
 @click.option(
-    "--nms-iou", type=SHARE, help="Boxes of a class that overlap more are one; 1: all stay [default: 0.45]."
+    "--nms-iou", type=SHARE, help="Overlap above which two boxes of a class are one; 1 keeps all [default: 0.45]."
 )
 @click.option(
-    "--background", type=Choice(("first", "last", "none")), help="Which score of a pair is that of no object."
+    "--background", type=Choice(("first", "last", "none")), help="Which score of a pair stands for no object."
 )
 @click.option(
     "--score-function",
     type=Choice(("identity", "sigmoid", "softmax")),
-    help="What makes probabilities of scores [default: identity].",
+    help="The function from scores to probabilities [default: identity].",
 )
-@click.option("--blank", type=Choice(("first", "last")), help="The class that is no character [default: first].")
+@click.option(
+    "--blank", type=Choice(("first", "last")), help="The class of CTC that is no character [default: first]."
+)
 @scheduler_option
 @modified_option
 @custom_ops_option
@@ -74,7 +76,7 @@ def accuracy(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Tell how good MODEL and its program are at their task. That is to find classes, boxes, sequences or values.
+    """Measure the accuracy of MODEL and its program. The task is to find classes, boxes, sequences or values.
 
     Labels are `y` in the data. Without them the outputs are compared with those of MODEL in fp32.
 

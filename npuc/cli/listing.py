@@ -62,9 +62,9 @@ def operators(target: str, as_json: bool) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what completes commands in a shell.
+    """Print the script that completes commands in a shell.
 
-    The script completes commands, options and files.
+    It completes commands, options and files.
 
     \b
     Examples:

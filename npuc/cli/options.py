@@ -137,7 +137,7 @@ level_option = click.option(
     "level",
     type=Choice(("0", "1", "2")),
     default="1",
-    help="Effort for accuracy: 0 min-max scales; 1 a search in about twice the time; 2 a full search.",
+    help="Effort for accuracy: 0 min-max scales; 1 a search in about twice the time [default]; 2 a full search.",
 )
 method_option = click.option(
     "--method",
@@ -153,7 +153,7 @@ mixed_option = click.option(
     "--mixed",
     type=Choice(("off", "auto")),
     default="off",
-    help="auto: run the few layers that lose the most accuracy in int8 on the host, in float.",
+    help="auto: run the few layers that lose the most accuracy in int8 on the host, in float [default: off].",
 )
 calibration_option = click.option(
     "--calibration",
@@ -255,7 +255,13 @@ def option_of(name: str) -> str:
 def format_options(command: Callable[..., T]) -> Callable[..., T]:
     """Adds --format and --json, which is the same as --format json: the command gets `form`."""
 
-    @click.option("--format", "form", type=Choice(("text", "json", "csv")), default="text", help="Output format.")
+    @click.option(
+        "--format",
+        "form",
+        type=Choice(("text", "json", "csv")),
+        default="text",
+        help="Output format [default: text].",
+    )
     @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
     @wraps(command)
     def formatted(*args: Any, form: str, as_json: bool, **options: Any) -> T:
@@ -286,7 +292,7 @@ def chip_options(command: Callable[..., T]) -> Callable[..., T]:
         "--chip-model",
         type=Choice(("own", "quick", "vendor", "rtl")),
         default="own",
-        help="own: npuc's chip model; quick: the same with float sums for fp16 (nvdla); "
+        help="own: npuc's chip model [default]; quick: the same with float sums for fp16 (nvdla); "
         "vendor: the vendor's chip model (bm1684); rtl: the hardware description (easynpu).",
     )
     return kind(folder(command))

@@ -14,7 +14,7 @@ import numpy as np
 
 from npuc import c_text
 from npuc.allocation import Buffer, allocate, peak
-from npuc.c_text import array, floating
+from npuc.c_text import array, elements
 from npuc.escaping import c_comment
 from npuc.frozen import frozen
 from npuc.host_c.operators import C_TYPES, Writer, emitted
@@ -71,9 +71,8 @@ def function(
 
 def sources(found: Sequence[Function], kind: str, introduction: str) -> dict[str, bytes]:
     """The files of these functions, npuc_KIND.h and .c and the library, by path."""
-    files = {path.name: path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h")}
     header, source = _header(found, kind, introduction), _source(found, kind)
-    return {**files, f"npuc_{kind}.h": header.encode(), f"npuc_{kind}.c": source.encode()}
+    return {**c_text.sources(SOURCES), f"npuc_{kind}.h": header.encode(), f"npuc_{kind}.c": source.encode()}
 
 
 def _function(graph: Graph, signature: Signature, prefix: str) -> str | None:
@@ -135,18 +134,7 @@ def _bytes(graph: Graph, name: str) -> int:
 
 def constant(name: str, value: Array) -> str:
     """A table with a constant's elements."""
-    texts = [floating(each) if value.dtype == np.float32 else _number(each) for each in value.ravel().tolist()]
-    rows = (", ".join(texts[start : start + A_LINE]) for start in range(0, len(texts), A_LINE))
-    return array(C_TYPES[str(value.dtype)], name, rows)
-
-
-def _number(value: float) -> str:
-    """A number of a type other than float32; the least int64 has no literal of its own."""
-    if isinstance(value, float):
-        return {"inf": "INFINITY", "-inf": "-INFINITY", "nan": "NAN"}.get(repr(value), repr(value))
-    if isinstance(value, bool):
-        return str(int(value))
-    return "INT64_MIN" if value == -(2**63) else str(value)
+    return array(C_TYPES[str(value.dtype)], name, elements(value, A_LINE))
 
 
 def _header(found: Sequence[Function], kind: str, introduction: str) -> str:

@@ -10,8 +10,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import numpy as np
-
 from npuc import c_text
 from npuc.c_text import array, floating, listed, named
 from npuc.copies import Copy
@@ -22,7 +20,6 @@ from npuc.targets.easynpu.export.c_host import HostCall, bytes_of
 from npuc.targets.easynpu.export.c_plan import Plan, plan
 from npuc.targets.easynpu.machine import isa, registers
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
-from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
 
 SOURCES = Path(__file__).parent / "c"
@@ -40,11 +37,7 @@ def exported(program: Program) -> dict[str, bytes]:
     Raises UnsupportedOperator (E202) for a host step that the driver does not compute.
     """
     found = plan(program)
-    files = {
-        path.relative_to(SOURCES).as_posix(): path.read_bytes()
-        for path in sorted(SOURCES.rglob("*"))
-        if path.suffix in (".c", ".h", ".md") or path.name == "Makefile"
-    }
+    files = c_text.sources(SOURCES)
     readme = Template(files["README.md"].decode()).substitute(_figures(program, found))
     return {
         **files,
@@ -115,14 +108,9 @@ def source(program: Program, found: Plan) -> str:
     )
 
 
-def _model(program: Program) -> str:
-    """The name of the model file that the program was compiled from."""
-    return program.model.name
-
-
 def _title(program: Program) -> str:
     machine = Contents.of(program.manifest).machine
-    return c_comment(f"{_model(program)} for the EasyNPU machine '{machine.name}'. Written by npuc.")
+    return c_comment(f"{program.model.name} for the EasyNPU machine '{machine.name}'. Written by npuc.")
 
 
 def _sizes(program: Program, found: Plan) -> dict[str, int]:
@@ -180,9 +168,7 @@ def _border(role: str, ports: Sequence[Port], found: Plan) -> str:
 
 def _constant(number: int, value: Array) -> str:
     """The elements of a constant tensor, several per line."""
-    texts = [floating(each) if value.dtype == np.float32 else str(each) for each in value.ravel()]
-    rows = (", ".join(texts[start : start + LANES]) for start in range(0, len(texts), LANES))
-    return array(C_TYPES[str(value.dtype)], f"constant_{number}", rows)
+    return array(C_TYPES[str(value.dtype)], f"constant_{number}", c_text.elements(value))
 
 
 def _buffers(program: Program, found: Plan) -> list[str]:
@@ -256,7 +242,7 @@ def _figures(program: Program, found: Plan) -> dict[str, str]:
     """The figures of this program for README.md."""
     segments = sum(isinstance(each, Segment) for each in found.actions)
     return {
-        "model": markdown_code(_model(program)),
+        "model": markdown_code(program.model.name),
         "machine": markdown_code(Contents.of(program.manifest).machine.name),
         "segments": str(segments),
         "host_steps": str(len(found.actions) - segments),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from npuc.c_text import sources
 from npuc.ir import Array
 from npuc.program import Program, count_of
 from npuc.self_test.vectors import vectors
@@ -42,13 +43,8 @@ def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
         )
         for sample in range(count)
     ]
-    made = {
-        path.relative_to(FOLDER).as_posix(): path.read_bytes()
-        for path in sorted(FOLDER.rglob("*"))
-        if path.suffix in (".c", ".h")
-    }
     return {
-        **made,
+        **sources(FOLDER),
         "npuc_vectors.c": vectors(program.model.name, pairs, ("npuc_vector_count", count)),
         "Makefile": (SOURCES / "Makefile").read_bytes() + MAKE.encode(),
     }

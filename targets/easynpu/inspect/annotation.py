@@ -5,7 +5,7 @@ Source: easynpu, Weight scheduler and Storage; the orders are those of memory.pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from npuc.annotation import MemoryAnnotation
@@ -14,8 +14,9 @@ from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 from npuc.targets.easynpu.machine.timing import is_dense, weight_words
 from npuc.targets.easynpu.program.artefact import Contents, Segment
-from npuc.targets.easynpu.simulate.chains import Stage, chains
+from npuc.targets.easynpu.simulate.chains import Stage
 from npuc.targets.easynpu.simulate.streams import parameter_words
+from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 
 TABLE = ("byte 0 of b", "byte 1 of b", "byte 2 of b", "byte 3 of b", "a", "start", "shift")
 BIAS_SCALE = ("bias byte 0", "bias byte 1", "bias byte 2", "bias byte 3", "shift")
@@ -31,24 +32,22 @@ def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation
             nodes = contents.instructions[number].nodes if number < len(contents.instructions) else ()
             yield MemoryAnnotation(number * isa.WORD_BYTES, listing.disassemble(word), nodes)
         return
-    for segment in contents.steps:
-        if isinstance(segment, Segment):
-            yield from _streamed(program, contents, segment, name)
+    for segment, chains in segments_of(program):
+        yield from _streamed(program, contents, segment, chains, name)
 
 
-def _streamed(program: Program, contents: Contents, segment: Segment, name: str) -> Iterator[MemoryAnnotation]:
+def _streamed(
+    program: Program, contents: Contents, segment: Segment, chains: Sequence[Chain], name: str
+) -> Iterator[MemoryAnnotation]:
     """The annotations of a file's words that a segment loads into the weight DTCM and streams."""
     places: dict[int, int] = {}
-    first, words = 0, b""
     for image in segment.images:
-        if image.memory == "itcm":
-            first, words = image.start, image.data(program.files, contents.machine)
-        elif image.file == name:
+        if image.memory != "itcm" and image.file == name:
             held = len(image.data(program.files, contents.machine)) // isa.WORD_BYTES
             places |= {image.address + number: image.start + number for number in range(held)}
     at, end = 0, max(places, default=-1) + 1
-    for chain in chains(isa.bytes_to_words(words)[: segment.count], first):
-        for stage in chain:
+    for chain in chains:
+        for stage in chain.stages:
             if stage.reshape is not None:
                 continue
             if stage.control is not None and stage.control.set_weights:

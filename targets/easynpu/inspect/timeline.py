@@ -16,11 +16,10 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.listing import disassemble
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
-from npuc.targets.easynpu.simulate.walk import chains_of
+from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 from npuc.timeline import Activity, Buffer, Timeline, apart, layer_at
 
 ARRAY, LOAD, STORE = "array", "load", "store"
@@ -32,9 +31,8 @@ def timeline(program: Program) -> Timeline:
     """The timeline of a program. Raises ArtefactError (E502, E503) where it could not be run."""
     contents = Contents.of(program.manifest)
     run = _Run(program, contents)
-    for step in contents.steps:
-        if isinstance(step, Segment):
-            run.segment(step)
+    for segment, chains in segments_of(program):
+        run.segment(segment, chains)
     activities = tuple(_with_bytes(run.activities, program.report["layers"]))
     return Timeline(run.cycle, activities, apart(run.buffers), ARRAY)
 
@@ -51,30 +49,26 @@ class _Run:
     writers: list[int] = field(default_factory=list[int])
     """For every buffer, the activity that writes it."""
     holders: dict[str, Array] = field(default_factory=dict[str, Array])
-    words: tuple[isa.Instruction, ...] = ()
 
-    def segment(self, segment: Segment) -> None:
+    def segment(self, segment: Segment, chains: Sequence[Chain]) -> None:
         """Adds loads, chains and stores in sequence; weights are in use until the last chain."""
-        machine, first = self.contents.machine, 0
+        machine = self.contents.machine
         weights: list[Buffer] = []
         for image in segment.images:
-            data = image.data(self.program.files, machine)
-            self._transfer(LOAD, image.memory, len(data))
-            if image.memory == "itcm":
-                first, self.words = image.start, isa.bytes_to_words(data)
-            else:
+            self._transfer(LOAD, image.memory, len(image.data(self.program.files, machine)))
+            if image.memory != "itcm":
                 weights.append(self._buffer("weight", image.file, image.address, image.words, self.cycle))
         for move in segment.loads:
             self._transfer(LOAD, move.tensor, self._bytes(move))
             self._write(move.map, move.tensor, self.cycle, len(self.activities) - 1)
-        self._chains(first, segment.count)
+        self._chains(chains)
         self.buffers += [replace(each, end=self.cycle) for each in weights]
         self.writers += [NOBODY] * len(weights)
         for move in segment.stores:
             self._transfer(STORE, move.tensor, self._bytes(move), self._read(move.map))
 
-    def _chains(self, first: int, count: int) -> None:
-        for chain in chains_of(self.words[:count], first, self.contents.machine):
+    def _chains(self, chains: Sequence[Chain]) -> None:
+        for chain in chains:
             started, self.cycle = self.cycle, self.cycle + chain.cycles
             label = " ; ".join(disassemble(stage.word) for stage in chain.stages)
             tensor = self._tensor(chain.stages[-1].number)

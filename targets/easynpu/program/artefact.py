@@ -151,6 +151,11 @@ class Contents:
         table = read(tuple[Produced, ...], manifest.get("instructions"), "instructions")
         return cls(steps, _table(table), machine)
 
+    @property
+    def segments(self) -> list[Segment]:
+        """The steps that run on the machine."""
+        return [step for step in self.steps if isinstance(step, Segment)]
+
     def produced(self, number: int) -> Produced:
         """The origin of an instruction word. Raises ArtefactError (E502) where the manifest has none."""
         if number >= len(self.instructions):

@@ -120,9 +120,8 @@ def segments_of(program: Program) -> Iterator[tuple[Segment, list[Chain]]]:
     contents = Contents.of(program.manifest)
     words: tuple[Instruction, ...] = ()
     first = 0
-    for step in contents.steps:
-        if isinstance(step, Segment):
-            for image in step.images:
-                if image.memory == "itcm":
-                    first, words = image.start, isa.bytes_to_words(image.data(program.files, contents.machine))
-            yield step, list(chains_of(words[: step.count], first, contents.machine))
+    for segment in contents.segments:
+        for image in segment.images:
+            if image.memory == "itcm":
+                first, words = image.start, isa.bytes_to_words(image.data(program.files, contents.machine))
+        yield segment, list(chains_of(words[: segment.count], first, contents.machine))

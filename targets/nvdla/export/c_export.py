@@ -28,7 +28,6 @@ from npuc.targets.nvdla.program.artefact import (
 
 SOURCES = Path(__file__).parent / "c"
 KINDS = ("NPUC_WRITE", "NPUC_POLL", "NPUC_WAIT")
-BYTES_A_LINE = 16
 
 
 def exported(program: Program) -> dict[str, bytes]:
@@ -37,11 +36,7 @@ def exported(program: Program) -> dict[str, bytes]:
     Raises ArtefactError (E502) for a damaged program.
     """
     contents = Contents.of(program.manifest)
-    files = {
-        path.name: path.read_bytes()
-        for path in sorted(SOURCES.iterdir())
-        if path.suffix in (".c", ".h", ".md") or path.name == "Makefile"
-    }
+    files = c_text.sources(SOURCES)
     readme = Template(files["README.md"].decode()).substitute(_figures(program, contents))
     readme += _second_memory(contents.machine)
     return {
@@ -55,7 +50,7 @@ def exported(program: Program) -> dict[str, bytes]:
 
 def header(program: Program, contents: Contents) -> str:
     """npuc_program.h: sizes, and declarations of the tables in npuc_program.c."""
-    segments = _segments(contents)
+    segments = contents.segments
     sizes = {
         "DRAM_BASE": f"0x{contents.dram.base:x}u",
         "DRAM_BYTES": f"{contents.dram.bytes}u",
@@ -82,12 +77,15 @@ def source(program: Program, contents: Contents) -> str:
         for at, each in enumerate(images)
     ]
     steps = contents.steps
-    segments = _segments(contents)
+    segments = contents.segments
     return "".join(
         [
             f'{_title(program, contents)}\n#include "npuc_program.h"\n\n',
             array("struct npuc_command", "npuc_commands", _commands(program, contents), public=True),
-            *(array("uint8_t", f"blob_{at}", _bytes(each.data(program.files))) for at, each in enumerate(images)),
+            *(
+                array("uint8_t", f"blob_{at}", c_text.lines(map(str, each.data(program.files))))
+                for at, each in enumerate(images)
+            ),
             array("struct npuc_blob", "npuc_blobs", blobs, public=True),
             *(
                 _tensors(f"{role}_{at}", moves, steps, contents)
@@ -113,16 +111,7 @@ def _second_memory(machine: Machine) -> str:
 
 
 def _title(program: Program, contents: Contents) -> str:
-    return c_comment(f"{_model(program)} for {contents.machine.name}. Written by npuc.")
-
-
-def _model(program: Program) -> str:
-    """The name of the file that the program was compiled from."""
-    return program.model.name
-
-
-def _segments(contents: Contents) -> list[Segment]:
-    return [step for step in contents.steps if isinstance(step, Segment)]
+    return c_comment(f"{program.model.name} for {contents.machine.name}. Written by npuc.")
 
 
 def _records(program: Program) -> Sequence[Sequence[int]]:
@@ -141,24 +130,14 @@ def _commands(program: Program, contents: Contents) -> Iterable[str]:
         yield listed([name, f"0x{address:x}u", f"0x{mask:x}u", f"0x{value:x}u"])
 
 
-def _bytes(data: bytes) -> Iterable[str]:
-    for at in range(0, len(data), BYTES_A_LINE):
-        yield ", ".join(str(each) for each in data[at : at + BYTES_A_LINE])
-
-
 def _tensors(name: str, moves: Sequence[TensorMove], steps: Sequence[object], contents: Contents) -> str:
     """The tables of a segment's loads or stores: the channel offsets of every tensor, then the tensors."""
-    offsets = [
-        array("uint32_t", f"{name}_channels_{at}", _lines(channel_offsets(move, contents.machine)))
-        for at, move in enumerate(moves)
+    channels = [
+        array("uint32_t", f"{name}_channels_{at}", c_text.lines(f"{offset}u" for offset in offsets))
+        for at, offsets in enumerate(channel_offsets(move, contents.machine) for move in moves)
     ]
     rows = [_tensor(f"{name}_channels_{at}", move, steps, contents) for at, move in enumerate(moves)]
-    return "".join([*offsets, array("struct npuc_tensor", name, rows)])
-
-
-def _lines(numbers: Sequence[int]) -> Iterable[str]:
-    for at in range(0, len(numbers), BYTES_A_LINE):
-        yield ", ".join(f"{each}u" for each in numbers[at : at + BYTES_A_LINE])
+    return "".join([*channels, array("struct npuc_tensor", name, rows)])
 
 
 def channel_offsets(move: TensorMove, machine: Machine) -> list[int]:
@@ -204,7 +183,7 @@ def _segment(at: int, segment: Segment) -> str:
 
 def _figures(program: Program, contents: Contents) -> dict[str, object]:
     """The values for the README's template."""
-    segments = _segments(contents)
+    segments = contents.segments
     numbers = {id(each): at for at, each in enumerate(segments)}
     steps = [
         f"{markdown_code(step.op)} {markdown_code(step.node)}"
@@ -213,7 +192,7 @@ def _figures(program: Program, contents: Contents) -> dict[str, object]:
         for step in contents.steps
     ]
     return {
-        "model": markdown_code(_model(program)),
+        "model": markdown_code(program.model.name),
         "machine": markdown_code(contents.machine.name),
         "commands": len(_records(program)),
         "blob_bytes": sum(len(each.data(program.files)) for each in contents.dram.images),

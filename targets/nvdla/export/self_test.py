@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from npuc.c_text import sources
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program
@@ -57,12 +58,11 @@ def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
             remedy="export a part of the network, or in int8",
         )
     recorder(inputs)
-    segments = sum(isinstance(step, Segment) for step in recorder.contents.steps)
+    segments = len(recorder.contents.segments)
     count = len(recorder.pairs) // segments if segments else 0
-    made = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.suffix in (".c", ".h")}
     makefile = (SOURCES / "Makefile").read_text().replace("\nlibnpuc.a:", MAKE + "\nlibnpuc.a:", 1)
     return {
-        **made,
+        **sources(FOLDER),
         "npuc_vectors.c": vectors(program.model.name, recorder.pairs, ("npuc_sample_count", count)),
         "Makefile": makefile.encode(),
     }

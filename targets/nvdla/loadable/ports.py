@@ -74,7 +74,7 @@ class Ports:
 def ports_of(program: Program) -> Ports:
     """The tensors to bind. Raises ArtefactError (E506) for host steps that the runtime does not compute."""
     contents = Contents.of(program.manifest)
-    segments = [step for step in contents.steps if isinstance(step, Segment)]
+    segments = contents.segments
     if len(segments) != 1:
         between = _host(contents.steps[contents.steps.index(segments[0]) :]) if segments else []
         raise _refused(f"{len(segments)} segments with host steps between them", between)

@@ -196,11 +196,15 @@ class Contents:
         return found
 
     @property
+    def segments(self) -> list[Segment]:
+        """The steps that run on the machine."""
+        return [step for step in self.steps if isinstance(step, Segment)]
+
+    @property
     def moves(self) -> Iterator[TensorMove]:
         """Every tensor in memory, once for each entry of the manifest."""
-        for step in self.steps:
-            if isinstance(step, Segment):
-                yield from (*step.loads, *step.stores)
+        for segment in self.segments:
+            yield from (*segment.loads, *segment.stores)
         yield from (each.result for each in self.operations if each.result is not None)
 
 

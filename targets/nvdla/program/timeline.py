@@ -11,7 +11,7 @@ from npuc.program import Program
 from npuc.storage.records import damaged, read
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE
-from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import Contents, TensorMove, decode, register_map_of
 from npuc.text import count
 from npuc.timeline import Activity, Buffer, Timeline
 
@@ -151,9 +151,8 @@ def _constants(program: Program, contents: Contents, end: int) -> Iterator[Buffe
 
 def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[tuple[int, Buffer]]:
     """The tensors in memory, each with the operation that completes it, or -1 if the host loads it."""
-    segments = [step for step in contents.steps if isinstance(step, Segment)]
-    fetched = {move.tensor for segment in segments for move in segment.stores}
-    stored = [(-1, 0, move) for segment in segments for move in segment.loads]
+    fetched = {move.tensor for segment in contents.segments for move in segment.stores}
+    stored = [(-1, 0, move) for segment in contents.segments for move in segment.loads]
     for number, start, move in stored + [(at, job.start, job.result) for at, job in enumerate(jobs) if job.result]:
         first, size = move.place.address, move.bytes(contents.machine)
         later = jobs[number + 1 :]
