@@ -9,6 +9,7 @@ give the same bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,19 @@ def build(bias: float = -6.0, seed: int = 0) -> onnx.ModelProto:
 
     bias: the median logit of cells without an object. Training uses scenes(IMAGES, (seed, 0)).
     """
+    layers, boxes, scores = trained(bias, seed)
+    net = NetworkBuilder("detector", seed)
+    name = net.input((1, 3, SIZE, SIZE))
+    for each in layers:
+        name = net.relu(each.added(net, name))
+    places, logits = boxes.added(net, name), scores.added(net, name)
+    score = net.node("Sigmoid", [logits], net.shapes[logits])
+    return net.finish(net.concat(places, score))
+
+
+@lru_cache(maxsize=4)
+def trained(bias: float, seed: int) -> tuple[tuple[Convolution, ...], Convolution, Convolution]:
+    """The layers up to the neck, and the heads for boxes and for scores."""
     random = np.random.default_rng(seed)
     seen = scenes(IMAGES, (seed, 0))
     x, layers = seen.pixels, list[Convolution]()
@@ -91,13 +105,7 @@ def build(bias: float = -6.0, seed: int = 0) -> onnx.ModelProto:
     truth = Truth.of(seen)
     layers.append(_neck(x, truth, random).normalised(x, random))
     boxes, scores = _heads(np.maximum(layers[-1](x), 0), truth, bias)
-    net = NetworkBuilder("detector", seed)
-    name = net.input((1, 3, SIZE, SIZE))
-    for each in layers:
-        name = net.relu(each.added(net, name))
-    places, logits = boxes.added(net, name), scores.added(net, name)
-    score = net.node("Sigmoid", [logits], net.shapes[logits])
-    return net.finish(net.concat(places, score))
+    return tuple(layers), boxes, scores
 
 
 def _filters() -> Array:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,13 @@ from tests.given import GIVEN
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
 """Every run draws the same examples, however long it takes; `pytest --hypothesis-profile default` draws others."""
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's mallopt."""
+if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
+    for parameter, value in ((MMAP_THRESHOLD, 1 << 25), (TRIM_THRESHOLD, (1 << 31) - 1)):
+        ctypes.CDLL(None).mallopt(parameter, value)
+"""Arrays that were freed stay with the process: to get them from the kernel anew takes a tenth of the time."""
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
@@ -68,8 +77,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log) if config.option.dist == "loadgroup" else None
 
 
-UNCONFINED = ("bm1684", "easynpu", "nvdla", "regions/test_not", "regions/test_programs", "regions/test_variants")
-"""Tests of machines and partitions run onnxruntime in their own process: to fork one so large takes long."""
+UNCONFINED = (
+    "bm1684", "easynpu", "nvdla", "regions/test_not", "regions/test_programs", "regions/test_values",
+    "regions/test_variants", "cli/test_accuracy", "cli/test_bisect", "cli/test_calibration_cache", "cli/test_compare",
+    "cli/test_memory_dumps", "cli/test_metrics", "cli/test_sweep", "cli/test_trace", "cli/test_wrong_machines",
+)  # fmt: skip
+"""Tests of machines, partitions and reports run onnxruntime in their own process: to fork one so large takes long.
+
+Commands that read models and artefacts of others keep theirs confined, as do tests of what ends it.
+"""
 CHECKED = ("easynpu_rewrites", "fuzz", "graphs", "passes")
 """Folders of tests in which every graph is verified anew, whatever was verified of its nodes before.
 

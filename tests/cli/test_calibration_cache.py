@@ -13,7 +13,7 @@ from tests.cli.process import Digits, npuc
 def _compiled(digits: Digits, output: Path, cache: Path | None, *more: object) -> tuple[dict[str, bytes], str]:
     """The program's files by name, and what was said."""
     options = () if cache is None else ("--calibration-cache", cache)
-    common = ("--target", "nvdla-small", "--calibration", digits.calibration, "-o", output, "-v")
+    common = ("--target", "nvdla-small", "--calibration", digits.few, "-o", output, "-v")
     printed = npuc("compile", digits.model, *common, *options, *more)
     printed.done()
     return {each.name: each.read_bytes() for each in output.iterdir()}, printed.err
@@ -40,7 +40,7 @@ def test_a_second_compilation_finds_all_and_gives_the_same_bytes(
 def test_another_set_of_data_is_not_confused_with_it(digits: Digits, tmp_path: Path) -> None:
     cache = tmp_path / "cache.npz"
     _compiled(digits, tmp_path / "a.npu", cache)
-    with np.load(digits.calibration) as archive:
+    with np.load(digits.few) as archive:
         np.savez(tmp_path / "half.npz", **{name: archive[name][::2] for name in archive.files})
     more = ("--calibration", tmp_path / "half.npz")
     other, said = _compiled(digits, tmp_path / "b.npu", cache, *more)

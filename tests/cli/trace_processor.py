@@ -27,7 +27,7 @@ def answers(trace: Path, folder: Path, *queries: str) -> list[list[dict[str, Any
     (folder / "replies").write_bytes(b"")
     command = [Path(__file__).with_suffix(".js"), engine, folder / "requests", folder / "replies"]
     executable = Path(node.ROOT_DIR) / "bin" / "node"
-    subprocess.run([executable, *command], check=True, timeout=120, capture_output=True)
+    subprocess.run([executable, "--liftoff-only", *command], check=True, timeout=120, capture_output=True)
     replies = protocol.TraceProcessorRpcStream.FromString((folder / "replies").read_bytes())
     results = [each.query_result for each in replies.msg if each.HasField("query_result")]
     assert len(results) == len(queries)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +39,30 @@ def compiled_and_verified(
 REFUSALS = ("E202", "E205", "E302", "E303")
 
 
+Outcomes = Callable[[int], tuple[str | None, bool]]
+
+
+@pytest.fixture(scope="module")
+def on_small_machines(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """What becomes of a random network on a small machine, by its seed."""
+
+    @cache
+    def found(seed: int) -> tuple[str | None, bool]:
+        return outcome(tmp_path_factory.mktemp("network"), seed)
+
+    return found
+
+
 @pytest.mark.parametrize("seed", range(40))
-def test_a_random_network_on_a_small_machine_is_bit_exact_or_refused(seed: int, tmp_path: Path) -> None:
-    code, exact = outcome(tmp_path, seed)
+def test_a_random_network_on_a_small_machine_is_bit_exact_or_refused(
+    seed: int, on_small_machines: Outcomes
+) -> None:
+    code, exact = on_small_machines(seed)
     assert exact or code in REFUSALS
 
 
-def test_most_random_networks_are_compiled(tmp_path: Path) -> None:
-    folders = [tmp_path / str(seed) for seed in range(20)]
-    for folder in folders:
-        folder.mkdir()
-    assert sum(outcome(folder, seed)[1] for seed, folder in enumerate(folders)) >= 15
+def test_most_random_networks_are_compiled(on_small_machines: Outcomes) -> None:
+    assert sum(on_small_machines(seed)[1] for seed in range(20)) >= 15
 
 
 @pytest.mark.parametrize("seed", range(93, 101))

@@ -35,6 +35,8 @@ RUNTIME = $(shell $(VERILATOR) --getenv VERILATOR_ROOT)/include
 VERILATE = $(VERILATOR) --cc -O3 --noassert -Wno-lint -Wno-fatal -f easynpu.f
 COMPILE = $(CXX) $(CXXFLAGS) -std=c++17 -I. -I$(RUNTIME) -I$(RUNTIME)/vltstd -pthread
 SOURCES = $(RUNTIME)/verilated.cpp $(RUNTIME)/verilated_threads.cpp
+# One unit: to read Verilator's headers takes longer than to compile most files.
+UNIT = printf '\\#include "%s"\\n' testbench.cpp $(1)/*.cpp $(SOURCES) > $(1)/unit.cc
 
 test: testbench
 	if [ -f steps.txt ]; then ./testbench steps.txt; fi
@@ -44,11 +46,13 @@ axi: axi_testbench
 
 testbench: easynpu.sv board.h testbench.cpp
 	$(VERILATE) -Mdir obj --top-module easynpu --prefix Veasynpu
-	$(COMPILE) -Iobj -o $@ testbench.cpp obj/*.cpp $(SOURCES)
+	$(call UNIT,obj)
+	$(COMPILE) -Iobj -o $@ obj/unit.cc
 
 axi_testbench: easynpu.sv easynpu_axi.sv axi_board.h testbench.cpp
 	$(VERILATE) -Mdir axi_obj --top-module easynpu_axi --prefix Veasynpu_axi
-	$(COMPILE) -DAXI -DADDRESS_BITS=@BITS@ -Iaxi_obj -o $@ testbench.cpp axi_obj/*.cpp $(SOURCES)
+	$(call UNIT,axi_obj)
+	$(COMPILE) -DAXI -DADDRESS_BITS=@BITS@ -Iaxi_obj -o $@ axi_obj/unit.cc
 
 .PHONY: test axi
 """
