@@ -2,8 +2,8 @@
 
 The float network runs once more with every result rounded as well as the format allows: fp16 to the nearest
 number; integers to 8 or 16 bits over exactly the range of the samples, with per-channel weight scales. An output
-may be worse than that by MARGIN, and need not be better than ENOUGH. A few samples of a small output show less or
-more noise by chance, so copies of them with other roundings are included.
+may be worse than that by MARGIN, must reach LEAST, and need not be better than ENOUGH. A few samples of a small
+output show less or more noise by chance, so copies of them with other roundings are included.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from npuc.verification.metrics import Difference, Tolerance
 MARGIN = {"int8": 12.0, "int16": 20.0, "fp16": 6.0}
 """In dB. For integers it covers scales chosen on other samples, power-of-two factors, and missing zero points."""
 ENOUGH = {"int8": 15.0, "int16": 30.0, "fp16": 60.0}
+LEAST = {"int8": 0.0, "int16": 10.0, "fp16": 10.0}
+"""Below this a format does not suit the network: in fp16 its values exceed the range."""
 LEVELS = {"int8": 255, "int16": 65535}
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 BOUNDED = ("Sigmoid", "Tanh", "Erf", "Softmax")
@@ -66,8 +68,9 @@ def criterion(model: Path, program: Program, samples: Samples) -> Tolerance:
     else:
         read = load(model, {port.name: port.shape for port in program.inputs})
         best = ideal(run_passes(read, FLOAT_PASSES), program.precision, samples)
-    margin, enough = MARGIN[program.precision], ENOUGH[program.precision]
-    return replace(usual, limits={name: min(sqnr - margin, enough) for name, sqnr in best.items()} | on_host)
+    margin, enough, least = (each[program.precision] for each in (MARGIN, ENOUGH, LEAST))
+    limits = {name: max(min(sqnr - margin, enough), least) for name, sqnr in best.items()}
+    return replace(usual, limits=limits | on_host)
 
 
 def redrawn(samples: Samples) -> Samples:

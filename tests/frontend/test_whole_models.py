@@ -17,7 +17,7 @@ from npuc.frontend import import_model
 from npuc.program import as_loaded
 from npuc.regions.compiling import compile_model
 from npuc.regions.composite import target_of
-from npuc.storage.data import synthetic
+from npuc.storage.data import Samples, synthetic
 from npuc.target import Options, target
 from tests.regions.nets import checked, places, program_of
 
@@ -177,3 +177,22 @@ def test_layers_behind_an_operator_of_onnxruntime_run_on_the_npu(tmp_path: Path)
     program = program_of(model, tmp_path)
     assert [place for place, _ in places(program)] == ["host", "npu"]
     assert checked(program, tmp_path)["status"] == "ok"
+
+
+@pytest.mark.parametrize("name", ["easynpu", "bm1684"])
+def test_an_input_that_is_an_output_too_needs_no_node(name: str, tmp_path: Path) -> None:
+    """With calibration samples the search judged it as a result of the host, and found nothing that writes it."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] x) '
+        "{ y = Conv(x, w) }"
+    )
+    random = np.random.default_rng(3)
+    weights = random.standard_normal((4, 4, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    x = random.standard_normal((4, 1, 4, 6, 6)).astype(np.float32)
+    np.savez(tmp_path / "c.npz", x=x)
+    options = Options(precision="int8")
+    program = as_loaded(compile_model(tmp_path / "m.onnx", target(name), options, {}, [tmp_path / "c.npz"])[0])
+    found = driver.run_program(program, target_of(program), Samples({"x": x}))
+    assert np.array_equal(found["x"].reshape(x.shape), x)

@@ -160,3 +160,15 @@ def test_scores_near_zero_need_no_more_digits_than_fp32_has(
     apart = Difference()
     apart.add(np.full(64, 1e-7), np.full(64, 1e-7) + error)
     assert asked.admits("y", apart) is within
+
+
+def test_values_beyond_the_range_of_fp16_are_no_excuse(tmp_path: Path) -> None:
+    """The best that fp16 can give is an infinity: minus hundreds of decibels were asked for."""
+    text = "g (float[1,64] x) => (float[1,2] y) { a = Mul(x, k)\n b = Relu(a)\n y = MatMul(b, w) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    for name, values in {"k": np.array(1e6), "w": np.full((64, 2), 1e-6)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+    onnx.save(model, tmp_path / "m.onnx")
+    program = replace(_program("fp16"), manifest=_ports([1, 64]))
+    x = np.random.default_rng(0).standard_normal((4, 1, 64)).astype(np.float32)
+    assert criterion(tmp_path / "m.onnx", program, Samples({"x": x})).limits == {"y": 10.0}

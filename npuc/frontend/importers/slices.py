@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
 
@@ -46,7 +48,25 @@ def _pad(node: OnnxNode, to: Builder) -> None:
             raise node.bad(f"{len(pads)} pads for {len(axes)} axes", limit=f"{2 * len(axes)} values")
         spread = dict(zip((*axes, *(rank + axis for axis in axes)), pads, strict=True))
         pads = tuple(spread.get(position, 0) for position in range(2 * rank))
-    to.emit(node, "Pad", node.inputs[:1], pads=tuple(pads), mode=node.attrs["mode"], value=float(value))
+    pads = _within(node, to.shape(node.inputs[0]), pads)
+    to.emit(node, "Pad", node.inputs[:1], pads=pads, mode=node.attrs["mode"], value=float(value))
+
+
+def _within(node: OnnxNode, shape: Sequence[int], pads: Sequence[int]) -> tuple[int, ...]:
+    """The same pads without crops of more than a whole axis, which also take away what the other side adds.
+
+    Raises ModelError (E105) for such crops unless a constant is put there: nothing is left that could be repeated.
+    """
+    if len(pads) != 2 * len(shape):
+        return tuple(pads)
+    found = list(pads)
+    for axis, extent in enumerate(shape):
+        for side, other in ((axis, axis + len(shape)), (axis + len(shape), axis)):
+            excess = min(found[side] + extent, 0)
+            if excess and node.attrs["mode"] != "constant":
+                raise node.bad(f"it crops {-found[side]} of {extent} elements", limit="as many as there are")
+            found[side], found[other] = found[side] - excess, found[other] + excess
+    return tuple(found)
 
 
 IMPORTERS: dict[str, Importer] = {"Slice": _slice, "Pad": _pad}

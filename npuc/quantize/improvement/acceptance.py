@@ -148,7 +148,8 @@ def acceptance(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, 
     from npuc.reference import graph_session
 
     inner = ends(quantised.graph)
-    behind = [name for name in graph.outputs if name not in inner and graph.tensors[name].dtype == "float32"]
+    others = [name for name in graph.outputs if name not in inner and name not in graph.inputs]
+    behind = [name for name in others if graph.tensors[name].dtype == "float32"]
     names = [*inner, *behind]
     run = graph_session(graph, names)
     columns = zip(*(run.run(names, dict(feed)) for feed in feeds), strict=True)

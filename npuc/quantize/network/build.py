@@ -39,6 +39,7 @@ from npuc.quantize.scales.constraints import (
     tensors_of,
 )
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, steps_of
+from npuc.quantize.scales.reach import expect_within_reach
 from npuc.quantize.scales.spans import ANYTHING, Span, limits_of, spans
 
 
@@ -59,6 +60,7 @@ def quantise(
     UnsupportedOperator (E205) for a node without an integer form.
     """
     free = {name: histograms[name] for name in tensors_of(nodes) if name not in given}
+    expect_within_reach(nodes, free)
     constraints = replace(constraints_of(graph, nodes, given, free), floors=floors(graph, nodes, free))
     constraints = in_powers_of_two(constraints, free) if power_of_two else constraints
     chosen = free_steps(graph, nodes, free, constraints, method, given)

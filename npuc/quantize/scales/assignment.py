@@ -22,7 +22,7 @@ from npuc.quantize.scales.elimination import Bounds, least_cost
 
 FRACTIONS = 16
 """Candidate bases per octave."""
-EXPONENTS = np.arange(-40, 41)
+EXPONENTS = np.arange(-50, 51)
 
 TIE = 1e-9
 """Costs that differ by less than this share count as equal."""

@@ -21,6 +21,7 @@ from npuc.quantize.network.build import Builder, expect_weights, free_steps
 from npuc.quantize.network.construction import Quantised, int8_name
 from npuc.quantize.scales.constraints import average_kernel, data_inputs
 from npuc.quantize.scales.model_scales import Steps
+from npuc.quantize.scales.reach import expect_within_reach
 from npuc.quantize.scales.spans import limits_of
 from npuc.targets.bm1684.quantisation.operators import FACTORS, OPERATORS, SHIFTS, SUM, UNSIGNED, ZEROS
 from npuc.targets.bm1684.quantisation.steps import constraints, natural, shared, without_negatives
@@ -43,6 +44,7 @@ def quantise(
     """
     fixed = shared(graph, nodes, natural(given))
     free = {name: histogram for name, histogram in histograms.items() if name not in fixed}
+    expect_within_reach(nodes, free)
     demanded = constraints(graph, nodes, free, fixed)
     chosen = free_steps(graph, nodes, free, demanded, method, fixed)
     return _Builder(

@@ -23,6 +23,7 @@ from npuc.quantize.scales.assignment import (
     next_power,
 )
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
+from npuc.quantize.scales.reach import expect_within_reach
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.constraints import constraints, keeping_averages
 from npuc.targets.nvdla.quantisation.floats import Floats
@@ -54,6 +55,7 @@ def quantise(
             known.setdefault(node.output, known[node.inputs[0]])
     given = known
     free = {name: histogram for name, histogram in histograms.items() if name not in given}
+    expect_within_reach(nodes, free)
     demands = constraints(graph, nodes, free, most)
     demands = in_powers_of_two(demands, free) if power_of_two else demands
     scales = wide_scales(free, demands) if precision == "int16" else choose_scales(free, demands, method)

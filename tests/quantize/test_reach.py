@@ -1,0 +1,65 @@
+"""Very small and very large values: int8 steps from 2^-50 to 2^50, and the host beyond."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from npuc.errors import NpucError
+from npuc.ir import Node
+from npuc.program import load, save
+from npuc.quantize.calibration.histograms import uniform
+from npuc.quantize.scales.reach import LARGEST, expect_within_reach
+from npuc.regions.compiling import compile_model
+from npuc.target import Options, target
+from tests.regions.nets import checked
+
+
+def model_of(power: int) -> onnx.ModelProto:
+    """Two layers, with values of about 10 to this power between them."""
+    random = np.random.default_rng(0)
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y) '
+        "{ a = Conv(x, w)\n b = Relu(a)\n y = Conv(b, v) }"
+    )
+    for name, gain in {"w": 10.0**power, "v": 10.0**-power}.items():
+        values = (random.standard_normal((8, 8, 1, 1)) * gain).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    return model
+
+
+@pytest.mark.parametrize("power", [-14, -12, 0, 12, 15, 16, 17, 20, 30, 37])
+@pytest.mark.parametrize("name", ["easynpu", "nvdla-small", "bm1684"])
+def test_values_of_any_size_are_accurate(name: str, power: int, tmp_path: Path) -> None:
+    """12 dB are asked for. Before, ranges beyond 1e14 and below 1e-10 gave 0 to 2 dB, and E502 beyond 1e18."""
+    onnx.save(model_of(power), tmp_path / "m.onnx")
+    program, _ = compile_model(tmp_path / "m.onnx", target(name), Options(level="0"), {})
+    save(program, tmp_path / "out.npu")
+    program = load(tmp_path / "out.npu")
+    assert checked(program, tmp_path)["status"] == "ok"
+    hosted = not program.manifest["report"]["instructions"]
+    assert hosted == (power >= 17)
+
+
+def test_without_the_host_they_are_refused_by_name(tmp_path: Path) -> None:
+    onnx.save(model_of(20), tmp_path / "m.onnx")
+    with pytest.raises(NpucError, match="would saturate") as error:
+        compile_model(tmp_path / "m.onnx", target("easynpu"), Options(fallback="refuse"), {})
+    assert {each.code for each in error.value.problems} == {"E205"}
+
+
+@pytest.mark.parametrize(("largest", "within"), [(LARGEST * 0.999, True), (LARGEST * 1.001, False)])
+@pytest.mark.parametrize("place", ["x", "y"])
+def test_the_largest_scale_is_the_border(largest: float, within: bool, place: str) -> None:
+    node = Node("Relu", ("x",), ("y",), {}, "n")
+    found = {name: uniform(largest if name == place else 1.0) for name in ("x", "y")}
+    if within:
+        expect_within_reach([node], found)
+        return
+    with pytest.raises(NpucError) as error:
+        expect_within_reach([node], found)
+    assert [(each.node, each.tensor) for each in error.value.problems] == [("n", place)]
