@@ -54,6 +54,10 @@ ENLARGEMENTS: dict[str, tuple[str, Shapes]] = {
         "(float[1,6,4,8] x) => (float[1,8,2,4] y) {a = SpaceToDepth <blocksize = 2> (x) y = Conv (a, w)}",
         {"w": (8, 24, 1, 1)},
     ),
+    "patches": (
+        "(float[1,3,32,48] x) => (float[1,8,2,3] y) {y = Conv <strides = [16, 16]> (x, w)}",
+        {"w": (8, 3, 16, 16)},
+    ),
     "Resize": (
         "(float[1,6,5,7] x) => (float[1,8,10,14] y) <float[4] scales = {1, 1, 2, 2}>"
         '{a = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">'

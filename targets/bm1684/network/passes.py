@@ -31,6 +31,7 @@ PASSES: tuple[Pass, ...] = (
 FIXED: tuple[Pass, ...] = (
     move_as_floats,
     volumes_to_images,
+    FoldStrides(MOST_STRIDE, MOST_BLOCKS),
     resize_to_copies,
     reductions_to_pools,
     PadsToConvs(MOST_PADDING),
