@@ -1,4 +1,4 @@
-"""Volumes in both precisions, and in 8 bits enlargements: no call has these forms, so passes rewrite them."""
+"""Forms without a call, which passes rewrite: volumes, and in 8 bits also enlargements and tokens."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ ENLARGEMENTS: dict[str, tuple[str, Shapes]] = {
         "(float[1,6,4,8] x) => (float[1,8,2,4] y) {a = SpaceToDepth <blocksize = 2> (x) y = Conv (a, w)}",
         {"w": (8, 24, 1, 1)},
     ),
+    "patches": (
+        "(float[1,3,32,48] x) => (float[1,8,2,3] y) {y = Conv <strides = [16, 16]> (x, w)}",
+        {"w": (8, 3, 16, 16)},
+    ),
     "Resize": (
         "(float[1,6,5,7] x) => (float[1,8,10,14] y) <float[4] scales = {1, 1, 2, 2}>"
         '{a = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">'
@@ -61,11 +65,29 @@ ENLARGEMENTS: dict[str, tuple[str, Shapes]] = {
         {"w": (8, 6, 1, 1)},
     ),
 }
+TOKENS: dict[str, tuple[str, Shapes]] = {
+    "tokens": (
+        "(float[1,6,16] x) => (float[1,6,16] y)"
+        "{a = MatMul (x, w) b = Add (a, c) d = Relu (b) e = MatMul (d, v) y = Add (e, x)}",
+        {"w": (16, 24), "c": (24,), "v": (24, 16)},
+    ),
+    "tokens of a map": (
+        "(float[1,3,8,8] x) => (float[1,16,12] y) <int64[3] rows = {1, 12, 16}>"
+        "{a = Conv <strides = [2, 2]> (x, k) b = Reshape (a, rows) d = Transpose <perm = [0, 2, 1]> (b)"
+        " y = MatMul (d, w)}",
+        {"k": (12, 3, 2, 2), "w": (12, 12)},
+    ),
+    "heads": (
+        "(float[1,6,16] x) => (float[1,4,6,4] y) <int64[4] heads = {1, 6, 4, 4}>"
+        "{a = MatMul (x, w) b = Reshape (a, heads) y = Transpose <perm = [0, 2, 1, 3]> (b)}",
+        {"w": (16, 16)},
+    ),
+}
 CASES = [
     pytest.param(precision, *case, id=f"{precision} {name}")
     for precision, cases in (
         ("fp32", VOLUMES),
-        ("int8", {**{f"{op} 3D": each for op, each in VOLUMES.items()}, **ENLARGEMENTS}),
+        ("int8", {**{f"{op} 3D": each for op, each in VOLUMES.items()}, **ENLARGEMENTS, **TOKENS}),
     )
     for name, case in cases.items()
 ]
@@ -95,3 +117,20 @@ def test_a_convolution_runs_without_the_limits_that_no_8_bit_layer_has(tmp_path:
     )
     program = _compiled(model_of(text, w=(4, 4, 1, 1)), "int8", tmp_path)
     assert places(program) == [("npu", ("Conv",)), ("host", ("Clip",)), ("npu", ("Conv",))]
+
+
+def test_products_run_beside_a_function_that_the_host_computes(tmp_path: Path) -> None:
+    text = (
+        "g (float[1,6,16] x) => (float[1,6,16] y)"
+        "{a = MatMul (x, w) b = Sigmoid (a) c = Mul (a, b) d = Relu (c) y = MatMul (d, w)}"
+    )
+    program = _compiled(model_of(text, w=(16, 16)), "int8", tmp_path)
+    assert places(program) == [("npu", ("MatMul",)), ("host", ("Sigmoid", "Mul", "Relu")), ("npu", ("MatMul",))]
+    assert program.manifest["report"]["npu_macs_share"] == 1.0
+
+
+def test_the_images_of_a_batch_stay_apart_in_a_product(tmp_path: Path) -> None:
+    model = model_of("g (float[5,16] x) => (float[5,8] y) {a = MatMul (x, w) y = Relu (a)}", w=(16, 8))
+    program = _compiled(model, "int8", tmp_path)
+    assert not is_composite(program)
+    assert checked(program, tmp_path)["bit_exact"] is True

@@ -81,7 +81,7 @@ FOREIGN = {
     "sh = Shape(a)\n d = Reshape(d0, sh)",
     "NonZero": "nz = NonZero(a)\n count = Size(nz)\n f = Cast<to = 1>(count)\n d = Mul(a, f)",
     "TopK": "three = Constant<value = int64[1] {6}>()\n d, i = TopK<axis = 3>(a, three)",
-    "Einsum": 'd = Einsum<equation = "nchw,nchv->nchw">(a, a)',
+    "Einsum": 'd = Einsum<equation = "...w,...v->...w">(a, a)',
     "int64": "m = ArgMax<axis = 3, keepdims = 1>(a)\n f = Cast<to = 1>(m)\n d = Mul(a, f)",
     "float64": "p = Cast<to = 11>(a)\n q = Exp(p)\n d = Cast<to = 1>(q)",
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from npuc.frontend.importers import (
     activation,
+    einsum,
     elementwise,
     integers,
     linear,
@@ -23,6 +24,7 @@ from npuc.frontend.importers.table import Importer
 
 IMPORTERS: dict[str, Importer] = {
     **activation.IMPORTERS,
+    **einsum.IMPORTERS,
     **elementwise.IMPORTERS,
     **integers.IMPORTERS,
     **linear.IMPORTERS,

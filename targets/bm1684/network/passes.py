@@ -17,6 +17,7 @@ from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
 from npuc.targets.bm1684.network.limits import CHANNELS, IMAGES, MOST_BLOCKS
+from npuc.targets.bm1684.network.one_image import rows_to_pixels, tensors_to_images
 from npuc.targets.bm1684.network.support import MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
 PASSES: tuple[Pass, ...] = (
@@ -30,14 +31,17 @@ PASSES: tuple[Pass, ...] = (
 FIXED: tuple[Pass, ...] = (
     move_as_floats,
     volumes_to_images,
+    FoldStrides(MOST_STRIDE, MOST_BLOCKS),
     resize_to_copies,
     reductions_to_pools,
     PadsToConvs(MOST_PADDING),
+    rows_to_pixels,
     batch_norm_to_conv,
     ConvTransposeToConvs(CHANNELS),
     split_average_borders,
     fuse_again,
     separate_clips,
+    tensors_to_images,
     GemmToConv(IMAGES, batches=True),
 )
 """The passes of --precision int8."""
