@@ -95,9 +95,8 @@ def _step(network: Network, step: HostStep, x: HostTensor) -> HostTensor:
             scale, zero = step.conversion_numbers()
             to_bytes = step.op == "QuantizeLinear"
             _expect(x.raised != to_bytes and step.attrs.get("dtype", "int8") == "int8", "another type")
-            _expect(
-                0 < np.float32(scale) < np.inf and -RAISED <= zero < RAISED, "other numbers than an int8 scale's"
-            )
+            _expect(0 < float(np.float32(scale)) < inf, "a scale that is none")
+            _expect(-RAISED <= zero < RAISED, "a zero point that is not int8")
             numbers = network.scalar(scale), network.byte(zero + RAISED)
             return HostTensor(network.node(step.op, x.name, *numbers), x.shape, to_bytes)
         case "Softmax" if step.attrs["axis"] == len(x.shape) - 1 and not x.raised:
