@@ -12,8 +12,9 @@ import pytest
 import npuc
 from npuc.export_onnx import to_onnx
 from npuc.ir import Array
-from npuc.storage.mapped import HEAVY
-from npuc.storage.pieces import Files, Pieces
+from npuc.program import save
+from npuc.storage.mapped import HEAVY, place_of
+from npuc.storage.pieces import Files, Pieces, contents_of
 from npuc.targets.bm1684.lowering import weights as region
 from npuc.targets.bm1684.lowering.weights import Weights
 from npuc.verification import equivalence, isolation
@@ -55,6 +56,30 @@ def test_a_program_is_the_same_file_by_file_however_little_is_in_memory(
     found.save(tmp_path / "little")
     assert found.program.report["proof"] == {"samples": 1, "bit_exact": proved, "model": True}
     assert written(tmp_path / "usual") == written(tmp_path / "little")
+
+
+def test_a_final_programs_files_are_those_of_one_that_is_kept(model: Path, tmp_path: Path) -> None:
+    found = npuc.compile(model, "bm1684").program
+    save(found, tmp_path / "kept")
+    weights = contents_of(found.files)["weights.bin"]
+    save(found, tmp_path / "final", final=True)
+    assert isinstance(weights, Pieces) and isinstance(weights.pieces[0], np.ndarray)
+    place = place_of(weights.pieces[0])
+    assert place is not None and (tmp_path / "final" / "weights.bin").samefile(place.file)
+    assert written(tmp_path / "kept") == written(tmp_path / "final")
+    modes = [
+        {each.name: each.stat().st_mode for each in (tmp_path / name).iterdir()} for name in ("kept", "final")
+    ]
+    assert modes[0] == modes[1]
+
+
+def test_equal_weights_are_found_where_samples_of_them_are_equal() -> None:
+    weights, values = Weights(), np.zeros(HEAVY, np.float32)
+    swapped, other = values.copy(), values.copy()
+    swapped[[1001, 1003]], other[[1003, 1001]] = (2, 1), (2, 1)
+    offsets = [weights.image(each) for each in (values, swapped, other, swapped.copy(), values.copy())]
+    assert offsets == [0, 4 * HEAVY, 8 * HEAVY, 4 * HEAVY, 0]
+    assert bytes(weights.content) == b"".join(each.tobytes() for each in (values, swapped, other))
 
 
 def test_reference_onnx_is_what_the_model_says(model: Path, tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 
 from npuc.storage import mapped
-from npuc.storage.mapped import HEAVY, Place, append, copied, kept, place_of, release, trim
+from npuc.storage.mapped import HEAVY, Growing, Place, append, copied, kept, linked, place_of, release, trim
+from npuc.storage.pieces import Pieces
 
 VALUES = np.linspace(-7, 3, HEAVY, dtype=np.float32).reshape(4, 8, -1)
 
@@ -127,3 +129,80 @@ def test_a_copy_has_the_bytes_of_its_part_of_the_file(
     np.testing.assert_array_equal(copied(source, 4, VALUES.nbytes, np.float32), VALUES.ravel())
     with pytest.raises(ValueError, match="shorter"):
         copied(source, 8, VALUES.nbytes + 1, np.uint8)
+
+
+SIZES = (5, HEAVY // 2, HEAVY - 6 - HEAVY // 2, 3, HEAVY + 7, 1, 0, 40)
+
+
+def grown(monkeypatch: pytest.MonkeyPatch | None = None, writes: int = 0) -> tuple[Growing, list[np.ndarray]]:
+    """Bytes of several sizes. writes: the number of writes until the disk is full, if monkeypatch is given."""
+    random, write, left = np.random.default_rng(0), mapped._write, [writes]
+
+    def full(file: IO[bytes], data: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            file.write(b"some of it")
+            raise OSError(28, "No space left on device")
+        write(file, data)
+
+    if monkeypatch is not None:
+        monkeypatch.setattr(mapped, "_write", full)
+    growing, parts = Growing(), [random.integers(0, 256, size, np.uint8) for size in SIZES]
+    for number, part in enumerate(parts):
+        growing.append(part)
+        assert len(growing) == sum(SIZES[: number + 1])
+    return growing, parts
+
+
+@pytest.mark.parametrize("writes", [None, 0, 1, 2, 3, 5])
+def test_bytes_grow_in_a_file_and_in_memory_once_the_disk_is_full(
+    writes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing, parts = grown() if writes is None else grown(monkeypatch, writes)
+    starts = np.cumsum([0, *SIZES])
+    assert [growing.read(int(at), size) for at, size in zip(starts, SIZES, strict=False)] == [
+        part.tobytes() for part in parts
+    ]
+    content = growing.content()
+    assert bytes(content) == b"".join(part.tobytes() for part in parts)
+    if writes is None:
+        assert isinstance(content, Pieces) and len(content.pieces) == 1
+        assert isinstance(content.pieces[0], np.ndarray) and place_of(content.pieces[0]) is not None
+
+
+def test_few_bytes_are_in_memory() -> None:
+    growing = Growing()
+    growing.append(np.arange(7, dtype=np.uint8))
+    assert growing.content() == bytes(range(7))
+
+
+def test_the_file_of_bytes_that_nobody_wants_is_removed() -> None:
+    before = set(mapped.folder().iterdir())
+    growing, _ = grown()
+    assert len(set(mapped.folder().iterdir()) - before) == 1
+    del growing
+    gc.collect()
+    assert set(mapped.folder().iterdir()) == before
+
+
+def test_a_file_gets_another_name_with_the_rights_of_a_new_file(tmp_path: Path) -> None:
+    found = kept(VALUES)
+    assert linked(found, tmp_path / "linked")
+    (tmp_path / "new").write_bytes(b"")
+    assert (tmp_path / "linked").stat().st_mode == (tmp_path / "new").stat().st_mode
+    del found
+    gc.collect()
+    assert (tmp_path / "linked").read_bytes() == VALUES.tobytes()
+
+
+def test_only_whole_files_get_another_name_and_where_the_system_lets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = kept(VALUES)
+    assert not linked(VALUES, tmp_path / "a") and not linked(found[1:], tmp_path / "a")
+
+    def refused(*_: object) -> None:
+        raise OSError(18, "files of different systems")
+
+    monkeypatch.setattr(os, "link", refused)
+    assert not linked(found, tmp_path / "a") and not (tmp_path / "a").exists()

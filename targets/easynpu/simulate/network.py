@@ -121,6 +121,27 @@ class Network:
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.UINT8, ["N", channels, height, width]))
         return self.value(name, channels, height, width, raised=True)
 
+    def input(self, shape: Sequence[int]) -> str:
+        """Adds a float32 input (N, *shape) of the network; returns its tensor."""
+        from onnx import TensorProto, helper
+
+        name = f"x{len(self.inputs)}"
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape]))
+        return name
+
+    def output(self, tensor: str, shape: Sequence[int]) -> str:
+        """Adds a tensor as a float32 output (N, *shape) of the network; returns the output."""
+        from onnx import TensorProto, helper
+
+        name = f"y{len(self.outputs)}"
+        self._nodes.append(helper.make_node("Identity", [tensor], [name]))
+        self.outputs[name] = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
+        return name
+
+    def reshaped(self, tensor: str, shape: Sequence[int]) -> str:
+        """A tensor (N, ...) as (N, *shape)."""
+        return self.node("Reshape", tensor, self.constant(np.array([-1, *shape])))
+
     def gives(self, name: str, value: Value) -> None:
         """Adds an output of the network, in uint8."""
         from onnx import TensorProto, helper

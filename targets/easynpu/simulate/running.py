@@ -24,6 +24,7 @@ from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
 from npuc.targets.easynpu.simulate.simulator import Simulator
 
 if TYPE_CHECKING:
+    from npuc.targets.easynpu.simulate.entire import Entire
     from npuc.targets.easynpu.simulate.events import LayerCount
     from npuc.targets.easynpu.simulate.whole import Whole
 
@@ -107,29 +108,40 @@ Measured: programs of 2,651 and 8,121 words open in the time of 13 and 11 sample
 
 
 class QuickRunner:
-    """A program whose segments run as one network if possible; otherwise, or if observed, word by word.
+    """A program that runs as one network, or whose segments do; otherwise, or if observed, word by word.
 
     Opening the network takes longer than running some samples word by word, so the first samples run that way.
     """
 
     def __init__(self, program: Program) -> None:
         self._words = Runner(program)
-        self._files = program.files
+        self._inputs, self._files = program.inputs, program.files
         self._asked = 0
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
         self._asked += count_of(feeds)
         few = self._asked <= max(1, len(self._words.contents.instructions) // WORDS)
-        parts = None if few or observe is not None else self._parts
-        if parts is None:
+        if few or observe is not None:
             return self._words(feeds, observe)
+        if self._entire is not None and self._entire.takes(feeds):
+            return self._entire(feeds)
+        parts = self._parts
+        if parts is None:
+            return self._words(feeds)
         tensors = dict(feeds)
         for each in parts:
             if not isinstance(each, HostStep) and not each.takes(tensors):
                 return self._words(feeds)
             each.run(tensors)
         return outputs_among(tensors, self._words.outputs)
+
+    @cached_property
+    def _entire(self) -> Entire | None:
+        from npuc.targets.easynpu.simulate.entire import entire
+
+        contents = self._words.contents
+        return entire(contents.steps, self._files, contents.machine, self._inputs, self._words.outputs)
 
     @cached_property
     def _parts(self) -> Sequence[HostStep | Whole] | None:

@@ -96,7 +96,7 @@ def whole(
     integers where onnxruntime's products are exact on this processor.
     """
     chosen = integers_are_exact() if quantised is None else quantised
-    walk = _Walk(machine, files, Network(quantised=chosen))
+    walk = Walk(machine, files, Network(quantised=chosen))
     try:
         for segment in segments:
             walk.segment(segment)
@@ -105,8 +105,18 @@ def whole(
         return None
 
 
+@frozen
+class HostTensor:
+    """A tensor between host steps and segments as a tensor of the network: (N, *shape)."""
+
+    name: str
+    shape: tuple[int, ...]
+    raised: bool = False
+    """Whether it is int8, here uint8 raised by 128; otherwise float32."""
+
+
 @dataclass
-class _Walk:
+class Walk:
     """The machine, with names in its memories."""
 
     machine: Machine
@@ -124,6 +134,8 @@ class _Walk:
         self.host: dict[str, Origins] = {}
         self.given: dict[str, tuple[int, ...]] = {}
         self.stored: dict[str, TensorMove] = {}
+        self.hosted: dict[str, HostTensor] = {}
+        """Tensors that host steps computed, or that were given to them."""
 
     def load_weights(self, address: int, words: Array) -> None:
         """Fills the weight DTCM."""
@@ -140,7 +152,7 @@ class _Walk:
             self.kept = expect_kept(self.kept, chain)
             self._chain(chain)
         for move in segment.stores:
-            if move.tensor in self.given:
+            if move.tensor in self.given or move.tensor in self.hosted:
                 raise NotOneNetwork("a tensor is stored that was given")
             self.stored.setdefault(move.tensor, move)
             origins = self.host.setdefault(move.tensor, Origins(_size(move)))
@@ -150,24 +162,45 @@ class _Walk:
         """The network with the wanted tensors as outputs."""
         outputs: dict[str, tuple[int, ...]] = {}
         for name, move in self.stored.items():
-            if name not in wanted:
-                continue
-            channels, height, width = move.map_shape
-            everything = np.arange(_size(move)).reshape(height, width, -1)
-            self.network.gives(name, self._read(self.host[name], everything, channels))
-            outputs[name] = move.shape
+            if name in wanted:
+                self.network.gives(name, self._stored(move))
+                outputs[name] = move.shape
         if not outputs:
             raise NotOneNetwork("nothing is wanted of it")
         return Whole(self.network.session(), self.given, outputs)
 
+    def _stored(self, move: TensorMove) -> Value:
+        """The whole map of a tensor that was stored."""
+        channels, height, width = move.map_shape
+        everything = np.arange(_size(move)).reshape(height, width, -1)
+        return self._read(self.host[move.tensor], everything, channels)
+
+    def of_host_step(self, name: str) -> HostTensor:
+        """A tensor that a host step reads. Raises NotOneNetwork if nothing has written it."""
+        if name not in self.hosted:
+            if name not in self.stored:
+                raise NotOneNetwork("nothing has written what a host step reads")
+            move = self.stored[name]
+            value = self.network.raised(self._stored(move))
+            return HostTensor(self.network.reshaped(value.name, move.shape), move.shape, raised=True)
+        return self.hosted[name]
+
     def _of_host(self, move: TensorMove) -> Origins:
-        """The words of a host tensor, which becomes an input of the network unless a segment stored it."""
+        """The words of a host tensor, which becomes an input of the network unless something computed it."""
         if move.tensor not in self.host:
-            self.given[move.tensor] = move.map_shape
             self.host[move.tensor] = Origins(_size(move))
-            value = self.network.given(move.tensor, *move.map_shape)
+            value = self._given(move)
             self.host[move.tensor].write(value.words, value)
         return self.host[move.tensor]
+
+    def _given(self, move: TensorMove) -> Value:
+        network, computed = self.network, self.hosted.get(move.tensor)
+        if computed is None:
+            self.given[move.tensor] = move.map_shape
+            return network.given(move.tensor, *move.map_shape)
+        if not computed.raised or prod(computed.shape) != prod(move.map_shape):
+            raise NotOneNetwork("a tensor of the host has another type or size than its map")
+        return network.value(network.reshaped(computed.name, move.map_shape), *move.map_shape, raised=True)
 
     def _read(self, origins: Origins, addresses: Array, channels: int) -> Value:
         return read(origins, addresses, channels, self.network.values, self.network.cut, self.network.joined)
