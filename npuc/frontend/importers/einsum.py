@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
+from npuc.frozen import frozen
 
 REMEDY = "write it as matrix products"
 
 
-@dataclass(frozen=True)
+@frozen
 class _Term:
     """A tensor with a label for each axis."""
 
