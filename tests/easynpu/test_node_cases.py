@@ -18,10 +18,13 @@ node_cases: Any = importlib.util.module_from_spec(_spec)
 sys.modules["node_cases"] = node_cases
 _spec.loader.exec_module(node_cases)
 
-pytestmark = pytest.mark.skipif(
-    onnx.__version__ != node_cases.ONNX_VERSION,
-    reason=f"the cases are those of onnx {node_cases.ONNX_VERSION}, not {onnx.__version__}",
-)
+pytestmark = [
+    pytest.mark.xdist_group("onnx's node cases"),  # onnx makes them once a process
+    pytest.mark.skipif(
+        onnx.__version__ != node_cases.ONNX_VERSION,
+        reason=f"the cases are those of onnx {node_cases.ONNX_VERSION}, not {onnx.__version__}",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
