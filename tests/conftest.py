@@ -28,10 +28,10 @@ settings.load_profile("same")
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
+# Arrays that were freed stay with the process: to get them from the kernel anew takes a tenth of the time.
 if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
     for parameter, value in ((MMAP_THRESHOLD, 1 << 25), (TRIM_THRESHOLD, (1 << 31) - 1)):
         ctypes.CDLL(None).mallopt(parameter, value)
-"""Arrays that were freed stay with the process: to get them from the kernel anew takes a tenth of the time."""
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
