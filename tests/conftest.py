@@ -28,10 +28,10 @@ settings.load_profile("same")
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
+# Arrays that were freed stay with the process: to get them from the kernel anew takes a tenth of the time.
 if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
     for parameter, value in ((MMAP_THRESHOLD, 1 << 25), (TRIM_THRESHOLD, (1 << 31) - 1)):
         ctypes.CDLL(None).mallopt(parameter, value)
-"""Arrays that were freed stay with the process: to get them from the kernel anew takes a tenth of the time."""
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
@@ -79,8 +79,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 UNCONFINED = (
     "bm1684", "easynpu", "nvdla", "regions/test_not", "regions/test_programs", "regions/test_values",
-    "regions/test_variants", "cli/test_accuracy", "cli/test_bisect", "cli/test_calibration_cache", "cli/test_compare",
-    "cli/test_memory_dumps", "cli/test_metrics", "cli/test_sweep", "cli/test_trace", "cli/test_wrong_machines",
+    "regions/test_variants", "cli/test_accuracy", "cli/test_bisect", "cli/test_calibration_cache",
+    "cli/test_compare", "cli/test_memory_dumps", "cli/test_metrics", "cli/test_sweep", "cli/test_trace",
+    "cli/test_wrong_machines",
 )  # fmt: skip
 """Tests of machines, partitions and reports run onnxruntime in their own process: to fork one so large takes long.
 

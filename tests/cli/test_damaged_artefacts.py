@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npuc import confinement
 from npuc.program import canonical_json, sealed
 from tests.cli.process import Digits, compiled, npuc
 
@@ -100,6 +101,13 @@ def changed(manifest: Any, at: tuple[Any, ...], value: object) -> Any:
     return copied
 
 
+@pytest.fixture
+def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime runs in this process: what it reads is sound, and forks took half of the time."""
+    monkeypatch.setattr(confinement, "AVAILABLE", False)
+
+
+@pytest.mark.usefixtures("unconfined")
 def test_whatever_stands_in_a_modified_manifest_there_is_no_traceback(
     digits: Digits, copy: Path, tmp_path: Path
 ) -> None:
@@ -132,6 +140,7 @@ def test_what_a_manifest_lacks_is_named(digits: Digits, copy: Path, key: str) ->
     assert f"manifest.json is damaged: {key}" in npuc(*command).refused("E502")
 
 
+@pytest.mark.usefixtures("unconfined")
 def test_whatever_stands_in_modified_words_there_is_no_traceback(digits: Digits, copy: Path) -> None:
     words, random = (copy / "itcm.bin").read_bytes(), np.random.default_rng(12)
     for _ in range(40):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,9 @@ def test_a_machine_is_written_with_its_test_bench(tmp_path: Path) -> None:
     text = (out / "easynpu.sv").read_text()
     assert "module easynpu(" in text
     assert "always @*" not in text  # which a simulator may never run
+    cleared = re.findall(r"\bfor \((\w+)_at = 0; \1_at < (\d+); .*\) \1\[\1_at\] = \d+'h0+;", text)
+    assert {"100", "50", "60", "8"} <= {count for _, count in cleared}  # every memory, in a loop
+    assert len(cleared) == text.count("initial begin")
     assert json.loads((out / "machine.json").read_text())["fmap_words"] == 100
     again = core.verilog.__wrapped__(Machine(fmap_words=100, skip_words=50, weight_words=60, itcm_words=8))
     assert text.partition("\n")[2] == again  # behind the name: the same machine gives the same bytes
