@@ -13,6 +13,7 @@ from onnx import numpy_helper, parser
 from npuc import driver
 from npuc.errors import NpucError
 from npuc.frontend import load as load_model
+from npuc.ir import Node
 from npuc.masks import masking
 from npuc.program import load, save
 from npuc.regions.compiling import compile_model
@@ -134,7 +135,15 @@ def test_a_mask_is_a_large_constant_or_comes_from_inputs_without_layers(conditio
 
 @pytest.mark.parametrize(
     ("head", "counts"),
-    [("y = LogSoftmax(z)", True), ("y = ArgMax(z)", True), ("y = Sigmoid(z)", False), ("y = Identity(z)", False)],
+    [
+        ("y = LogSoftmax(z)", True),
+        ("y = ArgMax(z)", True),
+        ("y = Sigmoid(z)", False),
+        ("y = Identity(z)", False),
+        ("y = ReduceMax<axes = [1]>(z)", False),
+        ("t = ReduceMax<axes = [1]>(z)\n d = Sub(z, t)\n y = Exp(d)", True),
+        ("t = ReduceMax<axes = [1]>(s)\n d = Sub(z, t)\n y = Exp(d)", False),
+    ],
 )
 def test_only_operators_that_ignore_small_values_make_it_a_mask(head: str, counts: bool, tmp_path: Path) -> None:
     assert bool(masked_nodes(f"{LOGITS}\n z = Add(s, m)\n {head}", tmp_path)) == counts
@@ -153,3 +162,17 @@ def test_bm1684_computes_masks_in_fp32(tmp_path: Path) -> None:
     assert "partitions" not in program.manifest["report"] or not any(
         each["place"] == "host" for each in program.manifest["report"]["partitions"]
     )
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [Node("Softmax", (), ("y",))],
+        [Node("Sub", ("x",), ("y",)), Node("Softmax", ("y",), ("z",))],
+        [Node("Add", ("x", "c"), ()), Node("ReduceMax", ("x",), ())],
+        [Node("Add", ("x", "", "c"), ("", "a")), Node("Dropout", ("x",), ("b", "")), Node("Relu", ("b",), ("y",))],
+    ],
+)
+def test_nodes_without_the_inputs_and_outputs_of_their_operators_are_no_masks(nodes: list[Node]) -> None:
+    """The survey of a model keeps nodes that it cannot import as they are."""
+    assert masking(nodes, {"c": np.full(4, -1e4, np.float32)}) == ()
