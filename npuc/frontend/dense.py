@@ -68,7 +68,7 @@ def _flat(indices: Array, shape: tuple[int, ...], size: int, count: int, name: s
     limits = np.array(shape if indices.ndim == 2 else size)
     if ((indices < 0) | (indices >= limits)).any():
         raise _bad(f"an index lies outside {list(shape)}", name)
-    flat = np.ravel_multi_index(tuple(indices.T), shape) if indices.ndim == 2 else indices
+    flat = np.asarray(np.ravel_multi_index(tuple(indices.T), shape)) if indices.ndim == 2 else indices
     if len(np.unique(flat)) != count:
         raise _bad("two values for one element", name)
     return flat
