@@ -16,8 +16,8 @@ from npuc.ir import Array, Node
 from npuc.ops.attributes import VALUE
 from npuc.quantize.scales.constraints import ONNX_MOVEMENT
 
-HEADS = ("Softmax", "LogSoftmax", "ArgMax", "TopK", "ReduceMax", "ReduceLogSumExp", "Exp")
-"""Operators that ignore what is far below the largest; ReduceMax and Exp begin a Softmax of several nodes."""
+HEADS = ("Softmax", "LogSoftmax", "ArgMax", "TopK", "ReduceLogSumExp")
+"""Operators that ignore what is far below the largest."""
 ADDING = ("Add", "Sub", "Where", "Concat", "Pad")
 """Operators that bring in a mask."""
 PASSING = (
@@ -44,13 +44,16 @@ def masking(nodes: Sequence[Node], constants: Mapping[str, Array]) -> tuple[Node
     logits, masked = _masked(nodes, constants)
     wanted, sources = set[str](), set[str]()
     found: list[Node] = []
+    largest = {name: node.inputs[:1] for node in nodes if node.op == "ReduceMax" for name in node.outputs}
     for node in reversed(nodes):
-        if node.op in HEADS:
-            wanted.add(node.inputs[0])
-        if not sources.isdisjoint(node.outputs):
+        of_several = node.op == "Sub" and any(largest.get(name) == node.inputs[:1] for name in node.inputs[1:])
+        if node.op in HEADS or of_several:
+            wanted.update(node.inputs[:1])
+        results = set(filter(None, node.outputs))
+        if results & sources:
             sources.update(node.inputs)
             found.append(node)
-        elif not wanted.isdisjoint(node.outputs) and not masked.isdisjoint(node.outputs):
+        elif results & wanted & masked:
             wanted.update(node.inputs)
             sources.update(name for name in node.inputs if node.op in ADDING and name not in logits)
             found.append(node)
@@ -104,7 +107,7 @@ def problems(nodes: Sequence[Node], constants: Mapping[str, Array], precision: s
             f"it belongs to a mask before a Softmax, for which {precision} lacks range",
             node=node.sources[0] if node.sources else node.name,
             op=node.op,
-            tensor=node.outputs[0],
+            tensor=next(filter(None, node.outputs)),
             limit=f"what is added to logits comes from layers, or is a constant below {LARGEST:g}",
             remedy="a target with fp32, or the host (--fallback host)",
         )

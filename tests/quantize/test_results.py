@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import npuc
+from npuc.frontend import import_model
 from npuc.ir import Array, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.arithmetic.tables import domains, reached_domain
@@ -78,3 +79,48 @@ def test_what_a_table_reads_is_limited_by_the_largest_result_of_all_samples() ->
     large = np.concatenate([small, np.full((1, 1, 4), -2, np.float32)])
     assert _spread(small) == pytest.approx((10.0, 6.25), rel=1e-2)
     assert _spread(large) == _spread(large[::-1]) == pytest.approx((6.25, 6.25), rel=1e-2)
+
+
+BEFORE_MOVES = {
+    "moved, then read by a table": ("t = Reshape(a, k)\n y = Sigmoid(t)", {"a", "t"}),
+    "moved twice": ("s = Reshape(a, k)\n t = Transpose<perm = [1, 0]>(s)\n y = Sigmoid(t)", {"a", "s", "t"}),
+    "concatenated": ("t = Concat<axis = 0>(a, a)\n y = Sigmoid(t)", {"a", "t"}),
+    "halves for two tables": ("s, t = Split<axis = 0>(a)\n y = Sigmoid(s)\n z = Tanh(t)", {"a", "s", "t"}),
+    "a half for no table": ("s, t = Split<axis = 0>(a)\n y = Sigmoid(s)\n z = MatMul(t, w)", {"s"}),
+    "an output after the move": ("y = Reshape(a, k)\n z = Sigmoid(y)", set[str]()),
+    "another reader": ("t = Reshape(a, k)\n y = Sigmoid(t)\n z = MatMul(a, w)", {"t"}),
+    "a table before": ("b = Exp(a)\n t = Reshape(b, k)\n y = Sigmoid(t)", {"b", "t"}),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE_MOVES)
+def test_what_is_moved_to_tables_is_limited_as_what_they_read(case: str) -> None:
+    body, limited = BEFORE_MOVES[case]
+    outputs = "float[a,b] y" + (", float[c,d] z" if "z =" in body else "")
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[4,8] x) => ({outputs}) {{ a = MatMul(x, w)\n {body} }}'
+    )
+    for name, values in {"w": np.ones((8, 8), np.float32), "k": np.array([4, 8])}.items():
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    graph = import_model(model)
+    assert set(domains(graph, graph.nodes)) == limited | ({"a"} if case == "a table before" else set())
+    finite = {name for name, each in domains(graph, graph.nodes).items() if np.isfinite(each).all()}
+    assert finite == limited
+
+
+def test_a_mask_before_a_table_costs_no_accuracy() -> None:
+    """A constant mask is added in another shape than the table's: 10 dB before, as -1e4 took the range."""
+    random = np.random.default_rng(0)
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y) '
+        "{ a = Conv(x, w)\n s = Add(a, m)\n b = Sigmoid(s)\n y = Conv(b, w) }"
+    )
+    mask = np.where(random.random((1, 8, 6, 6)) < 0.5, 0, -1e4).astype(np.float32)
+    weights = (random.standard_normal((8, 8, 1, 1)) / 2).astype(np.float32)
+    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in {"w": weights, "m": mask}.items())
+    x = random.standard_normal((8, 1, 8, 6, 6)).astype(np.float32)
+    found = npuc.compile(model, target="easynpu", calibration={"x": x}).run({"x": x})["y"]
+    run = session(model.SerializeToString())
+    difference = Difference()
+    difference.add(np.stack([run.run(None, {"x": each})[0] for each in x]), found)
+    assert (difference.sqnr_db or 0) > 30

@@ -29,6 +29,10 @@ TABLE_OPS = (
 """Operators whose int8 form is a table; a Clip with lower limit 0 is a ReLU instead."""
 
 
+ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
+"""The ONNX operators that only move elements."""
+MOVEMENT = (*ONNX_MOVEMENT, "Interleave")
+"""Operators that only move elements: the same on int8, if all their tensors share one scale."""
 CONVERSIONS = ("FakeQuantize", "Rescale")
 """Operators that change nothing but scale and zero point."""
 
@@ -136,13 +140,29 @@ def domains(
 ) -> dict[str, tuple[float, float]]:
     """For each tensor that only tables among the nodes read: the range of inputs that matters to any of them.
 
-    largest: the largest magnitudes of results, where known.
+    Its elements may be moved before. largest: the largest magnitudes of results, where known.
     """
+    integer = set(nodes)
     functions = {node: function for node in nodes if (function := as_unary(graph, node)) is not None}
     found: dict[str, tuple[float, float]] = {}
-    for name in dict.fromkeys(node.inputs[0] for node in nodes if node in functions):
-        readers = graph.readers[name]
-        if name not in graph.outputs and all(reader in functions for reader in readers):
-            limits = [reached_domain(functions[each], largest.get(each.output, inf)) for each in readers]
-            found[name] = min(low for low, _ in limits), max(high for _, high in limits)
+
+    def wanted(reader: Node) -> tuple[float, float] | None:
+        if reader in functions:
+            return reached_domain(functions[reader], largest.get(reader.output, inf))
+        moves = reader.op in MOVEMENT and reader in integer
+        return _union([found.get(name) for name in reader.outputs]) if moves else None
+
+    for name in reversed([each for node in nodes for each in (*node.inputs, *node.outputs) if each]):
+        if name not in found and name not in graph.outputs and name not in graph.constants:
+            limits = _union([wanted(reader) for reader in graph.readers[name]])
+            if limits is not None:
+                found[name] = limits
     return found
+
+
+def _union(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """The range that includes all of them; None if there are none, or one has no limits."""
+    known = [each for each in ranges if each is not None]
+    if not known or len(known) < len(ranges):
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)

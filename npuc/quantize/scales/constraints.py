@@ -9,19 +9,14 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
-from npuc.quantize.arithmetic.tables import CONVERSIONS, TABLE_OPS, is_relu
+from npuc.quantize.arithmetic.tables import CONVERSIONS, MOVEMENT, TABLE_OPS, is_relu
+from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT as ONNX_MOVEMENT
 from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps, blocks
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import Ratio, ScaleConstraints
 from npuc.quantize.scales.model_scales import steps_of
 
 NOT_KNOWN: Mapping[str, Histogram] = {}
-ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
-"""The ONNX operators that only move elements."""
-
-MOVEMENT = (*ONNX_MOVEMENT, "Interleave")
-"""Operators that only move elements: the same on int8, if all their tensors share one scale."""
-
 SELECTION = ("MaxPool", "GlobalMaxPool")
 """Operators that select each result from their elements."""
 
