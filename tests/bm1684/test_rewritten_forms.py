@@ -34,6 +34,13 @@ VOLUMES: dict[str, tuple[str, Shapes]] = {
         {},
     ),
 }
+LINES: dict[str, tuple[str, Shapes]] = {
+    "Resize 1D": (
+        "(float[1,4,9] x) => (float[1,4,18] y) <float[3] scales = {1, 1, 2}>"
+        '{a = Conv (x, w) y = Resize <mode = "linear"> (a, , scales)}',
+        {"w": (4, 4, 1)},
+    ),
+}
 ENLARGEMENTS: dict[str, tuple[str, Shapes]] = {
     "ConvTranspose": (
         "(float[1,6,5,7] x) => (float[1,8,10,14] y)"
