@@ -35,6 +35,11 @@ VOLUMES: dict[str, tuple[str, Shapes]] = {
     ),
 }
 LINES: dict[str, tuple[str, Shapes]] = {
+    "wide dilation": (
+        "(float[1,4,33,33] x) => (float[1,6,33,33] y)"
+        "{a = Conv <dilations = [24, 24], pads = [24, 24, 24, 24]> (x, w) y = Relu (a)}",
+        {"w": (6, 4, 3, 3)},
+    ),
     "Resize 1D": (
         "(float[1,4,9] x) => (float[1,4,18] y) <float[3] scales = {1, 1, 2}>"
         '{a = Conv (x, w) y = Resize <mode = "linear"> (a, , scales)}',
