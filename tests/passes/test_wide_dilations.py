@@ -2,7 +2,7 @@
 
 import pytest
 
-from npuc.passes.expansion.wide_dilations import WideDilations
+from npuc.targets.bm1684.network.wide_dilations import WideDilations
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 MOVE = ["Reshape", "Transpose", "Reshape"]
