@@ -98,7 +98,7 @@ TOKENS: dict[str, tuple[str, Shapes]] = {
 CASES = [
     pytest.param(precision, *case, id=f"{precision} {name}")
     for precision, cases in (
-        ("fp32", VOLUMES),
+        ("fp32", {**VOLUMES, **LINES}),
         ("int8", {**{f"{op} 3D": each for op, each in VOLUMES.items()}, **ENLARGEMENTS, **TOKENS}),
     )
     for name, case in cases.items()
