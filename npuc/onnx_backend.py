@@ -18,6 +18,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from npuc.api import Compiled, Data, compile
 from npuc.errors import DataError, NpucError
 from npuc.frontend.reading import NEWEST_OPSET
+from npuc.frontend.widening import HALF
 from npuc.ir import Array
 from npuc.storage.structured import objects, row
 from npuc.target import FLOATING, Options, usual_options
@@ -25,6 +26,12 @@ from npuc.target import FLOATING, Options, usual_options
 CALIBRATION_SAMPLES = 8
 EVERYTHING = "everything"
 """Fallback if the target refuses a model and it cannot be calibrated: the host runs all of it."""
+
+
+def _typed(value: Any, port: onnx.ValueInfoProto) -> Any:
+    """A result in the model's own type where npuc reads half precision as float32."""
+    code = port.type.tensor_type.elem_type
+    return value.astype(helper.tensor_dtype_to_np_dtype(code)) if code in HALF else value
 
 
 class Prepared(BackendRep):
@@ -58,8 +65,8 @@ class Prepared(BackendRep):
         compiled = self.compiled(feeds)
         batch = {port.name: sample(feeds[port.name], port.dtype) for port in compiled.program.inputs}
         found = {name: row(values, 0) for name, values in compiled.runner(batch).items()}
-        names = [port.name for port in self.model.graph.output]
-        return namedtupledict("Outputs", names)(*(found[name] for name in names))
+        ports = self.model.graph.output
+        return namedtupledict("Outputs", [port.name for port in ports])(*(_typed(found[p.name], p) for p in ports))
 
     def compiled(self, feeds: Mapping[str, Any]) -> Compiled:
         """The program for these inputs."""

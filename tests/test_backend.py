@@ -26,6 +26,7 @@ PART = (
     "test_maxpool_2d_strides", "test_globalaveragepool", "test_add", "test_concat_2d_axis_1", "test_sigmoid",
     "test_clip", "test_reduce_min_default_axes_keepdims_example", "test_softmax_axis_1", "test_where_example",
     "test_reshape_negative_dim", "test_string_concat", "test_sequence_insert_at_back", "test_det_2d",
+    "test_attention_4d_fp16", "test_rms_normalization_2d_axis1",
 )  # fmt: skip
 SCALAR = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
     g (float[2,3] x, float low, float high) => (float[2,3] y) { y = Clip(x, low, high) }""")

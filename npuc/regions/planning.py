@@ -183,24 +183,30 @@ def deny_refused(plan: Plan, parts: Sequence[partition.Part], part: partition.Pa
 
 
 def blamed(network: Network, graph: Graph | None, problem: Problem) -> list[str]:
-    """The units concerned by a target's problem: all from which the refused node of its graph was made.
-
-    A node without multiplications may have products among its sources, whose results only passed a common Reshape:
-    these are concerned only if they are all that there is.
-    """
+    """The units concerned by a target's problem."""
     names = network.by_name
-    found: list[str] = []
-    for node in graph.nodes if graph is not None else ():
-        if problem.node in (node.name, *node.sources[:1]) and problem.op in (None, node.op):
-            made_of = [each for each in node.sources if each in names]
-            others = [each for each in made_of if not parts_of.macs(network, names[each])]
-            found += others if others and not parts_of.node_macs(node, graph.tensors) else made_of
+    found: list[str] = [] if graph is None else _made_of(network, graph, problem)
     if not found and problem.node is not None:
         fitting = [name for name in names if problem.node == name or problem.node.startswith(f"{name}/")]
         found = sorted(fitting, key=len)[-1:]
     if not found and problem.tensor is not None and problem.tensor in network.producers:
         found = [network.producers[problem.tensor].name]
     return list(dict.fromkeys(found))
+
+
+def _made_of(network: Network, graph: Graph, problem: Problem) -> list[str]:
+    """The units from which the refused node of a graph was made.
+
+    A node without multiplications may have products among its sources, whose results only passed a common Reshape:
+    these are concerned only if they are all that there is.
+    """
+    found: list[str] = []
+    for node in graph.nodes:
+        if problem.node in (node.name, *node.sources[:1]) and problem.op in (None, node.op):
+            made_of = [each for each in node.sources if each in network.by_name]
+            others = [each for each in made_of if not parts_of.macs(network, network.by_name[each])]
+            found += others if others and not parts_of.node_macs(node, graph.tensors) else made_of
+    return found
 
 
 def optimised(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) -> tuple[Graph, Steps]:

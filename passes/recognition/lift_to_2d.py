@@ -1,4 +1,4 @@
-"""Convolution, pooling and normalisation along one axis as those of images of height 1."""
+"""Convolution, pooling, normalisation and interpolation along one axis as those of images of height 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Attr, Graph, Node
-from npuc.ops.attributes import PADS
+from npuc.ops.attributes import PADS, SCALES, SIZES
 from npuc.passes.cleanup.merge_pads import PAD_RULES
 from npuc.passes.cleanup.sink_reshapes import RESHAPE_RULES
 from npuc.passes.rewriting.patterns import quantisation_axis, restored_weight, stored_weight
@@ -33,7 +33,7 @@ def _merge_pad(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _lift(rewriter: Rewriter, node: Node) -> bool:
-    if node.op not in WINDOWED | CHANNELWISE or len(rewriter.shape(node.inputs[0])) != 3:
+    if node.op not in (*WINDOWED, *CHANNELWISE, "Resize") or len(rewriter.shape(node.inputs[0])) != 3:
         return False
     x, y = node.inputs[0], node.output
     (N, Ci, L), (_, Co, Lo) = rewriter.shape(x), rewriter.shape(y)
@@ -47,7 +47,7 @@ def _lift(rewriter: Rewriter, node: Node) -> bool:
         weight, nodes = restored_weight(rewriter, inputs[0], flat, f"{y}/weight", axis + (axis > 1))
         inputs = (weight, *inputs[1:])
     image, result = rewriter.fresh(f"{x}@{N}x{Ci}x1x{L}"), rewriter.fresh(f"{y}@{N}x{Co}x1x{Lo}")
-    attrs = {**node.attrs, **(_window(node) if node.op in WINDOWED else {})}
+    attrs = {**node.attrs, **_second_dimension(node)}
     rewriter.replace(
         node,
         *nodes,
@@ -58,10 +58,15 @@ def _lift(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _window(node: Node) -> dict[str, Attr]:
-    """The window's attributes with a first dimension of one element."""
-    (begin, end) = PADS(node) or (0, 0)
-    attrs: dict[str, Attr] = {"pads": (0, begin, 0, end)}
+def _second_dimension(node: Node) -> dict[str, Attr]:
+    """The attributes with one entry for each dimension, with another for the rows."""
+    attrs: dict[str, Attr] = {}
+    if node.op == "Resize":  # an axis of one element whose scale is 1 keeps its value in every mode
+        (n, c, scale), (batch, channels, length) = SCALES(node), SIZES(node)
+        return {"scales": (n, c, 1.0, scale), "sizes": (batch, channels, 1, length)}
+    if node.op in WINDOWED:
+        (begin, end) = PADS(node) or (0, 0)
+        attrs["pads"] = (0, begin, 0, end)
     for key, neutral in (("kernel_shape", 1), ("strides", 1), ("dilations", 1), ("output_padding", 0)):
         if key in node.attrs:
             attrs[key] = (neutral, *node.integers(key))

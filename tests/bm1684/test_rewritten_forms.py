@@ -34,6 +34,18 @@ VOLUMES: dict[str, tuple[str, Shapes]] = {
         {},
     ),
 }
+LINES: dict[str, tuple[str, Shapes]] = {
+    "wide dilation": (
+        "(float[1,4,33,33] x) => (float[1,6,33,33] y)"
+        "{a = Conv <dilations = [24, 24], pads = [24, 24, 24, 24]> (x, w) y = Relu (a)}",
+        {"w": (6, 4, 3, 3)},
+    ),
+    "Resize 1D": (
+        "(float[1,4,9] x) => (float[1,4,18] y) <float[3] scales = {1, 1, 2}>"
+        '{a = Conv (x, w) y = Resize <mode = "linear"> (a, , scales)}',
+        {"w": (4, 4, 1)},
+    ),
+}
 ENLARGEMENTS: dict[str, tuple[str, Shapes]] = {
     "ConvTranspose": (
         "(float[1,6,5,7] x) => (float[1,8,10,14] y)"
@@ -86,7 +98,7 @@ TOKENS: dict[str, tuple[str, Shapes]] = {
 CASES = [
     pytest.param(precision, *case, id=f"{precision} {name}")
     for precision, cases in (
-        ("fp32", VOLUMES),
+        ("fp32", {**VOLUMES, **LINES}),
         ("int8", {**{f"{op} 3D": each for op, each in VOLUMES.items()}, **ENLARGEMENTS, **TOKENS}),
     )
     for name, case in cases.items()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -19,7 +19,7 @@ from npuc.target import Options
 from tests.regions.nets import checked, program_of
 
 FLOAT16, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
-STORED = {FLOAT16: np.dtype(np.float16), BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
+STORED: dict[int, np.dtype[Any]] = {each: helper.tensor_dtype_to_np_dtype(each) for each in (FLOAT16, BFLOAT16)}
 TARGETS = ("easynpu", "nvdla-full", "bm1684")
 
 
@@ -39,7 +39,7 @@ def _model(half: int = FLOAT16, shape: tuple[int, int] = (8, 4), ir_version: int
     inputs = [port("x", half, [1, shape[1], 6, 6])]
     if ir_version < 4:
         inputs.append(port("w", half, w.shape))
-    constants = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.float32(0.5), "s")]
+    constants = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.full((), 0.5, np.float32), "s")]
     graph = helper.make_graph(nodes, "half", inputs, [port("y", half, [1, shape[0], 6, 6])], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=ir_version)
 
@@ -97,16 +97,16 @@ def test_branches_and_functions_are_widened_too() -> None:
         helper.make_node("Add", ["b", "c"], ["y"]),
     ]
     condition = helper.make_tensor_value_info("condition", TensorProto.BOOL, [])
-    constants = [numpy_helper.from_array(np.float16([1, 2]), "w")]
+    constants = [numpy_helper.from_array(np.array([1, 2], np.float16), "w")]
     graph = helper.make_graph(nodes, "nested", [x, condition], [y], constants)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8)
     made = widened(model)
     onnx.checker.check_model(made, full_check=True)
-    feeds = {"x": np.float16([0.5, 3]), "condition": np.array(False)}
+    feeds = {"x": np.array([0.5, 3], np.float16), "condition": np.array(False)}
     (wanted,), (got,) = (
         session(model).run(["y"], feeds),
-        session(made).run(["y"], {**feeds, "x": np.float32(feeds["x"])}),
+        session(made).run(["y"], {**feeds, "x": feeds["x"].astype(np.float32)}),
     )
     assert got.dtype == np.float32
     assert got.tolist() == wanted.tolist() == [1, 7]
@@ -119,7 +119,9 @@ def test_a_deliberate_rounding_to_half_precision_stays() -> None:
         helper.make_node("Mul", ["f", "w"], ["y"]),
     ]
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
-    graph = helper.make_graph(nodes, "rounded", [x], [y], [numpy_helper.from_array(np.float32([1, 2]), "w")])
+    graph = helper.make_graph(
+        nodes, "rounded", [x], [y], [numpy_helper.from_array(np.array([1, 2], np.float32), "w")]
+    )
     model = helper.make_model(graph)
     assert not is_half(model)
     assert widened(model) is model

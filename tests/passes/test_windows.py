@@ -181,6 +181,20 @@ def test_a_one_dimensional_network_becomes_images_of_height_one() -> None:
     assert_same_meaning(graph, found)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel", "pytorch_half_pixel", "align_corners"])
+@pytest.mark.parametrize(("scale", "size"), [(2.0, 32), (1.7, 27), (0.5, 8)])
+def test_interpolation_along_one_axis_becomes_that_of_an_image(
+    mode: str, coordinates: str, scale: float, size: int
+) -> None:
+    attrs = {"scales": (1.0, 1.0, scale), "sizes": (1, 3, size), "mode": mode}
+    resize = node("Resize", "x", "y", coordinate_transformation_mode=coordinates, **attrs)
+    graph = network((1, 3, 16), "y", resize)
+    found = lift_to_2d(graph)
+    assert operators(found) == ["Reshape", "Resize", "Reshape"]
+    assert_same_meaning(graph, found)
+
+
 def test_padding_in_front_of_a_one_dimensional_window_is_merged_before_it_is_lifted() -> None:
     graph = network(
         (1, 3, 16), "y", node("Pad", "x", "p", pads=(0, 0, 2, 0, 0, 0)), node("Conv", "p w", "y"), w=(4, 3, 3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from npuc.frontend.importers import (
     activation,
+    attention,
     einsum,
     elementwise,
     integers,
@@ -24,6 +25,7 @@ from npuc.frontend.importers.table import Importer
 
 IMPORTERS: dict[str, Importer] = {
     **activation.IMPORTERS,
+    **attention.IMPORTERS,
     **einsum.IMPORTERS,
     **elementwise.IMPORTERS,
     **integers.IMPORTERS,

@@ -47,6 +47,20 @@ def _layer_normalization(node: OnnxNode, to: Builder) -> None:
         to.emit(node, "Mul", (normal, scale))
 
 
+def _rms_normalization(node: OnnxNode, to: Builder) -> None:
+    """Divided by the root mean square over all axes from `axis` on, then scaled element by element."""
+    x, scale = node.inputs
+    shape = to.shape(x)
+    axes = tuple(range(node.axis(node.attrs["axis"], len(shape)), len(shape)))
+    if broadcast(node, to.shape(scale), shape) != shape:
+        raise node.bad(f"shape {list(to.shape(scale))} does not broadcast to {list(shape)}", tensor=scale)
+    square = to.emit(node, "Mul", (x, x), ())
+    mean = to.emit(node, "ReduceMean", (square,), (), axes=axes, keepdims=1)
+    epsilon = to.constant(node, "epsilon", np.float32(node.attrs["epsilon"]))
+    root = to.emit(node, "Sqrt", (to.emit(node, "Add", (mean, epsilon), ()),), ())
+    to.emit(node, "Mul", (to.emit(node, "Div", (x, root), ()), scale))
+
+
 def _group_normalization(node: OnnxNode, to: Builder) -> None:
     """Normalised per group of channels, then scaled and shifted per channel (before opset 21 per group)."""
     x, scale, bias = node.inputs
@@ -84,6 +98,7 @@ IMPORTERS: dict[str, Importer] = {
     "BatchNormalization": _batch_normalization,
     "InstanceNormalization": same("epsilon"),
     "LayerNormalization": _layer_normalization,
+    "RMSNormalization": _rms_normalization,
     "GroupNormalization": _group_normalization,
     "Scaler": _scaler,
     "LRN": same("alpha", "beta", "bias", "size"),

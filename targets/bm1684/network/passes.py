@@ -18,12 +18,14 @@ from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
 from npuc.targets.bm1684.network.limits import CHANNELS, IMAGES, MOST_BLOCKS
 from npuc.targets.bm1684.network.one_image import rows_to_pixels, tensors_to_images
-from npuc.targets.bm1684.network.support import MOST_EXTENT, MOST_PADDING, MOST_STRIDE
+from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
+from npuc.targets.bm1684.network.wide_dilations import WideDilations
 
 PASSES: tuple[Pass, ...] = (
     fold_constants,
     volumes_to_images,
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
+    WideDilations(MOST_DILATION),
     SplitPads(MOST_PADDING),
     FoldExtents(MOST_EXTENT - 2 * MOST_PADDING),
 )

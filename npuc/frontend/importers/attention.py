@@ -1,0 +1,102 @@
+"""Scaled dot-product attention as matrix products and a softmax.
+
+Source: ONNX, Attention (opset 23).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.importers.table import Importer
+from npuc.ir import Array
+
+REMEDY = "export the model with opset 22, which spells the attention out"
+MASK, PAST, LENGTHS = 3, (4, 5), 6
+"""The places of the optional inputs."""
+
+
+@dataclass(frozen=True)
+class _Extents:
+    """Of the batch, the heads of queries and of keys, the queries and keys of a head, and a value."""
+
+    batch: int
+    heads: int
+    groups: int
+    queries: int
+    keys: int
+    value: int
+
+
+def _attention(node: OnnxNode, to: Builder) -> None:
+    """softmax(scale * Q K^T + mask) V; heads that share keys are further rows of their products."""
+    _expect_known(node, to)
+    flat = len(to.shape(node.inputs[0])) == 3
+    q, k, v = (_heads(node, to, at) for at in range(3))
+    (batch, heads, queries, size), (_, groups, keys, _) = to.shape(q), to.shape(k)
+    if heads % groups:
+        raise node.bad(f"{heads} heads of queries and {groups} of keys", limit="a multiple")
+    of = _Extents(batch, heads, groups, queries, keys, to.shape(v)[-1])
+    rows = (batch, groups, heads // groups * queries)
+    scale = to.constant(node, "scale", np.float32(node.attrs.get("scale", size**-0.5)))
+    scaled = to.emit(node, "Mul", (q, scale), ())
+    grouped = to.emit(node, "Reshape", (scaled,), (), shape=(*rows, size))
+    product = to.emit(node, "MatMul", (grouped, to.emit(node, "Transpose", (k,), (), perm=(0, 1, 3, 2))), ())
+    scores = to.emit(node, "Reshape", (product,), (), shape=(batch, heads, queries, keys))
+    weights = to.emit(node, "Softmax", (_masked(node, to, scores, of),), (), axis=3)
+    taken = to.emit(node, "Reshape", (weights,), (), shape=(*rows, keys))
+    mixed = to.emit(node, "MatMul", (taken, v), ())
+    if not flat:
+        to.emit(node, "Reshape", (mixed,), shape=(batch, heads, queries, of.value))
+        return
+    apart = to.emit(node, "Reshape", (mixed,), (), shape=(batch, heads, queries, of.value))
+    turned = to.emit(node, "Transpose", (apart,), (), perm=(0, 2, 1, 3))
+    to.emit(node, "Reshape", (turned,), shape=(batch, queries, heads * of.value))
+
+
+def _expect_known(node: OnnxNode, to: Builder) -> None:
+    """Raises UnsupportedOperator for a cache of earlier keys, lengths of samples, and a limit of the scores."""
+    if any(node.given(at) for at in (*PAST, LENGTHS)):
+        raise node.unsupported("earlier keys and values, or lengths, are inputs", REMEDY, limit="Q, K, V, a mask")
+    if node.attrs.get("softcap"):
+        raise node.unsupported("the scores are limited (softcap)", REMEDY, limit="softcap = 0")
+    if len({len(to.shape(name)) for name in node.inputs[:3]}) > 1 or len(to.shape(node.inputs[0])) not in (3, 4):
+        raise node.bad(f"shapes {[list(to.shape(name)) for name in node.inputs[:3]]}", limit="three or four axes")
+
+
+def _heads(node: OnnxNode, to: Builder, at: int) -> str:
+    """Q, K or V as (batch, heads, positions, elements)."""
+    name = node.inputs[at]
+    shape = to.shape(name)
+    if len(shape) == 4:
+        return name
+    count = node.attrs.get("kv_num_heads" if at else "q_num_heads") or 0
+    if count < 1 or shape[2] % count:
+        raise node.bad(f"{count} heads of {shape[2]} elements", tensor=name)
+    apart = to.emit(node, "Reshape", (name,), (), shape=(*shape[:2], count, shape[2] // count))
+    return to.emit(node, "Transpose", (apart,), (), perm=(0, 2, 1, 3))
+
+
+def _masked(node: OnnxNode, to: Builder, scores: str, of: _Extents) -> str:
+    """The scores plus the masks: -inf removes a key."""
+    if node.given(MASK):
+        mask = node.inputs[MASK]
+        if to.types[mask].dtype == "bool":
+            mask = to.constant(node, "mask", _removing(to.value(node, MASK)))
+        scores = to.emit(node, "Add", (scores, mask), ())
+    if node.attrs.get("is_causal"):
+        if of.queries != of.keys:
+            reason = f"{of.queries} queries and {of.keys} keys with is_causal"
+            raise node.unsupported(reason, REMEDY, limit="as many")
+        earlier = to.constant(node, "causal", _removing(np.tri(of.queries, dtype=bool)))
+        scores = to.emit(node, "Add", (scores, earlier), ())
+    return scores
+
+
+def _removing(kept: Array) -> Array:
+    return np.where(kept, np.float32(0), np.float32(-np.inf))
+
+
+IMPORTERS: dict[str, Importer] = {"Attention": _attention}

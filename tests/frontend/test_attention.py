@@ -1,0 +1,94 @@
+"""Attention and RMSNormalization, which PyTorch writes from opset 23 on: with the results of ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from npuc.errors import NpucError
+from npuc.frontend import import_model
+from npuc.interpreter import run
+from npuc.ir import Array
+from npuc.regions.artefact import is_composite
+from tests.regions.nets import checked, program_of
+
+HEADS = {"q": (1, 4, 5, 8), "k": (1, 4, 7, 8), "v": (1, 4, 7, 6)}
+EQUAL = {"q": (2, 4, 5, 8), "k": (2, 4, 5, 8), "v": (2, 4, 5, 8)}
+SHARED = {"q": (1, 6, 5, 8), "k": (1, 2, 7, 8), "v": (1, 2, 7, 6)}
+FLAT = {"q": (2, 5, 32), "k": (2, 7, 16), "v": (2, 7, 12)}
+BOOL = np.arange(35).reshape(5, 7) % 3 > 0
+
+
+def _model(
+    op: str, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, Array] | None = None, **attrs: Any
+) -> onnx.ModelProto:
+    known = constants or {}
+    names = [*shapes, *known]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    weights = [numpy_helper.from_array(each, name) for name, each in known.items()]
+    graph = helper.make_graph([helper.make_node(op, names, ["y"], **attrs)], "g", ports, [result], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+
+
+def _feeds(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    random = np.random.default_rng(1)
+    return {name: random.normal(0.3, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+CASES = [
+    _model("Attention", HEADS),
+    _model("Attention", HEADS, scale=0.3),
+    _model("Attention", HEADS, scale=0.0),
+    _model("Attention", EQUAL, is_causal=1),
+    _model("Attention", {**HEADS, "mask": (5, 7)}),
+    _model("Attention", {**HEADS, "mask": (1, 4, 5, 7)}),
+    _model("Attention", HEADS, {"mask": BOOL}),
+    _model("Attention", SHARED),
+    _model("Attention", FLAT, q_num_heads=4, kv_num_heads=2),
+    _model("RMSNormalization", {"x": (2, 5, 16)}, {"s": np.linspace(-1, 2, 16, dtype=np.float32)}),
+    _model(
+        "RMSNormalization", {"x": (2, 3, 4)}, {"s": np.array([[2], [3], [1]], np.float32)}, axis=1, epsilon=0.1
+    ),
+]
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_the_result_is_that_of_onnxs_reference(model: onnx.ModelProto) -> None:
+    shapes = {
+        port.name: tuple(dim.dim_value for dim in port.type.tensor_type.shape.dim) for port in model.graph.input
+    }
+    feeds = _feeds(shapes)
+    found: Any = ReferenceEvaluator(model).run(["y"], feeds)
+    (wanted,) = found
+    np.testing.assert_allclose(run(import_model(model), feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _model("Attention", HEADS, is_causal=1),
+        _model("Attention", HEADS, softcap=2.0),
+        _model("Attention", {**EQUAL, "mask": (5, 10), "past_k": (2, 4, 5, 8), "past_v": (2, 4, 5, 8)}),
+        _model("Attention", FLAT),
+        _model("Attention", {**HEADS, "q": (1, 3, 5, 8)}),
+    ],
+)
+def test_other_forms_are_refused(model: onnx.ModelProto) -> None:
+    with pytest.raises(NpucError) as refused:
+        import_model(model)
+    assert refused.value.problems[0].code in ("E202", "E105")
+
+
+@pytest.mark.parametrize("model", [CASES[0], CASES[7], CASES[9]], ids=["heads", "shared", "rms"])
+def test_it_runs_on_bm1684(model: onnx.ModelProto, tmp_path: Path) -> None:
+    program = program_of(model, tmp_path, "bm1684")
+    assert not is_composite(program)
+    assert checked(program, tmp_path)["status"] == "ok"
