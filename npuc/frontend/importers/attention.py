@@ -5,12 +5,11 @@ Source: ONNX, Attention (opset 23).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
+from npuc.frozen import frozen
 from npuc.ir import Array
 
 REMEDY = "export the model with opset 22, which spells the attention out"
@@ -18,7 +17,7 @@ MASK, PAST, LENGTHS = 3, (4, 5), 6
 """The places of the optional inputs."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Extents:
     """Of the batch, the heads of queries and of keys, the queries and keys of a head, and a value."""
 

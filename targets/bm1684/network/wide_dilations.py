@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
+from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.windows import Window, window_of
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
-@dataclass(frozen=True)
+@frozen
 class WideDilations:
     """A Conv of stride 1 with a dilation d = f * e beyond the limit, on (N, C, H, W), becomes one with dilation e.
 
