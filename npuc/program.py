@@ -139,6 +139,8 @@ DTYPES = (
 """Element types of inputs and outputs."""
 STRING, OBJECT = "string", "object"
 """Only in programs with host regions: strings, and non-tensors (sequences, maps, optional values)."""
+BLOCK = 1 << 24
+"""Bytes of mapped values that are read before their memory is released."""
 LARGEST_PORT = 1 << 31
 """The most elements of an input or output."""
 
@@ -219,8 +221,10 @@ def sha256(data: Content) -> str:
     """The hexadecimal digest that the manifest records."""
     digest = hashlib.sha256()
     for piece in pieces_of(data):
-        digest.update(view_of(piece))
-        release()
+        view = view_of(piece)
+        for first in range(0, len(view), BLOCK):
+            digest.update(view[first : first + BLOCK])
+            release()
     return digest.hexdigest()
 
 
