@@ -13,6 +13,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from npuc.custom_ops import STANDARD
+from npuc.subgraphs import graphs, within
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
@@ -20,10 +21,45 @@ TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 
 
 def is_half(model: onnx.ModelProto) -> bool:
-    """Whether weights of a model are in half precision, and `widened` knows all its operators."""
+    """Whether weights of a model are in half precision, its types agree, and `widened` knows all its operators."""
     known = {*STANDARD, *(each.domain for each in model.functions)}
     foreign = any(each.domain not in known for each in model.opset_import)
-    return not foreign and any(each.data_type in HALF for each in model.graph.initializer)
+    half = not foreign and any(each.data_type in HALF for each in model.graph.initializer)
+    return half and _types_agree(model)
+
+
+def _types_agree(model: onnx.ModelProto) -> bool:
+    """Whether no float32 meets half precision without a Cast: widened, such a contradiction would vanish."""
+    ports = (*model.graph.input, *model.graph.output)
+    types = {each.type.tensor_type.elem_type for each in ports} | {
+        each.data_type for each in model.graph.initializer
+    }
+    if TensorProto.FLOAT not in types:
+        return True
+    try:
+        onnx.shape_inference.infer_shapes(_in_float16(model), check_type=True, strict_mode=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _in_float16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with float16 in place of bfloat16, which many operators exclude: of interest for its types only."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    nodes = [*within(made.graph.node), *within(node for each in made.functions for node in each.node)]
+    attributes = [each for node in nodes for each in node.attribute]
+    inside = list(graphs(made.graph))
+    for tensor in (*(each for graph in inside for each in graph.initializer), *(each.t for each in attributes)):
+        if tensor.data_type == TensorProto.BFLOAT16:
+            tensor.data_type = TensorProto.FLOAT16
+    for value in (value for each in inside for value in (*each.input, *each.output, *each.value_info)):
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    for each in attributes:
+        if each.name in TYPE_ATTRIBUTES and each.i == TensorProto.BFLOAT16:
+            each.i = TensorProto.FLOAT16
+    return made
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,6 +15,7 @@ from npuc.ir import Array
 REMEDY = "export the model with opset 22, which spells the attention out"
 MASK, PAST, LENGTHS = 3, (4, 5), 6
 """The places of the optional inputs."""
+WINDOW = ("left_window_size", "right_window_size")
 
 
 @frozen
@@ -59,6 +60,8 @@ def _expect_known(node: OnnxNode, to: Builder) -> None:
     """Raises UnsupportedOperator for a cache of earlier keys, lengths of samples, and a limit of the scores."""
     if any(node.given(at) for at in (*PAST, LENGTHS)):
         raise node.unsupported("earlier keys and values, or lengths, are inputs", REMEDY, limit="Q, K, V, a mask")
+    if any(node.attrs.get(name, -1) != -1 for name in WINDOW):
+        raise node.unsupported("queries see a window of the keys", REMEDY, limit=f"{' and '.join(WINDOW)} of -1")
     if node.attrs.get("softcap"):
         raise node.unsupported("the scores are limited (softcap)", REMEDY, limit="softcap = 0")
     if len({len(to.shape(name)) for name in node.inputs[:3]}) > 1 or len(to.shape(node.inputs[0])) not in (3, 4):
@@ -79,19 +82,27 @@ def _heads(node: OnnxNode, to: Builder, at: int) -> str:
 
 
 def _masked(node: OnnxNode, to: Builder, scores: str, of: _Extents) -> str:
-    """The scores plus the masks: -inf removes a key."""
+    """The scores plus the masks: -inf removes a key.
+
+    Raises UnsupportedOperator for a mask that is not constant, or that leaves a query no key: its result is 0,
+    where a Softmax gives NaN.
+    """
+    mask = np.zeros((of.queries, of.keys), np.float32)
     if node.given(MASK):
-        mask = node.inputs[MASK]
-        if to.types[mask].dtype == "bool":
-            mask = to.constant(node, "mask", _removing(to.value(node, MASK)))
-        scores = to.emit(node, "Add", (scores, mask), ())
+        given = to.value(node, MASK)
+        if given.shape[-1:] != (of.keys,):
+            raise node.unsupported(
+                f"a mask {list(given.shape)} for {of.keys} keys", REMEDY, limit="a value per key"
+            )
+        mask = mask + (_removing(given) if given.dtype == bool else given)
     if node.attrs.get("is_causal"):
         if of.queries != of.keys:
             reason = f"{of.queries} queries and {of.keys} keys with is_causal"
             raise node.unsupported(reason, REMEDY, limit="as many")
-        earlier = to.constant(node, "causal", _removing(np.tri(of.queries, dtype=bool)))
-        scores = to.emit(node, "Add", (scores, earlier), ())
-    return scores
+        mask = mask + _removing(np.tri(of.queries, dtype=bool))
+    if np.isneginf(mask).all(axis=-1).any():
+        raise node.unsupported("the mask leaves a query no key", REMEDY)
+    return to.emit(node, "Add", (scores, to.constant(node, "mask", mask)), ()) if mask.any() else scores
 
 
 def _removing(kept: Array) -> Array:

@@ -69,6 +69,7 @@ def entire(
             else:
                 (written,) = step.outputs
                 walk.hosted[written] = _step(network, step, walk.of_host_step(step.inputs[0]))
+        _expect(not walk.given, "a segment reads what no step computes")
         given = [walk.hosted[port.name].name for port in inputs]
         wanted: list[str] = []
         for port in outputs:
