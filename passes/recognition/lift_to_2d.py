@@ -36,7 +36,9 @@ def _lift(rewriter: Rewriter, node: Node) -> bool:
     if node.op not in (*WINDOWED, *CHANNELWISE, "Resize") or len(rewriter.shape(node.inputs[0])) != 3:
         return False
     x, y = node.inputs[0], node.output
-    (N, Ci, L), (_, Co, Lo) = rewriter.shape(x), rewriter.shape(y)
+    (N, Ci, L), (samples, Co, Lo) = rewriter.shape(x), rewriter.shape(y)
+    if node.op == "Resize" and (N, Ci) != (samples, Co):
+        return False
     inputs, nodes = node.inputs[1:], list[Node]()
     if node.op in ("Conv", "ConvTranspose"):
         stored = stored_weight(rewriter, inputs[0])

@@ -195,6 +195,14 @@ def test_interpolation_along_one_axis_becomes_that_of_an_image(
     assert_same_meaning(graph, found)
 
 
+@pytest.mark.parametrize("sizes", [(3, 3, 16), (4, 2, 16), (3, 5, 8)])
+def test_interpolation_of_samples_or_channels_is_not_lifted(sizes: tuple[int, ...]) -> None:
+    scales = tuple(to / of for to, of in zip(sizes, (4, 3, 16), strict=True))
+    resize = node("Resize", "x", "y", scales=scales, sizes=sizes, mode="nearest")
+    graph = network((4, 3, 16), "y", resize)
+    assert lift_to_2d(graph) is graph
+
+
 def test_padding_in_front_of_a_one_dimensional_window_is_merged_before_it_is_lifted() -> None:
     graph = network(
         (1, 3, 16), "y", node("Pad", "x", "p", pads=(0, 0, 2, 0, 0, 0)), node("Conv", "p w", "y"), w=(4, 3, 3)
