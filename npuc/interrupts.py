@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
@@ -76,14 +77,22 @@ def arrived() -> bool:
 
 
 def _caught(number: int, frame: FrameType | None) -> None:
-    del frame
     if _State.arrived is not None and not _State.deferring:
         _end()
     _State.arrived = number
     _silence()
     if not _State.deferring:
         stop()
+        if _loads_extension(frame):
+            _end()
         raise KeyboardInterrupt
+
+
+def _loads_extension(frame: FrameType | None) -> bool:
+    """Whether an extension module is being loaded: an exception then ends the process with a C++ traceback."""
+    while frame is not None and not isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _silence() -> None:

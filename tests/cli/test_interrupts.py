@@ -124,6 +124,34 @@ def test_every_command_is_interrupted(digits: Digits) -> None:
     assert list(commands(digits)) == NAMES
 
 
+LOADING = """
+import sys
+from importlib.machinery import ExtensionFileLoader
+
+def profile(frame, event, arg):
+    inside = event == "call" and frame.f_code.co_filename.endswith("enum.py")
+    while inside and frame is not None:
+        loader = frame.f_locals.get("self")
+        if isinstance(loader, ExtensionFileLoader) and "onnx" in loader.name:
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        frame = frame.f_back
+
+sys.setprofile(profile)
+"""
+"""Interrupts Python code that onnx's extension module calls while it is loaded."""
+
+
+def test_an_interrupt_while_an_extension_module_is_loaded_ends_a_command_with_one_line(
+    digits: Digits, tmp_path: Path
+) -> None:
+    code = f"{HEARING}{STARTED}\n{LOADING}\nfrom npuc.__main__ import main; main()"
+    child, _ = started(code, tmp_path, *commands(digits)["bm1684"])
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Path, name: str) -> None:
     listed(digits)
