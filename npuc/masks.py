@@ -105,7 +105,7 @@ def problems(nodes: Sequence[Node], constants: Mapping[str, Array], precision: s
         Problem(
             "E202",
             f"it belongs to a mask before a Softmax, for which {precision} lacks range",
-            node=node.sources[0] if node.sources else node.name,
+            node=node.source,
             op=node.op,
             tensor=next(filter(None, node.outputs)),
             limit=f"what is added to logits comes from layers, or is a constant below {LARGEST:g}",

@@ -18,6 +18,7 @@ from npuc.cli.options import (
     calibration_option,
     custom_ops_option,
     force_option,
+    form_option,
     json_option,
     level_option,
     limit_options,
@@ -222,13 +223,7 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @target_flags
 @strict_option
 @bind_option
-@click.option(
-    "--format",
-    "form",
-    type=Choice(("text", "json", "sarif")),
-    default="text",
-    help="Output format [default: text].",
-)
+@form_option("text", "json", "sarif")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @custom_ops_option
 @limit_options

@@ -252,16 +252,17 @@ def option_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def form_option(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """--format, of which the first form is the default: the command gets `form`."""
+    return click.option(
+        "--format", "form", type=Choice(forms), default=forms[0], help=f"Output format [default: {forms[0]}]."
+    )
+
+
 def format_options(command: Callable[..., T]) -> Callable[..., T]:
     """Adds --format and --json, which is the same as --format json: the command gets `form`."""
 
-    @click.option(
-        "--format",
-        "form",
-        type=Choice(("text", "json", "csv")),
-        default="text",
-        help="Output format [default: text].",
-    )
+    @form_option("text", "json", "csv")
     @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
     @wraps(command)
     def formatted(*args: Any, form: str, as_json: bool, **options: Any) -> T:

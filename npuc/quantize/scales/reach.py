@@ -22,8 +22,7 @@ def expect_within_reach(nodes: Sequence[Node], histograms: Mapping[str, Histogra
         name = next((name for name in (*node.outputs, *data_inputs(node)) if name in beyond), None)
         if name is not None:
             reason = f"values reach {beyond[name]:.3g}: larger ones would saturate"
-            where = node.sources[0] if node.sources else node.name
             remedy = "the host (--fallback host), or smaller weights"
-            found.append(Problem("E205", reason, where, node.op, name, f"{LARGEST:.3g}", remedy))
+            found.append(Problem("E205", reason, node.source, node.op, name, f"{LARGEST:.3g}", remedy))
     if found:
         raise UnsupportedOperator.of(found)
