@@ -34,6 +34,7 @@ REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
     "--proof off writes the program all the same, and npuc verify --bisect then makes a small case of it"
 )
+NEWER = "try the newest onnxruntime, since older ones compute some new operators wrongly; otherwise "
 CANNOT = ("E507", "E509")
 """Errors of a chip model that cannot run here for lack of a tool or of memory: nothing is proved then."""
 
@@ -134,9 +135,8 @@ class _Prover:
             return
         node = self.graph.producers[differing]
         names = node.sources or (node.name,)
-        raise _defect(
-            "the graph after the passes computes other values than the model", names[0], node.op, differing
-        )
+        said = "the graph after the passes computes other values than the model"
+        raise Mismatch.of([Problem("E603", said, names[0], node.op, differing, remedy=NEWER + REMEDY)])
 
     def _runs(self, samples: Samples, wanted: Sequence[Feed]) -> bool:
         """Compares the program on samples; returns whether the chip model can run here. Raises Mismatch (E603).

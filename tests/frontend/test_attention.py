@@ -94,7 +94,9 @@ def test_other_forms_are_refused(model: onnx.ModelProto) -> None:
     assert refused.value.problems[0].code in ("E202", "E105", "E106")
 
 
-@pytest.mark.parametrize("model", [CASES[0], CASES[7], CASES[9]], ids=["heads", "shared", "rms"])
+@pytest.mark.parametrize(
+    "model", [CASES[0], CASES[8], CASES[9], CASES[10]], ids=["heads", "shared", "flat", "rms"]
+)
 def test_it_runs_on_bm1684(model: onnx.ModelProto, tmp_path: Path) -> None:
     program = program_of(model, tmp_path, "bm1684")
     assert not is_composite(program)

@@ -1,4 +1,7 @@
-"""Pads that crop more than there is on one side and add on the other, against onnxruntime."""
+"""Pads that crop more than there is on one side and add on the other, by the definition of Pad.
+
+onnxruntime 1.31 agrees; 1.23 ends in an overflow for some of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
@@ -26,6 +28,11 @@ def model_of(pads: list[int], mode: str) -> onnx.ModelProto:
     return model
 
 
+def shifted(begin: int, width: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Column i of the result is column i - begin of X, or 0 beside it."""
+    return np.pad(X, ((0, 0), (16, 16)))[:, 16 - begin : 16 - begin + width]
+
+
 @pytest.mark.parametrize("begin", [-6, -5, -4, -3, 3, 4, 5, 6])
 @pytest.mark.parametrize("more", [1, 2, 4])
 def test_a_crop_beyond_the_axis_takes_from_what_is_added(begin: int, more: int) -> None:
@@ -33,8 +40,7 @@ def test_a_crop_beyond_the_axis_takes_from_what_is_added(begin: int, more: int) 
         model = model_of(pads, "constant")
         graph = import_model(model)
         (found,) = run(graph, {"x": X}, ["y"]).values()
-        wanted: Any = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": X})[0]
-        assert np.array_equal(found, wanted)
+        assert np.array_equal(found, shifted(pads[1], more))
 
 
 @pytest.mark.parametrize("size", [2**31, 2**40, 2**63 - 1])
