@@ -18,6 +18,7 @@ from npuc.errors import ModelError, NpucError
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.reference import session
+from tests.runtime import RUNTIME
 
 SOUND_REFUSALS = {"E105", "E106", "E201", "E202"}
 
@@ -164,8 +165,14 @@ FAMILIES = {
 }
 
 
+FIRST_RIGHT = {"AveragePool": (1, 29), "reductions": (1, 24), "Resize of axes": (1, 24)}
+"""The first version of onnxruntime that computes every form of a family right; older ones may even crash."""
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_form_gives_what_onnxruntime_gives_or_is_refused(name: str) -> None:
+    if FIRST_RIGHT.get(name, RUNTIME) > RUNTIME:
+        pytest.skip("this onnxruntime computes some forms wrong")
     wrong: list[str] = []
     compared = 0
     for form, model in FAMILIES[name].models():
