@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,17 +184,25 @@ class Bench:
 
     def _sender(self, bus: str, name: str) -> Callable[[Any], Awaitable[None]]:
         channel, waiting = self.channel(bus, name), self.to_send[bus, name]
+        payload, parts = Value.cast(channel.payload), dict(channel.payload.shape())
+
+        def bits(found: Mapping[str, int]) -> int:
+            return sum((value & (1 << parts[key].width) - 1) << parts[key].offset for key, value in found.items())
 
         async def send(context: Any) -> None:
+            shown = (0, 0)
+            """`payload` and `valid` as they are."""
             async for _, _, valid, ready in context.tick().sample(channel.valid, channel.ready):
                 if valid and ready:
                     waiting.popleft()
-                if (not valid or ready) and waiting and self.random.random() >= self.waits:
-                    context.set(channel.payload, waiting[0])
-                    context.set(channel.valid, 1)
-                elif not valid or ready:
-                    context.set(channel.payload, dict.fromkeys(waiting[0], 0) if waiting else {})
-                    context.set(channel.valid, 0)
+                if valid and not ready:
+                    continue
+                sends = bool(waiting) and self.random.random() >= self.waits
+                wanted = (bits(waiting[0]), 1) if sends else (0, 0)
+                if wanted != shown:
+                    context.set(payload, wanted[0])
+                    context.set(channel.valid, wanted[1])
+                    shown = wanted
 
         return send
 

@@ -34,8 +34,8 @@ class Mutant:
     module: str
     right: str
     wrong: str
-    core: str = "three rows"
-    """The core of the rig that shows it."""
+    shown_by: str = "three rows"
+    """A core of the rig, or a trial of the AXI adapter."""
 
 
 MUTANTS = (
@@ -118,35 +118,35 @@ MUTANTS = (
         "core",
         "loader.entry < sequencer.lowest",
         "loader.entry <= sequencer.lowest",
-        core="one set of pads",
+        shown_by="one set of pads",
     ),
     Mutant(
         "entries are free with the first ozi",
         "sequencer",
         "self.last_tap & (self.ozi == self.last_ozi)",
         "self.last_tap",
-        core="one set of pads",
+        shown_by="one set of pads",
     ),
     Mutant(
         "entries are free with the first channel",
         "sequencer",
         "Mux(self.kzi == self.running.last_channel, read, 0)",
         "read",
-        core="one set of pads",
+        shown_by="one set of pads",
     ),
     Mutant(
         "fused passes keep the loader waiting",
         "sequencer",
         "self.busy & self.own",
         "self.busy",
-        core="one set of pads",
+        shown_by="one set of pads",
     ),
     Mutant(
         "no entry is free before the last tap",
         "sequencer",
         "Mux(follows, self.issue.pad[0], first)",
         "Mux(follows, self.issue.pad[0], 0)",
-        core="one set of pads",
+        shown_by="one set of pads",
     ),
 )
 

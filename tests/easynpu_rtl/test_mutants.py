@@ -72,7 +72,7 @@ def test_the_core_without_a_mistake_passes(monkeypatch: pytest.MonkeyPatch, core
 @pytest.mark.parametrize(
     ("number", "core"),
     [
-        pytest.param(number, mutant.core, marks=on(mutant.core), id=mutant.name)
+        pytest.param(number, mutant.shown_by, marks=on(mutant.shown_by), id=mutant.name)
         for number, mutant in enumerate(mutants.MUTANTS, start=1)
     ],
 )

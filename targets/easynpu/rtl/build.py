@@ -28,7 +28,7 @@ VERILATE = (
     "--cc", "--top-module", TOP, "--prefix", f"V{TOP}", "-O3", "--x-assign", "fast", "--x-initial", "fast",
     "--noassert", "-Wno-fatal", "-Wno-lint", "--output-split", "200000",
 )  # fmt: skip
-COMPILE = ("-O1", "-fPIC", "-std=c++17")
+COMPILE = ("-Og", "-fPIC", "-std=c++17")
 SLOW = ("-O0", *COMPILE[1:])
 """Flags for files that Verilator calls slow, and its runtime: they hardly run, and would take half a build."""
 COMPILERS = ("g++", "clang++", "c++")
