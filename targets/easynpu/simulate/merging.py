@@ -212,10 +212,11 @@ class Merging:
             channels, _, *kernel = self.constants[inputs[WEIGHTS[op]]].shape
             return self._tile(operator, slots, operands, _sweep(kernel, attributes), channels)
         alike = all(each.extents == first.extents for each in others) and not attributes.get("axis")
+        held = (self.constants[name] for name in inputs if name in self.constants)
+        alike &= op == "Gather" or all(each.size == 1 or each.shape[-2:] == (1, 1) for each in held)
+        sweep = _Sweep()
         return (
-            self._tile(operator, slots, operands, _Sweep(), first.extents[0])
-            if op in ELEMENTWISE and alike
-            else None
+            self._tile(operator, slots, operands, sweep, first.extents[0]) if op in ELEMENTWISE and alike else None
         )
 
     def _tile(

@@ -8,6 +8,7 @@ Source: arithmetic, whose sums are exact below 2^24 and whose scales are powers 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Network:
         self.inputs: list[Any] = []
         self.outputs: dict[str, Any] = {}
         self._operators: list[Operator] = []
-        self._constants: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
+        self._constants: dict[tuple[bytes, np.dtype[Any], tuple[int, ...]], str] = {}
         self._held: dict[str, Array] = {}
         self._bytes = 0
         self._cut: dict[ValuePart, Value] = {}
@@ -92,19 +93,17 @@ class Network:
         self._operators.append(Operator(op, inputs, name, attributes, domain))
         return name
 
-    def constant(self, value: Array) -> str:
-        """The tensor of a constant, which equal ones share. Raises NotOneNetwork beyond MOST_BYTES in total."""
+    def constant(self, value: Array, *, counted: bool = True) -> str:
+        """The tensor of a constant, which equal ones share. Raises NotOneNetwork beyond MOST_BYTES in total.
+
+        counted: False for one that takes the place of others.
+        """
         value = np.asarray(value, order="C")
-        key = value.tobytes(), str(value.dtype), value.shape
+        key = value.tobytes(), value.dtype, value.shape
         if key not in self._constants:
-            self._bytes += value.nbytes
+            self._bytes += value.nbytes * counted
             if self._bytes > MOST_BYTES:
                 raise NotOneNetwork(f"its constants take more than {MOST_BYTES} bytes")
-        return self._kept(value)
-
-    def _kept(self, value: Array) -> str:
-        key = value.tobytes(), str(value.dtype), value.shape
-        if key not in self._constants:
             self._constants[key] = f"c{len(self._constants)}"
             self._held[self._constants[key]] = value
         return self._constants[key]
@@ -267,7 +266,9 @@ class Network:
         operators = self._needed()
         extents = {each.name: (each.channels, each.height, each.width) for each in self.values}
         for over_channels in (True, False):
-            merged = Merging(extents, self._held, self._kept, over_channels).merged(operators)
+            merged = Merging(extents, self._held, partial(self.constant, counted=False), over_channels).merged(
+                operators
+            )
             if merged is not None:
                 return merged
         return operators
