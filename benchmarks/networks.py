@@ -6,8 +6,8 @@ writes missing networks to the folder and prints all as JSON;
 
     python benchmarks/networks.py FILE NAME
 
-writes a light model of the onnx package with random weights. These run as separate processes to keep the benchmark
-small, since a child's peak memory starts at its parent's.
+writes a light model of the onnx package with random weights, or a network of DRAWN and samples for it. These run
+as separate processes to keep the benchmark small, since a child's peak memory starts at its parent's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ KNOWN = {
     "DS-CNN": ("tiny_kws_dscnn_fp32", "", "ds_cnn"),
     "MobileNetV1-0.25": ("tiny_vww_mbv1_fp32", "", "mobilenet_v1_025"),
 }
+
+
+DRAWN = ("EfficientNet-Lite0", "face network")
+"""Networks of these shapes with random weights, for inputs of 3 x 224 x 224 and 3 x 48 x 48."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,25 @@ def light(name: str, folder: Path) -> Path:
     path = folder / f"{name}.onnx"
     subprocess.run([sys.executable, __file__, str(path), name], check=True)
     return path
+
+
+def drawn(name: str, folder: Path) -> Network:
+    """A network of DRAWN, with 40 standard normal samples."""
+    stem = name.lower().replace(" ", "_")
+    model, samples = folder / f"{stem}.onnx", folder / f"{stem}.npz"
+    subprocess.run([sys.executable, __file__, str(model), name], check=True)
+    return Network(name, "random weights and samples", str(model), str(samples))
+
+
+def _drawn(name: str, path: Path) -> None:
+    import numpy as np
+    import onnx
+    from layers import efficientnet_lite0, face_network
+
+    extent, build = (224, efficientnet_lite0) if name == DRAWN[0] else (48, face_network)
+    onnx.save(build(), path)
+    samples = np.random.default_rng(0).normal(0, 1, (CALIBRATION_SAMPLES, 1, 3, extent, extent))
+    np.savez(path.with_suffix(".npz"), x=samples.astype(np.float32))
 
 
 def _filled(name: str, path: Path) -> None:
@@ -106,6 +129,6 @@ def _made_up(model: Path, path: Path) -> Path:
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        _filled(sys.argv[2], Path(sys.argv[1]))
+        (_drawn if sys.argv[2] in DRAWN else _filled)(sys.argv[2], Path(sys.argv[1]))
     else:
         print(json.dumps([asdict(_prepared(name, Path(sys.argv[1]))) for name in KNOWN]))

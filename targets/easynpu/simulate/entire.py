@@ -85,13 +85,15 @@ def _step(network: Network, step: HostStep, x: HostTensor) -> HostTensor:
     """The result of a host step. Raises NotOneNetwork for operators other than conversions and Softmax."""
     match step.op:
         case "Transpose":
-            order = [int(axis) for axis in step.attrs["perm"]]
-            name = network.node("Transpose", x.name, perm=[0, *(axis + 1 for axis in order)])
-            return HostTensor(name, tuple(x.shape[axis] for axis in order), x.raised)
+            order = tuple(int(axis) for axis in step.attrs["perm"])
+            _expect(sorted(order) == [*range(len(x.shape))], "a Transpose of other axes")
+            return _transposed(network, x, order)
         case "Reshape":
             shape = tuple(int(extent) for extent in step.attrs["shape"])
             _expect(prod(shape) == prod(x.shape), "a reshape to another size")
             return HostTensor(network.reshaped(x.name, shape), shape, x.raised)
+        case "QuantizeLinear" if x.moved is not None:  # bytes move faster
+            return _transposed(network, _step(network, step, x.moved[0]), x.moved[1])
         case "QuantizeLinear" | "DequantizeLinear":
             scale, zero = step.conversion_numbers()
             to_bytes = step.op == "QuantizeLinear"
@@ -104,6 +106,16 @@ def _step(network: Network, step: HostStep, x: HostTensor) -> HostTensor:
             return HostTensor(network.node("Softmax", x.name, axis=len(x.shape)), x.shape)
         case op:
             raise NotOneNetwork(f"the host computes {op}")
+
+
+def _transposed(network: Network, x: HostTensor, order: tuple[int, ...]) -> HostTensor:
+    """The tensor with its axes in another order. Axes of extent 1 are left out of the Transpose."""
+    kept = [axis for axis in order if x.shape[axis] != 1]
+    before, shape = sorted(kept), tuple(x.shape[axis] for axis in order)
+    name = network.reshaped(x.name, [x.shape[axis] for axis in before])
+    if kept != before:
+        name = network.node("Transpose", name, perm=[0, *(before.index(axis) + 1 for axis in kept)])
+    return HostTensor(network.reshaped(name, shape), shape, x.raised, (x, order))
 
 
 def _expect(fits: bool, reason: str) -> None:

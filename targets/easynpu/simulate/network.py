@@ -8,17 +8,21 @@ Source: arithmetic, whose sums are exact below 2^24 and whose scales are powers 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from npuc.ir import Array
 from npuc.reference import integers_are_exact, session
+from npuc.targets.easynpu.simulate.merging import Merging, Operator
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Value, ValuePart
 
 MOST_BYTES = 1 << 26
 """Limit of the constants, which are float32 and take memory in addition to the program's own."""
 MOST_NODES = 1 << 14
+MOST_TILES = 1 << 18
+"""Limit of the operators before tiles are merged."""
 RAISED = 128
 """The offset of uint8 values."""
 FINEST = -14
@@ -38,14 +42,16 @@ class Network:
         self.values: list[Value] = []
         self.inputs: list[Any] = []
         self.outputs: dict[str, Any] = {}
-        self._nodes: list[Any] = []
-        self._constants: dict[tuple[bytes, str, tuple[int, ...], int], str] = {}
-        self._held: list[Any] = []
+        self._operators: list[Operator] = []
+        self._constants: dict[tuple[bytes, np.dtype[Any], tuple[int, ...]], str] = {}
+        self._held: dict[str, Array] = {}
         self._bytes = 0
         self._cut: dict[ValuePart, Value] = {}
         self._other: dict[int, Value] = {}
         self._window: dict[int, ValuePart] = {}
         """The window that each cut value is, by number."""
+        self._reshaped: dict[str, str] = {}
+        """What each reshaped tensor was before."""
 
     def value(self, name: str, channels: int, height: int, width: int, *, raised: bool = False) -> Value:
         """A value with these extents. raised: it is uint8."""
@@ -80,30 +86,26 @@ class Network:
         return self._other[value.number]
 
     def node(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """The output tensor of a new node. Raises NotOneNetwork beyond MOST_NODES nodes."""
-        from onnx import helper
-
-        if len(self._nodes) >= MOST_NODES:
-            raise NotOneNetwork(f"it has more than {MOST_NODES} operators")
-        name = f"t{len(self._nodes)}"
-        self._nodes.append(helper.make_node(op, inputs, [name], **attributes))
+        """The output tensor of a new node. Raises NotOneNetwork beyond MOST_TILES nodes."""
+        if len(self._operators) >= MOST_TILES:
+            raise NotOneNetwork(f"it has more than {MOST_TILES} operators")
+        name, domain = f"t{len(self._operators)}", attributes.pop("domain", "")
+        self._operators.append(Operator(op, inputs, name, attributes, domain))
         return name
 
-    def constant(self, value: Array) -> str:
-        """The tensor of a constant. Raises NotOneNetwork beyond MOST_BYTES in total.
+    def constant(self, value: Array, *, counted: bool = True) -> str:
+        """The tensor of a constant, which equal ones share. Raises NotOneNetwork beyond MOST_BYTES in total.
 
-        Equal ones share it, but not int8, which onnxruntime changes for each product where quick ones saturate.
+        counted: False for one that takes the place of others.
         """
-        from onnx import numpy_helper
-
         value = np.asarray(value, order="C")
-        key = value.tobytes(), str(value.dtype), value.shape, len(self._held) * (value.dtype == np.int8)
+        key = value.tobytes(), value.dtype, value.shape
         if key not in self._constants:
-            self._bytes += value.nbytes
+            self._bytes += value.nbytes * counted
             if self._bytes > MOST_BYTES:
                 raise NotOneNetwork(f"its constants take more than {MOST_BYTES} bytes")
             self._constants[key] = f"c{len(self._constants)}"
-            self._held.append(numpy_helper.from_array(value, self._constants[key]))
+            self._held[self._constants[key]] = value
         return self._constants[key]
 
     def scalar(self, value: float) -> str:
@@ -134,20 +136,23 @@ class Network:
         from onnx import TensorProto, helper
 
         name = f"y{len(self.outputs)}"
-        self._nodes.append(helper.make_node("Identity", [tensor], [name]))
+        self._operators.append(Operator("Identity", (tensor,), name, {}))
         self.outputs[name] = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
         return name
 
     def reshaped(self, tensor: str, shape: Sequence[int]) -> str:
         """A tensor (N, ...) as (N, *shape)."""
-        return self.node("Reshape", tensor, self.constant(np.array([-1, *shape])))
+        source = self._reshaped.get(tensor, tensor)
+        name = self.node("Reshape", source, self.constant(np.array([-1, *shape])))
+        self._reshaped[name] = source
+        return name
 
     def gives(self, name: str, value: Value) -> None:
         """Adds an output of the network, in uint8."""
         from onnx import TensorProto, helper
 
         shape = ["N", value.channels, value.height, value.width]
-        self._nodes.append(helper.make_node("Identity", [self.raised(value).name], [name]))
+        self._operators.append(Operator("Identity", (self.raised(value).name,), name, {}))
         self.outputs[name] = helper.make_tensor_value_info(name, TensorProto.UINT8, shape)
 
     def convolution(
@@ -231,13 +236,58 @@ class Network:
         return ValuePart(first.value, first.start, (extents[0], extents[1], extents[2]))
 
     def session(self) -> Any:
-        """An onnxruntime session of the network."""
-        from onnx import helper
+        """An onnxruntime session of the network. Raises NotOneNetwork beyond MOST_NODES operators."""
+        from onnx import helper, numpy_helper
 
-        graph = helper.make_graph(self._nodes, "program", self.inputs, [*self.outputs.values()], self._held)
+        operators = self._merged()
+        if len(operators) > MOST_NODES:
+            raise NotOneNetwork(f"it has more than {MOST_NODES} operators")
+        nodes, used = self._with_own_weights(operators)
+        held = [numpy_helper.from_array(value, name) for name, value in used.items()]
+        graph = helper.make_graph(nodes, "program", self.inputs, [*self.outputs.values()], held)
         model = helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
             ir_version=8,
         )
         return session(model, precise=not (self.quantised and integers_are_exact(precise=False)))
+
+    def _needed(self) -> list[Operator]:
+        """The operators without those that no output depends on."""
+        needed, found = {*self.outputs}, list[Operator]()
+        for each in reversed(self._operators):
+            if each.output in needed:
+                needed.update(each.inputs)
+                found.append(each)
+        return found[::-1]
+
+    def _merged(self) -> Sequence[Operator]:
+        """The operators, on whole maps where that is possible."""
+        operators = self._needed()
+        extents = {each.name: (each.channels, each.height, each.width) for each in self.values}
+        for over_channels in (True, False):
+            merged = Merging(extents, self._held, partial(self.constant, counted=False), over_channels).merged(
+                operators
+            )
+            if merged is not None:
+                return merged
+        return operators
+
+    def _with_own_weights(self, operators: Sequence[Operator]) -> tuple[list[Any], dict[str, Array]]:
+        """The ONNX nodes, and their constants.
+
+        Each node has its own int8 constants, which onnxruntime changes for a product where quick ones saturate.
+        """
+        from onnx import helper
+
+        nodes: list[Any] = []
+        used: dict[str, Array] = {}
+        for each in operators:
+            inputs = [*each.inputs]
+            for at, name in enumerate(inputs):
+                if name in self._held:
+                    value = self._held[name]
+                    inputs[at] = f"{name}_{each.output}_{at}" if value.dtype == np.int8 else name
+                    used[inputs[at]] = value
+            nodes.append(helper.make_node(each.op, inputs, [each.output], domain=each.domain, **each.attributes))
+        return nodes, used

@@ -113,6 +113,8 @@ class HostTensor:
     shape: tuple[int, ...]
     raised: bool = False
     """Whether it is int8, here uint8 raised by 128; otherwise float32."""
+    moved: tuple[HostTensor, tuple[int, ...]] | None = None
+    """The tensor of which it is a Transpose, and the order of axes."""
 
 
 @dataclass

@@ -129,17 +129,32 @@ def _split(ratio: Array, room: Array) -> tuple[Array, Array, int]:
     """
     largest = np.clip(np.minimum(room, room.min() * ratio / ratio.min()), 1, MOST_MULTIPLIER)
     _, shift = factor(float((ratio / np.maximum(largest // 2, 1)).max()), MOST_PRODUCT_SHIFT)
-    candidates = np.maximum(np.floor(largest[:, None] * (1 - np.arange(CANDIDATES) / (2 * CANDIDATES))), 1)
-    wanted = ratio[:, None] * 2.0**shift / candidates
-    rounded = np.rint(wanted).clip(0, MOST_MULTIPLIER)
-    error = np.abs(rounded - wanted) * candidates
+    wanted = ratio * 2.0**shift
+    rows = (slice(start, start + ROWS) for start in range(0, len(ratio), ROWS))
+    found = [_closest(largest[each], wanted[each]) for each in rows]
+    first, second = (np.concatenate(column) for column in zip(*found, strict=True))
+    return first, second.astype(np.int16), shift
+
+
+def _closest(largest: Array, wanted: Array) -> tuple[Array, Array]:
+    """Of the candidates from half of `largest` up, the factor that comes closest, and its multiplier."""
+    candidates = np.multiply.outer(largest, 1 - np.arange(CANDIDATES) / (2 * CANDIDATES))
+    np.maximum(np.floor(candidates, out=candidates), 1, out=candidates)
+    error = wanted[:, None] / candidates
+    rounded = np.rint(error)
+    np.clip(rounded, 0, MOST_MULTIPLIER, out=rounded)
+    error -= rounded
+    np.abs(error, out=error)
+    error *= candidates
     best = np.argmin(error, axis=1)[:, None]
     first, second = (np.take_along_axis(each, best, axis=1)[:, 0] for each in (candidates, rounded))
-    return first, second.astype(np.int16), shift
+    return first, second
 
 
 CANDIDATES = 4096
 """Factors tried for each channel."""
+ROWS = 16
+"""Channels at once: their candidates stay in the cache."""
 
 
 def stages_of(sums: Sums, *, free: bool) -> tuple[Stage, Stage, Operands]:
