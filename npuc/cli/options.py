@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TARGET_NAMES = ("easynpu", "nvdla-small", "nvdla-large", "nvdla-full", "bm1684")
-PATH = click.Path(path_type=Path)
+
+
+class _Path(click.Path):
+    """A path. An empty one, as of an unset shell variable, would mean the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Fails for an empty text."""
+        return super().convert(value, param, ctx) if value else self.fail("the path is empty", param, ctx)
+
+
+PATH = _Path(path_type=Path)
 """Existence is checked and reported when the path is opened."""
 
 

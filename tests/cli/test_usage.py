@@ -87,3 +87,11 @@ def test_an_unknown_level_is_a_usage_error(level: str) -> None:
 )
 def test_where_the_host_may_take_nothing_over_mixed_is_refused(arguments: tuple[str, ...], reason: str) -> None:
     assert reason in npuc("compile", "model.onnx", "--mixed", "auto", *arguments).usage()
+
+
+def test_an_empty_path_is_not_the_current_folder(digits: Digits, tmp_path: Path) -> None:
+    assert "empty" in npuc("compile", "", "--target", "easynpu").usage()
+    assert (
+        "empty"
+        in npuc("compile", digits.model, "--target", "easynpu", "-o", tmp_path / "o", "--calibration", "").usage()
+    )
