@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from npuc.errors import CODES
+from npuc.errors import CODES, REMEDIES
 from npuc.ops import OPS, Parameter
 from npuc.ops.attributes import Attribute
 from npuc.ops.declaration import sentence
@@ -23,7 +23,7 @@ NOTE = "<!-- written by docs/generate.py from the code; edit there -->"
 
 def errors() -> str:
     """docs/errors.md."""
-    rows = [f"| {code} | {meaning} |" for code, meaning in CODES.items()]
+    rows = [f"| {code} | {meaning} | {REMEDIES.get(code, '')} |" for code, meaning in CODES.items()]
     return "\n".join(
         [
             "# Error codes",
@@ -33,8 +33,8 @@ def errors() -> str:
             "code means never changes. A usage error has exit code 2 and, with `--json`, the code `usage`.",
             "Warnings (W...) have the same fields; they are printed and stand in the compile report's `warnings`.",
             "",
-            "| code | meaning |",
-            "|--|--|",
+            "| code | meaning | what to do, if the error does not say it |",
+            "|--|--|--|",
             *rows,
         ]
     )

@@ -63,6 +63,46 @@ CODES: dict[str, str] = {
     "W301": "values of a tensor lie beyond the range of the precision",
 }
 
+_AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"
+_LARGER = "use a machine with larger memories or fields (--machine FILE), or smaller layers"
+_HOST = "let the host run it (--fallback host), or change the model as the limit says"
+REMEDIES: dict[str, str] = {
+    "E101": "give the path of an .onnx file",
+    "E102": "export or download the model again; onnx.checker.check_model says more",
+    "E103": "convert the model with onnx.version_converter",
+    "E104": "correct the graph where it is exported; onnx.checker.check_model finds such errors",
+    "E105": "correct the node where it is exported; onnx.checker.check_model(path, full_check=True) says more",
+    "E106": "bind it: --input-shape NAME=1,3,224,224",
+    "E107": "export the model with float32 tensors",
+    "E108": "keep the model and its data files in one folder, as they were exported",
+    "E109": "give names and shapes as the model has them",
+    "E110": "raise --memory-limit",
+    "E111": "raise --time-limit",
+    "E201": "write it with standard ONNX operators",
+    "E202": _HOST,
+    "E203": "leave out --strict, or write the node with operators that `npuc operators --target TARGET` lists",
+    "E204": "leave out --isa documented",
+    "E205": "let the host run it (--fallback host), or export the model in float32",
+    **dict.fromkeys(("E301", "E302", "E303"), _LARGER),
+    "E304": "use a machine with wider accumulators (--machine FILE), or a layer with fewer products per sum",
+    "E305": "correct the machine file; the target's page describes its keys, and `npuc targets` lists machines",
+    "E401": "give an .npz file with an array of numbers for every input",
+    "E402": "give each input an array of finite numbers in its shape, with the samples along axis 0",
+    "E403": "use fewer samples, or raise --memory-limit",
+    **dict.fromkeys(("E501", "E502"), _AGAIN),
+    "E503": "compile the model for this machine, and give data for which its operators are defined",
+    "E504": "correct the listing; `npuc dump --layout --target TARGET` shows every field",
+    "E505": "choose another output",
+    "E506": "choose an output that you may write to, with room for it",
+    "E507": "install it",
+    "E508": "`npuc dump OUT --full-names` lists the names",
+    "E509": "raise --memory-limit or --time-limit",
+    "E601": "`npuc verify --sort` shows the layers with the largest errors",
+    "E602": "`npuc verify --bisect` finds the first difference",
+    "E603": "report it with the model and this command",
+}
+"""What to do about an error whose place knows nothing better."""
+
 
 @frozen
 class Problem:
@@ -84,17 +124,22 @@ class Problem:
         lines = [f"{kind}[{self.code}] {where + ': ' if where else ''}{self.reason}"]
         if self.limit:
             lines.append(f"  limit: {self.limit}")
-        if self.remedy:
-            lines.append(f"  help: {self.remedy}")
+        if self.help:
+            lines.append(f"  help: {self.help}")
         return "\n".join(map(terminal, lines))
+
+    @property
+    def help(self) -> str | None:
+        """Its own remedy, or the usual one for its code; None for some warnings."""
+        return self.remedy or REMEDIES.get(self.code)
 
     def as_json(self) -> dict[str, str | None]:
         """The fields of the command line's JSON contract."""
-        return asdict(self)
+        return {**asdict(self), "remedy": self.help}
 
     def on(self, target: str) -> Problem:
         """The same, naming the target in the commands of the remedy."""
-        return replace(self, remedy=self.remedy and self.remedy.replace("--target TARGET", f"--target {target}"))
+        return replace(self, remedy=self.help and self.help.replace("--target TARGET", f"--target {target}"))
 
 
 class NpucError(Exception):

@@ -127,3 +127,24 @@ def test_a_place_that_cannot_be_written_is_an_error_by_number(path: Path) -> Non
         with pytest.raises(ArtefactError) as caught, replace(path):
             raise AssertionError
         assert caught.value.problems[0].code == "E506"
+
+
+def test_what_a_link_points_to_is_written_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "y.npz").symlink_to(tmp_path / "real" / "y.npz")
+    for content in (b"first", b"second"):
+        with replacing(tmp_path / "y.npz") as staging:
+            staging.write_bytes(content)
+        assert (tmp_path / "y.npz").is_symlink() and (tmp_path / "real" / "y.npz").read_bytes() == content
+    assert names(tmp_path / "real") == ["y.npz"]
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_pipe_or_a_device_is_not_replaced(through_link: bool, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for replace in (replacing, replacing_folder):
+        with pytest.raises(ArtefactError) as caught, replace(tmp_path / ("link" if through_link else "pipe")):
+            raise AssertionError
+        assert caught.value.problems[0].code == "E506"
+    assert (tmp_path / "pipe").is_fifo() and names(tmp_path) == ["link", "pipe"]

@@ -45,7 +45,8 @@ def outcome() -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _outcome(sys.argv[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError as error:
         if error.filename is not None:
             raise

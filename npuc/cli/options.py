@@ -23,7 +23,32 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TARGET_NAMES = ("easynpu", "nvdla-small", "nvdla-large", "nvdla-full", "bm1684")
-PATH = click.Path(path_type=Path)
+
+
+class _Path(click.Path):
+    """A path. An empty one, as of an unset shell variable, would mean the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Fails for an empty text, and for an output that is a file from which the command reads."""
+        if not value:
+            self.fail("the path is empty", param, ctx)
+        path = super().convert(value, param, ctx)
+        if param is not None and ctx is not None:
+            writes, others = param.name == "output", ctx.meta.setdefault(__name__, [])
+            if any(writes != written and _same_file(path, other) for other, written in others):
+                self.fail(f"'{path}' would be both read and written", param, ctx)
+            others.append((path, writes))
+        return path
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.is_file() and one.samefile(other)
+    except OSError:
+        return False
+
+
+PATH = _Path(path_type=Path)
 """Existence is checked and reported when the path is opened."""
 
 

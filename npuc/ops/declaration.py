@@ -34,9 +34,11 @@ fit given inputs and that ranges alone would rarely hit. `Op.typed` decides whet
 >>> print(problem(gemm, Node("Gemm", ("x", "w"), ("y",), {"transB": 1}), []))
 error[E105] Gemm: attribute 'transB' is not one of Gemm's
   limit: no attributes
+  help: correct the node where it is exported; onnx.checker.check_model(path, full_check=True) says more
 >>> print(problem(gemm, Node("Gemm", ("x", "w"), ("y",)), [TensorType((2, 5)), TensorType((3, 6))]))
 error[E105] Gemm, tensor 'w': w has shape [3, 6]
   limit: [N, 5]
+  help: correct the node where it is exported; onnx.checker.check_model(path, full_check=True) says more
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def groups(found: Sequence[Found]) -> list[dict[str, Any]]:
             "code": code,
             "reason": reason,
             "limit": members[0].problem.limit,
-            "remedy": members[0].problem.remedy,
+            "remedy": members[0].problem.help,
             "count": len(members),
             "nodes": [each.problem.node for each in members],
             "place": place,

@@ -53,7 +53,7 @@ def reasons(nodes: Iterable[OnHost]) -> tuple[dict[str, Any], ...]:
     groups: dict[tuple[str | None, ...], list[OnHost]] = {}
     for each in nodes:
         found = each.problem
-        groups.setdefault((found.code, found.op, found.reason, found.remedy), []).append(each)
+        groups.setdefault((found.code, found.op, found.reason, found.help), []).append(each)
     return tuple(
         {
             "code": code,

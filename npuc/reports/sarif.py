@@ -40,7 +40,7 @@ def _result(problem: Problem, rule: int, model: Path, level: str) -> dict[str, A
     """The problem at its node or tensor of the model; a model has no lines, only names."""
     said = [problem.reason]
     said += [f"Limit: {problem.limit}"] if problem.limit else []
-    said += [f"Remedy: {problem.remedy}"] if problem.remedy else []
+    said += [f"Remedy: {problem.help}"] if problem.help else []
     names = [each for each in (_named(problem.node, "function"), _named(problem.tensor, "variable")) if each]
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": quote(model.as_posix())}}}
     return {

@@ -36,11 +36,12 @@ NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 def replacing(path: Path) -> Generator[Path]:
     """A new empty file beside `path`, to be written in the block; it replaces `path` if the block succeeds.
 
-    Raises ArtefactError (E506) if the system refuses.
+    Of a link, the file that it points to is replaced. Raises ArtefactError (E506) if the system refuses, and for a
+    device, a pipe or a socket.
     """
-    with _reported(path), _staged(path, _new_file) as staging:
+    with _reported(path), _staged(path.resolve(), _new_file) as staging:
         yield staging
-        staging.replace(path)
+        staging.replace(path.resolve())
 
 
 @contextmanager
@@ -76,6 +77,8 @@ def _reported(path: Path) -> Generator[None]:
     if not path.name:
         raise ArtefactError("E506", f"'{path}' cannot be written: it is a folder")
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ArtefactError("E506", f"'{path}' cannot be written: it is neither a file nor a folder")
         yield
     except OSError as error:
         reason = f"'{path}' cannot be written: {error.strerror or error}"

@@ -66,9 +66,9 @@ class Equivalence:
             or is_half(read_model(self.path, whole=False))
         )
         if not self.large and not rewritten:
-            return session(self.path, few_runs=floats)
+            return session(self.path, few_runs=floats, confined=True)
         model = self._prepared(whole=not self.large)
-        return session(*without_weights(model, self.path.parent), few_runs=floats)
+        return session(*without_weights(model, self.path.parent), few_runs=floats, confined=True)
 
     def _prepared(self, *, whole: bool = True) -> onnx.ModelProto:
         return without_dynamic_quantisation(model_of(self.path, _shapes(self.graph), whole=whole))
@@ -117,7 +117,7 @@ class Equivalence:
         written = [name for node in self.graph.nodes for name in node.outputs if name in self._read.producers]
         names = list(dict.fromkeys([*present(model, written), *self.outputs]))
         try:
-            wanted = _run(session(with_outputs(model, names)), feed)
+            wanted = _run(session(with_outputs(model, names), confined=True), feed)
         except ModelError:  # an inner tensor has a type that onnxruntime cannot output
             return None
         alike = [name for name in names if wanted[name].shape == self.graph.shape(name) == self._read.shape(name)]

@@ -10,7 +10,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, PADS
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes
-from npuc.passes.recognition.recognise_batch_norm import merge_batch_norms, scale_and_shift
+from npuc.passes.recognition.recognise_batch_norm import in_float32, merge_batch_norms, scale_and_shift
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 WEIGHTED = frozenset(("Conv", "ConvTranspose", "Gemm"))
@@ -36,6 +36,8 @@ def _into_producer(rewriter: Rewriter, node: Node) -> bool:
     if parameters is None:
         return False
     (w, b), (factor, shift) = parameters, found
+    if not _fits(w, factor, b * factor + shift):
+        return False
     names = _stored(rewriter, node.output, _scaled_outputs(producer, w, factor), b * factor + shift)
     sources = rewriter.sources(producer, node)
     inputs = (producer.inputs[0], *names)
@@ -59,6 +61,8 @@ def _into_reader(rewriter: Rewriter, node: Node) -> bool:
     grouped = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
     scaled = grouped * factor.reshape(group, 1, -1, 1)
     moved = (grouped * shift.reshape(group, 1, -1, 1)).sum(axis=(2, 3)).reshape(-1)
+    if not _fits(w, factor, b + moved):
+        return False
     names = _stored(rewriter, node.output, scaled.reshape(w.shape), b + moved)
     x = (rewriter.fresh(f"{flat.output}/unscaled"),) if flat else norm.inputs[:1]
     before = [replace(flat, inputs=norm.inputs[:1], outputs=x)] if flat else []
@@ -75,6 +79,11 @@ def _parameters(rewriter: Rewriter, node: Node) -> tuple[Array, Array] | None:
     name = node.inputs[2] if len(node.inputs) > 2 else ""
     b = rewriter.constants.get(name) if name else np.zeros(rewriter.shape(node.output)[1])
     return None if b is None else (w, b.astype(np.float64))
+
+
+def _fits(w: Array, factor: Array, bias: Array) -> bool:
+    """Whether the products of weights and factors, and the bias, are finite in float32."""
+    return in_float32(np.abs(w).max(initial=0) * np.abs(factor), bias)
 
 
 def _stored(rewriter: Rewriter, stem: str, w: Array, b: Array) -> tuple[str, str]:

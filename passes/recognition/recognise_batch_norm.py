@@ -30,6 +30,14 @@ def scale_and_shift(rewriter: Rewriter, node: Node) -> tuple[Array, Array] | Non
     return factor, bias - mean * factor
 
 
+def in_float32(*values: Array) -> bool:
+    """Whether all of these float64 values are finite in float32.
+
+    A product of two factors may leave its range where the operators, one after the other, do not.
+    """
+    return all(bool((np.abs(each) <= np.finfo(np.float32).max).all()) for each in values)
+
+
 def _batch_norm(
     rewriter: Rewriter, node: Node, x: str, factor: Array, shift: Array, sources: tuple[str, ...]
 ) -> None:
@@ -63,7 +71,9 @@ def _arithmetic(rewriter: Rewriter, node: Node) -> bool:
         )
     if node.op == "Mul":
         return _convert(rewriter, node, x, c, zero)
-    return node.inputs[0] == x and bool(c.all()) and _convert(rewriter, node, x, 1 / c, zero)
+    if node.inputs[0] != x or not c.all():
+        return False
+    return in_float32(1 / c) and _convert(rewriter, node, x, 1 / c, zero)
 
 
 def _convert(rewriter: Rewriter, node: Node, x: str, factor: Array, shift: Array) -> bool:
@@ -81,5 +91,7 @@ def merge_batch_norms(rewriter: Rewriter, node: Node) -> bool:
     if first is None or inner is None or outer is None:
         return False
     factor, shift = inner[0] * outer[0], inner[1] * outer[0] + outer[1]
+    if not in_float32(factor, shift):
+        return False
     _batch_norm(rewriter, node, first.inputs[0], factor, shift, rewriter.sources(first, node))
     return True

@@ -99,3 +99,12 @@ def test_quantize_shares_what_compile_has_found(digits: Digits, tmp_path: Path) 
     npuc("quantize", digits.model, "-o", tmp_path / "q.onnx", *common, "--calibration-cache", cache).done()
     assert cache.read_bytes() == before
     assert (tmp_path / "q.onnx").read_bytes() == (tmp_path / "plain.onnx").read_bytes()
+
+
+def test_a_file_of_another_kind_is_not_replaced(digits: Digits, tmp_path: Path) -> None:
+    model, data = digits.model.read_bytes(), digits.few.read_bytes()
+    for name, content in (("net.onnx", model), ("data.npz", data), ("note.txt", b"mine")):
+        (tmp_path / name).write_bytes(content)
+        arguments = ("--target", "easynpu", "-o", tmp_path / "p", "--calibration-cache", tmp_path / name)
+        assert "is not a calibration cache" in npuc("compile", digits.model, *arguments).refused("E505")
+        assert (tmp_path / name).read_bytes() == content

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +90,27 @@ def test_an_unknown_level_is_a_usage_error(level: str) -> None:
 )
 def test_where_the_host_may_take_nothing_over_mixed_is_refused(arguments: tuple[str, ...], reason: str) -> None:
     assert reason in npuc("compile", "model.onnx", "--mixed", "auto", *arguments).usage()
+
+
+def test_an_empty_path_is_not_the_current_folder(digits: Digits, tmp_path: Path) -> None:
+    assert "empty" in npuc("compile", "", "--target", "easynpu").usage()
+    assert (
+        "empty"
+        in npuc("compile", digits.model, "--target", "easynpu", "-o", tmp_path / "o", "--calibration", "").usage()
+    )
+
+
+def test_an_output_is_not_written_over_an_input(digits: Digits, tmp_path: Path) -> None:
+    model = tmp_path / "net.onnx"
+    model.write_bytes(digits.model.read_bytes())
+    same = tmp_path / "." / "net.onnx"
+    for arguments in ((model, "-o", same), ("-o", same, model)):
+        message = npuc("quantize", *arguments, "--target", "easynpu").usage()
+        assert "would be both read and written" in message
+    assert model.read_bytes() == digits.model.read_bytes()
+
+
+def test_a_closed_standard_output_is_no_defect() -> None:
+    command = f"{shlex.quote(sys.executable)} -m npuc targets >&-"
+    outcome = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (outcome.returncode, outcome.stderr) == (0, "")

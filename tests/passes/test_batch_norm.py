@@ -51,6 +51,7 @@ def test_division_and_negation_become_batch_norm_and_a_chain_becomes_one() -> No
         (node("Add", "x c", "y"), (4, 3, 3)),
         (node("Mul", "x c", "y"), (5, 1, 4, 3, 3)),
         (node("Div", "x c", "y"), np.float32(0)),
+        (node("Div", "x c", "y"), np.float32(1e-40)),
     ],
 )
 def test_other_arithmetic_is_left(arithmetic: Node, constant) -> None:
@@ -152,3 +153,26 @@ def test_a_weight_that_is_computed_is_not_folded() -> None:
         (4, 4, 1, 1), "y", node("Relu", "x", "w"), node("Conv", "x w", "c"), norm("c", "y"), **STATISTICS
     )
     assert fold_batch_norm(graph) is graph
+
+
+@pytest.mark.parametrize("op", ["Conv", "BatchNormalization"])
+def test_factors_whose_product_leaves_float32_stay_apart(op: str) -> None:
+    large = np.full((4, 1, 1), 1e30, np.float32)
+    first = node("Conv", "x w", "a") if op == "Conv" else node("Mul", "x c", "a")
+    w = np.full((4, 4, 1, 1), 1e30, np.float32)
+    graph = network((1, 4, 3, 3), "y", first, node("Mul", "a c", "y"), c=large, w=w)
+    found = fold_batch_norm(recognise_batch_norm(graph))
+    assert operators(found) == [op, "BatchNormalization"]
+    assert all(np.isfinite(each).all() for each in found.constants.values())
+
+
+def test_a_bias_that_leaves_float32_is_not_moved_into_the_reader() -> None:
+    graph = network(
+        (1, 4, 3, 3),
+        "y",
+        node("Add", "x c", "a"),
+        node("Conv", "a w", "y"),
+        c=np.full((4, 1, 1), 1e30, np.float32),
+        w=np.full((4, 4, 1, 1), 1e30, np.float32),
+    )
+    assert operators(fold_batch_norm(recognise_batch_norm(graph))) == ["BatchNormalization", "Conv"]

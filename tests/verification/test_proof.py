@@ -322,3 +322,17 @@ def test_an_output_is_far_where_ideal_rounding_would_leave_more_of_it(nodes: tup
     (wanted,) = graph_session(near.graph, ["y"]).run(["y"], {"x": x})
     assert near.far({"x": x}, {"y": wanted}, {"y": wanted + 0.9}) is None
     assert near.far({"x": x}, {"y": wanted}, {"y": wanted + 40}) == far
+
+
+UNNAMED = """<ir_version: 8, opset_import: ["": 13]> g (float[1,4,6,6] x) => (float[1,1,6,6] a, float[1,1,6,6] b)
+    <int64[3] s = {1, 2, 1}> {
+    a, , b = Split <axis = 1> (x, s)
+}"""
+"""onnxruntime dies of an output of Split without a name."""
+
+
+def test_a_model_that_ends_onnxruntime_does_not_end_npuc(tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(UNNAMED), tmp_path / "unnamed.onnx")
+    outcome = npuc("compile", tmp_path / "unnamed.onnx", "--target", "bm1684", "-o", tmp_path / "o.npu", "--json")
+    assert outcome.code == 0, outcome.error
+    assert outcome.json["proof"]["model"] is None

@@ -117,11 +117,23 @@ def _arrays(cache: Cache) -> dict[str, Array]:
     return found
 
 
+FIRST = b"key.npy"
+"""The name of the first array, which the head of a cache shows even if the file is damaged."""
+
+
 def _opened(file: Path, key: str, tell: Tell) -> Cache:
-    """The cache in a file if its key matches; otherwise an empty one."""
+    """The cache in a file if its key matches; otherwise an empty one.
+
+    Raises ArtefactError: E505 for a file of another kind, which would be replaced, E506 if it cannot be read.
+    """
     if not file.exists():
         return Cache(key)
     try:
+        with file.open("rb") as content:
+            head = content.read(64)
+        if head and FIRST not in head:
+            remedy = "choose another file for --calibration-cache"
+            raise ArtefactError("E505", f"'{file}' exists and is not a calibration cache", remedy=remedy)
         with file.open("rb") as content, np.load(content, allow_pickle=False) as archive:
             if str(archive["key"]) != key:
                 tell(f"calibration cache '{file}' is of another model, other data or another npuc: not used")
