@@ -41,7 +41,7 @@ def graph_of(
     to = Builder(opset, folder, fold_weights)
     constants_into(to, model.graph)
     types = input_types(model.graph, to.constants, shapes)
-    to.types.update(types)
+    to.take_inputs(types)
     expect_names(model.graph)
     to.reserve([*to.types, *(name for node in model.graph.node for name in node.output)])
     with np.errstate(all="ignore"):

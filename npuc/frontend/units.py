@@ -177,7 +177,7 @@ class _Survey:
             each for each in graph.input if _code(each.type) in HOST_TYPES and not _is_empty(each.type)
         )
         self.given = input_types(typed, to.constants, shapes, HOST_TYPES)
-        to.types.update(self.given)
+        to.take_inputs(self.given)
         self.protos |= {name: declared[name] for name in self.inputs}
         self.protos |= {name: proto_of(found) for name, found in to.types.items()}
         to.reserve([*self.inputs, *(name for node in graph.node for name in node.output)])
@@ -280,6 +280,7 @@ class _Survey:
             to.constants.pop(each, None)
             to.aliases.pop(each, None)
             to.types.pop(each, None)
+            to.producers.pop(each, None)
         found = result_types(proto, self.protos, to.constants, self.opsets)
         untyped = [each for each in filter(None, proto.output) if each not in found and each not in declared]
         if proto.domain not in ONNX_DOMAINS and untyped:

@@ -66,9 +66,18 @@ def refused(network: Network, target: Target, options: Options) -> dict[str, Pro
         for unit in named:
             problem = Problem("W202", "it was asked for", unit.name, unit.op, remedy=f"leave out --deny {asked}")
             found.setdefault(unit.name, problem)
-    for name, problem in _masks(network, options.precision):
+    for name, problem in (*_masks(network, options.precision), *_tested(network)):
         found.setdefault(name, problem)
     return found
+
+
+def _tested(network: Network) -> Iterator[tuple[str, Problem]]:
+    """The Softmax units whose results are tested for NaN: of -inf only, a machine's Softmax may give numbers."""
+    for unit in network.units:
+        made = network.producers.get(unit.proto.input[0]) if unit.op == "IsNaN" else None
+        if made is not None and made.op == "Softmax":
+            reason, limit = "its result is tested for NaN", "a Softmax of numbers"
+            yield made.name, Problem("E202", reason, made.name, made.op, limit=limit, remedy="leave out the mask")
 
 
 def _masks(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:

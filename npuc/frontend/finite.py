@@ -1,0 +1,117 @@
+"""Whether a tensor's elements are finite numbers for all finite inputs, neither infinite nor NaN.
+
+Sums and products are taken to stay within the range of float32, as everywhere in npuc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from npuc.frontend.builder import Builder
+from npuc.ir import Array, Node
+from npuc.masks import LAYERS
+from npuc.ops.attributes import AXIS, EPSILON
+from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT
+
+FINITE = (
+    *LAYERS, *ONNX_MOVEMENT, "Expand", "Gather", "Cast", "Add", "Sub", "Mul", "Max", "Min", "Clip", "Abs", "Neg",
+    "Ceil", "Floor", "Round", "Relu", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh",
+    "Erf", "Gelu", "Elu", "Mish", "Softplus", "Softsign", "AveragePool", "GlobalAveragePool", "GlobalMaxPool",
+    "InstanceNormalization", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Resize", "Softmax",
+)  # fmt: skip
+"""Operators whose result is finite if their inputs are."""
+CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
+    "BatchNormalization": lambda node, to: _all(to, node.inputs[4], lambda value: value + EPSILON(node) > 0),
+    "Div": lambda node, to: _is_positive(to, node.inputs[1]) or _all(to, node.inputs[1], lambda value: value != 0),
+    "Pow": lambda node, to: _all(to, node.inputs[1], lambda value: (value >= 0) & (value % 1 == 0)),
+    "Reciprocal": lambda node, to: _is_positive(to, node.inputs[0]),
+    "Sqrt": lambda node, to: _is_positive(to, node.inputs[0]),
+}
+"""The same, under a condition."""
+
+Needed = tuple[str, bool]
+"""A tensor, and whether a layer reads what is made of it."""
+
+
+def is_finite(to: Builder, tensor: str) -> bool:
+    """Whether the elements of a tensor are finite numbers.
+
+    An input is only taken to be finite if a layer reads it: one that is just added to logits may be a mask.
+    """
+    known, waiting = to.finite, [(tensor, False)]
+    while waiting:
+        found = waiting[-1]
+        needed = _needed(to, *found)
+        missing = [each for each in needed or () if each not in known]
+        if missing:
+            waiting += missing
+        else:
+            known[found] = needed is not None and all(known[each] for each in needed)
+            waiting.pop()
+    return known[tensor, False]
+
+
+def _needed(to: Builder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
+    """What must be finite for a tensor to be so; None if nothing suffices."""
+    node = to.producers.get(name)
+    if np.dtype(to.types[name].dtype).kind != "f" or _all(to, name, np.isfinite):
+        return ()
+    if node is None:
+        return () if in_layer and name in to.inputs else None
+    if node.op not in FINITE and not (node.op in CONDITIONS and CONDITIONS[node.op](node, to)):
+        return None
+    read = (_unmasked(to, node),) if node.op == "Softmax" else node.inputs
+    return tuple((each, in_layer or node.op in LAYERS) for each in read if each)
+
+
+def _unmasked(to: Builder, softmax: Node) -> str:
+    """The argument of a Softmax, without a constant mask that removes a part of every row."""
+    x = softmax.inputs[0]
+    node, axis = to.producers.get(x), AXIS(softmax) - len(to.shape(x))
+    if node is not None and node.op == "Add":
+        for logits, name in (node.inputs, node.inputs[::-1]):
+            mask = to.constants.get(name)
+            if (
+                mask is not None
+                and mask.shape[axis:][:1] == to.shape(x)[axis:][:1]
+                and _removes_a_part(mask, axis)
+            ):
+                return logits
+    return x
+
+
+def _removes_a_part(mask: Array, axis: int) -> bool:
+    """Whether a mask has no elements but numbers and -inf, and a number along the axis everywhere."""
+    return bool((mask < np.inf).all() and (mask > -np.inf).any(axis).all())
+
+
+def _all(to: Builder, name: str, condition: Callable[[Array], Array]) -> bool:
+    """Whether a tensor is a constant all of whose elements meet a condition."""
+    return name in to.constants and bool(condition(to.constants[name]).all())
+
+
+def _is_positive(to: Builder, name: str) -> bool:
+    """Whether a tensor is a positive constant, or that plus a sum or mean of squares, or the root of it."""
+    node = to.producers.get(name)
+    while node is not None and node.op == "Sqrt":
+        name = node.inputs[0]
+        node = to.producers.get(name)
+    if node is None or node.op != "Add":
+        return _all(to, name, lambda value: value > 0)
+    return any(
+        _is_square(to, a) and _all(to, b, lambda value: value > 0) for a, b in (node.inputs, node.inputs[::-1])
+    )
+
+
+def _is_square(to: Builder, name: str) -> bool:
+    """Whether a tensor is a square, or a sum or mean of squares."""
+    node = to.producers.get(name)
+    while node is not None and node.op in ("ReduceMean", "ReduceSum"):
+        node = to.producers.get(node.inputs[0])
+    if node is None or node.op not in ("Mul", "Pow"):
+        return False
+    if node.op == "Pow":
+        return _all(to, node.inputs[1], lambda value: value % 2 == 0)
+    return node.inputs[0] == node.inputs[1]
