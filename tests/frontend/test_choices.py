@@ -57,10 +57,10 @@ NEVER_NAN = {
     "logits": f"{LOGITS}\n z = Mul(l, two)",
     "a constant mask": f"{LOGITS}\n z = Add(l, causal)",
     "the mask first": f"{LOGITS}\n z = Add(causal, l)",
-    "behind RMSNorm": f"q = Mul(x, x)\n m = ReduceMean<axes = [-1]>(q)\n e = Add(m, epsilon)\n r = Sqrt(e)\n"
-    f" i = Reciprocal(r)\n v = Mul(x, i)\n z = MatMul(v, w)",
-    "behind a squared norm": f"q = Pow(x, two)\n m = ReduceMean<axes = [-1]>(q)\n e = Add(epsilon, m)\n r = Sqrt(e)\n"
-    f" v = Div(x, r)\n z = MatMul(v, w)",
+    "behind RMSNorm": "q = Mul(x, x)\n m = ReduceMean<axes = [-1]>(q)\n e = Add(m, epsilon)\n r = Sqrt(e)\n"
+    " i = Reciprocal(r)\n v = Mul(x, i)\n z = MatMul(v, w)",
+    "behind a squared norm": "q = Pow(x, two)\n m = ReduceMean<axes = [-1]>(q)\n e = Add(epsilon, m)\n"
+    " r = Sqrt(e)\n v = Div(x, r)\n z = MatMul(v, w)",
     "behind LayerNormalization": "x2 = Mul(x, gain)\n v = LayerNormalization(x2, gain)\n z = MatMul(v, w)",
     "behind masked attention": f"{LOGITS}\n k = Add(l, causal)\n a = Softmax(k)\n z = MatMul(a, x)",
     "a chosen mask": f"{LOGITS}\n z = Where(kept, l, low)",
@@ -83,12 +83,12 @@ MAYBE_NAN = {
     "the mask is an input": f"{LOGITS}\n z = Add(l, m)",
     "the mask is computed": f"{LOGITS}\n b = Cast<to = 9>(m)\n k = Where(b, zero, least)\n z = Add(l, k)",
     "the axis of the mask": f"{LOGITS}\n k = Add(l, causal)\n z = Transpose<perm = [0, 2, 1]>(k)",
-    "a logarithm": f"g = Log(x)\n z = MatMul(g, w)",
-    "a root": f"g = Sqrt(x)\n z = MatMul(g, w)",
-    "a quotient": f"g = Div(w, x)\n z = MatMul(g, w)",
-    "a power": f"g = Pow(x, epsilon)\n z = MatMul(g, w)",
-    "a sum that may be negative": f"e = Add(x, epsilon)\n g = Sqrt(e)\n z = MatMul(g, w)",
-    "a constant that is infinite": f"g = Mul(x, least)\n z = MatMul(g, w)",
+    "a logarithm": "g = Log(x)\n z = MatMul(g, w)",
+    "a root": "g = Sqrt(x)\n z = MatMul(g, w)",
+    "a quotient": "g = Div(w, x)\n z = MatMul(g, w)",
+    "a power": "g = Pow(x, epsilon)\n z = MatMul(g, w)",
+    "a sum that may be negative": "e = Add(x, epsilon)\n g = Sqrt(e)\n z = MatMul(g, w)",
+    "a constant that is infinite": "g = Mul(x, least)\n z = MatMul(g, w)",
 }
 
 

@@ -27,7 +27,7 @@ def _is_nan(node: OnnxNode, to: Builder) -> None:
 def _where(node: OnnxNode, to: Builder) -> None:
     """One of two tensors, or for each element the sum of both, one of them times 0.
 
-    Raises UnsupportedOperator for a condition that is not constant, and for an operand that may be infinite or NaN.
+    Raises UnsupportedOperator for a computed condition, and for an operand that may be infinite or NaN.
     """
     condition, *operands = node.inputs
     if condition not in to.constants:
