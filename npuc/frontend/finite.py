@@ -19,9 +19,9 @@ FINITE = (
     *LAYERS, *ONNX_MOVEMENT, "Expand", "Gather", "Cast", "Add", "Sub", "Mul", "Max", "Min", "Clip", "Abs", "Neg",
     "Ceil", "Floor", "Round", "Relu", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh",
     "Erf", "Gelu", "Elu", "Mish", "Softplus", "Softsign", "AveragePool", "GlobalAveragePool", "GlobalMaxPool",
-    "InstanceNormalization", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Resize", "Softmax",
+    "InstanceNormalization", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Resize", "Softmax", "Where",
 )  # fmt: skip
-"""Operators whose result is finite if their inputs are."""
+"""Operators whose result is finite if their inputs are. Of those that the host runs, Where is known."""
 CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
     "BatchNormalization": lambda node, to: _all(to, node.inputs[4], lambda value: value + EPSILON(node) > 0),
     "Div": lambda node, to: _is_positive(to, node.inputs[1]) or _all(to, node.inputs[1], lambda value: value != 0),
@@ -56,7 +56,7 @@ def is_finite(to: Builder, tensor: str) -> bool:
 def _needed(to: Builder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
     """What must be finite for a tensor to be so; None if nothing suffices."""
     node = to.producers.get(name)
-    if np.dtype(to.types[name].dtype).kind != "f" or _all(to, name, np.isfinite):
+    if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or _all(to, name, np.isfinite)):
         return ()
     if node is None:
         return () if in_layer and name in to.inputs else None

@@ -292,6 +292,8 @@ class _Survey:
                 known = static(proto_type)
                 if known is not None:
                     to.types[each] = known
+        if proto.op_type == "Where" and proto.domain in ONNX_DOMAINS:
+            to.producers[proto.output[0]] = Node("Where", tuple(proto.input), tuple(proto.output))
         told = problem or Problem("E201", "the operator is not known to npuc")
         where = replace(told, node=name, op=proto.op_type)
         self.units.append(Unit(name, proto, (), where))

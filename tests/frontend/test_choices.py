@@ -13,9 +13,10 @@ from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.regions.artefact import is_composite
+from npuc.storage.data import Samples
 from tests.conftest import Reference
 from tests.frontend.test_refusals import model_of, problem_of, problems_of
-from tests.regions.nets import checked, program_of
+from tests.regions.nets import checked, places, program_of
 
 GUARD = "s = Softmax(z)\n n = IsNaN(s)\n y = Where(n, zero, s)"
 LOGITS = "l = MatMul(x, w)"
@@ -132,3 +133,15 @@ def test_attention_as_pytorch_writes_it_agrees(mask: Array, tmp_path: Path) -> N
     program = program_of(model, tmp_path, "bm1684")
     assert is_composite(program) == (mask is FULL)
     assert checked(program, tmp_path)["status"] == "ok"
+
+
+@pytest.mark.parametrize("removed", ["low", "least"])
+def test_a_mask_of_numbers_that_the_host_computes_is_added_on_the_npu(removed: str, tmp_path: Path) -> None:
+    mask = f"k = Where(b, zero, {removed})\n z = Add(l, k)"
+    body = f"{LOGITS}\n {mask}\n {GUARD.replace('y =', 'a =')}\n y = MatMul(a, x)"
+    program = program_of(of(body, "float[2,4,4] x, bool[4,4] b"), tmp_path, "bm1684")
+    on_host = [op for place, ops in places(program) if place == "host" for op in ops]
+    assert on_host == (["Where"] if removed == "low" else ["Where", "Add", "Softmax", "IsNaN", "Where"])
+    kept = np.tri(4, dtype=bool)
+    kept[2] = False
+    assert checked(program, tmp_path, Samples({"x": X[None], "b": kept[None]}))["status"] == "ok"
