@@ -71,8 +71,10 @@ class Builder:
         self.constants: dict[str, Array] = {}
         self.types: dict[str, TensorType] = {}
         self.inputs: frozenset[str] = frozenset()
-        self.finite: dict[tuple[str, bool], bool] = {}
+        self.finite: dict[str, bool] = {}
         """What `npuc.frontend.finite` found so far."""
+        self.masks: dict[str, tuple[str, str]] = {}
+        """What `prepared` makes of a computed mask before an Attention: finite numbers, and which rows count."""
         self.aliases: dict[str, str] = {}
         self.producers: dict[str, Node] = {}
         self.absent: dict[str, OnnxNode] = {}

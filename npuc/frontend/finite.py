@@ -1,6 +1,7 @@
-"""Whether a tensor's elements are finite numbers for all finite inputs, neither infinite nor NaN.
+"""Whether a tensor's elements are finite numbers, neither infinite nor NaN.
 
-Sums and products are taken to stay within the range of float32, as everywhere in npuc.
+Inputs are: npuc accepts no others (E402). Sums and products of them and of constants below MODERATE are taken to
+stay within the range of float32; what masks add to logits may be larger.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import numpy as np
 
 from npuc.frontend.builder import Builder
 from npuc.ir import Array, Node
-from npuc.masks import LAYERS
 from npuc.ops.attributes import AXIS, EPSILON
 from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT
 
+MODERATE = 1e18
 FINITE = (
-    *LAYERS, *ONNX_MOVEMENT, "Expand", "Gather", "Cast", "Add", "Sub", "Mul", "Max", "Min", "Clip", "Abs", "Neg",
-    "Ceil", "Floor", "Round", "Relu", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh",
-    "Erf", "Gelu", "Elu", "Mish", "Softplus", "Softsign", "AveragePool", "GlobalAveragePool", "GlobalMaxPool",
-    "InstanceNormalization", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Resize", "Softmax", "Where",
+    *ONNX_MOVEMENT, "Expand", "Gather", "Cast", "Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul",
+    "Max", "Min", "Clip", "Abs", "Neg", "Ceil", "Floor", "Round", "Relu", "LeakyRelu", "PRelu", "Sigmoid",
+    "HardSigmoid", "HardSwish", "Swish", "Tanh", "Erf", "Gelu", "Elu", "Mish", "Softplus", "Softsign",
+    "AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool", "InstanceNormalization", "ReduceMax",
+    "ReduceMean", "ReduceMin", "ReduceSum", "Resize", "Softmax", "Where",
 )  # fmt: skip
 """Operators whose result is finite if their inputs are. Of those that the host runs, Where is known."""
 CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
@@ -31,60 +33,63 @@ CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
 }
 """The same, under a condition."""
 
-Needed = tuple[str, bool]
-"""A tensor, and whether a layer reads what is made of it."""
-
 
 def is_finite(to: Builder, tensor: str) -> bool:
-    """Whether the elements of a tensor are finite numbers.
-
-    An input is only taken to be finite if a layer reads it: one that is just added to logits may be a mask.
-    """
-    known, waiting = to.finite, [(tensor, False)]
+    """Whether all elements of a tensor are finite numbers."""
+    known, waiting = to.finite, [tensor]
     while waiting:
-        found = waiting[-1]
-        needed = _needed(to, *found)
+        name = waiting[-1]
+        needed = _needed(to, name)
         missing = [each for each in needed or () if each not in known]
         if missing:
             waiting += missing
         else:
-            known[found] = needed is not None and all(known[each] for each in needed)
+            known[name] = needed is not None and all(known[each] for each in needed)
             waiting.pop()
-    return known[tensor, False]
+    return known[tensor]
 
 
-def _needed(to: Builder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
-    """What must be finite for a tensor to be so; None if nothing suffices."""
+def _needed(to: Builder, name: str) -> tuple[str, ...] | None:
+    """The tensors that must be finite for this one to be; None if nothing suffices."""
     node = to.producers.get(name)
-    if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or _all(to, name, np.isfinite)):
+    if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or _all(to, name, _is_moderate)):
         return ()
     if node is None:
-        return () if in_layer and name in to.inputs else None
+        return () if name in to.inputs else None
     if node.op not in FINITE and not (node.op in CONDITIONS and CONDITIONS[node.op](node, to)):
         return None
-    read = (_unmasked(to, node),) if node.op == "Softmax" else node.inputs
-    return tuple((each, in_layer or node.op in LAYERS) for each in read if each)
+    return (_unmasked(to, node),) if node.op == "Softmax" else tuple(filter(None, node.inputs))
 
 
 def _unmasked(to: Builder, softmax: Node) -> str:
-    """The argument of a Softmax, without a constant mask that removes a part of every row."""
+    """The argument of a Softmax, without a mask that leaves a number in every row."""
     x = softmax.inputs[0]
     node, axis = to.producers.get(x), AXIS(softmax) - len(to.shape(x))
     if node is not None and node.op == "Add":
-        for logits, name in (node.inputs, node.inputs[::-1]):
-            mask = to.constants.get(name)
-            if (
-                mask is not None
-                and mask.shape[axis:][:1] == to.shape(x)[axis:][:1]
-                and _removes_a_part(mask, axis)
-            ):
+        for logits, mask in (node.inputs, node.inputs[::-1]):
+            if is_chosen(to, mask) or _removes_a_part(to, mask, axis, to.shape(x)):
                 return logits
     return x
 
 
-def _removes_a_part(mask: Array, axis: int) -> bool:
-    """Whether a mask has no elements but numbers and -inf, and a number along the axis everywhere."""
+def is_chosen(to: Builder, name: str) -> bool:
+    """Whether a mask is, maybe moved, a choice of finite constants, such as 0 and the least float32."""
+    node = to.producers.get(name)
+    while node is not None and node.op in (*ONNX_MOVEMENT, "Expand"):
+        node = to.producers.get(node.inputs[0])
+    return node is not None and node.op == "Where" and all(_all(to, each, np.isfinite) for each in node.inputs[1:])
+
+
+def _removes_a_part(to: Builder, name: str, axis: int, shape: tuple[int, ...]) -> bool:
+    """Whether a mask is a constant of numbers and -inf, with a number along the axis everywhere."""
+    mask = to.constants.get(name)
+    if mask is None or mask.shape[axis:][:1] != shape[axis:][:1]:
+        return False
     return bool((mask < np.inf).all() and (mask > -np.inf).any(axis).all())
+
+
+def _is_moderate(value: Array) -> Array:
+    return np.abs(value) < MODERATE
 
 
 def _all(to: Builder, name: str, condition: Callable[[Array], Array]) -> bool:

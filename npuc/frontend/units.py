@@ -23,6 +23,7 @@ from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.expansion import expect_small
 from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static, types_by_onnxruntime
+from npuc.frontend.importers.attention import prepared
 from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
@@ -234,6 +235,8 @@ class _Survey:
             return set()
         if node.op_type == "If" and node.domain in ONNX_DOMAINS and proto.input[0] in to.constants:
             return self._branch(name, proto, declared)
+        for each in prepared(proto, to):
+            self._node(to.node_name(f"{name}/{each.op_type}"), each, declared)
         before = len(to.nodes)
         try:
             import_node(name, proto, to)

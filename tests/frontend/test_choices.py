@@ -64,6 +64,7 @@ NEVER_NAN = {
     " r = Sqrt(e)\n v = Div(x, r)\n z = MatMul(v, w)",
     "behind LayerNormalization": "x2 = Mul(x, gain)\n v = LayerNormalization(x2, gain)\n z = MatMul(v, w)",
     "behind masked attention": f"{LOGITS}\n k = Add(l, causal)\n a = Softmax(k)\n z = MatMul(a, x)",
+    "a mask of finite inputs": f"{LOGITS}\n m = Mul(x, some)\n z = Add(l, m)",
     "a chosen mask": f"{LOGITS}\n z = Where(kept, l, low)",
 }
 
@@ -81,9 +82,10 @@ MAYBE_NAN = {
     "the mask removes a row": f"{LOGITS}\n z = Add(l, full)",
     "the mask is the same for a whole row": f"{LOGITS}\n z = Add(l, one)",
     "NaN in the mask": f"{LOGITS}\n z = Add(l, undefined)",
-    "the mask is an input": f"{LOGITS}\n z = Add(l, m)",
-    "the mask is computed": f"{LOGITS}\n b = Cast<to = 9>(m)\n k = Where(b, zero, least)\n z = Add(l, k)",
+    "the mask is chosen": f"{LOGITS}\n b = Cast<to = 9>(m)\n k = Where(b, zero, least)\n z = Add(l, k)",
     "the axis of the mask": f"{LOGITS}\n k = Add(l, causal)\n z = Transpose<perm = [0, 2, 1]>(k)",
+    "two masks": f"{LOGITS}\n b = Cast<to = 9>(m)\n k = Where(b, zero, low)\n t = Add(k, low)\n z = Add(l, t)",
+    "a large product": f"{LOGITS}\n k = Mul(m, low)\n z = Add(l, k)",
     "a logarithm": "g = Log(x)\n z = MatMul(g, w)",
     "a root": "g = Sqrt(x)\n z = MatMul(g, w)",
     "a quotient": "g = Div(w, x)\n z = MatMul(g, w)",
