@@ -70,6 +70,11 @@ class Builder:
         self.nodes: list[Node] = []
         self.constants: dict[str, Array] = {}
         self.types: dict[str, TensorType] = {}
+        self.inputs: frozenset[str] = frozenset()
+        self.finite: dict[str, bool] = {}
+        """What `npuc.frontend.finite` found so far."""
+        self.masks: dict[str, tuple[str, str]] = {}
+        """What `prepared` makes of a computed mask before an Attention: finite numbers, and which rows count."""
         self.aliases: dict[str, str] = {}
         self.producers: dict[str, Node] = {}
         self.absent: dict[str, OnnxNode] = {}
@@ -83,6 +88,11 @@ class Builder:
     def reserve(self, names: Sequence[str]) -> None:
         """Reserves names of the model, so that new tensors do not get them."""
         self._tensor_names.take(names)
+
+    def take_inputs(self, types: Mapping[str, TensorType]) -> None:
+        """Adds the inputs of the model."""
+        self.inputs = frozenset(types)
+        self.types.update(types)
 
     def node_name(self, stem: str) -> str:
         """A node name that is not taken yet."""

@@ -41,12 +41,12 @@ def graph_of(
     to = Builder(opset, folder, fold_weights)
     constants_into(to, model.graph)
     types = input_types(model.graph, to.constants, shapes)
-    to.types.update(types)
+    to.take_inputs(types)
     expect_names(model.graph)
     to.reserve([*to.types, *(name for node in model.graph.node for name in node.output)])
     with np.errstate(all="ignore"):
         _import_nodes(ordered(model.graph, to, {*to.constants, *to.types}), to)
-    outputs = [each.name for each in model.graph.output]
+    outputs = list(dict.fromkeys(each.name for each in model.graph.output))
     to.check_computed([to.aliases.get(each, each) for each in outputs])
     nodes = _with_output_names(outputs, to, types)
     return build(model.graph.name, nodes, types, outputs, to.constants)
@@ -76,12 +76,12 @@ def constants_into(to: Builder, graph: onnx.GraphProto) -> None:
 
 
 def expect_names(graph: onnx.GraphProto) -> None:
-    """Checks that every tensor is written once and every output is named."""
+    """Checks that every tensor is written once and every output is named; a tensor may be an output twice."""
     written = {each.name for each in graph.initializer} | {each.name for each in graph.input}
-    for what, values in (("inputs", graph.input), ("outputs", graph.output)):
-        names = [each.name for each in values]
-        if len(set(names)) != len(names) or not all(names):
-            raise ModelError("E104", f"the graph's {what} need names of their own, not {names}")
+    inputs, outputs = ([each.name for each in values] for values in (graph.input, graph.output))
+    if len(set(inputs)) != len(inputs) or not all((*inputs, *outputs)):
+        reason = f"inputs need names of their own and outputs need names, not {inputs} and {outputs}"
+        raise ModelError("E104", reason)
     for node in graph.node:
         for name in filter(None, node.output):
             if name in written:

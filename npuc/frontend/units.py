@@ -23,6 +23,7 @@ from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.expansion import expect_small
 from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static, types_by_onnxruntime
+from npuc.frontend.importers.attention import prepared
 from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
@@ -177,7 +178,7 @@ class _Survey:
             each for each in graph.input if _code(each.type) in HOST_TYPES and not _is_empty(each.type)
         )
         self.given = input_types(typed, to.constants, shapes, HOST_TYPES)
-        to.types.update(self.given)
+        to.take_inputs(self.given)
         self.protos |= {name: declared[name] for name in self.inputs}
         self.protos |= {name: proto_of(found) for name, found in to.types.items()}
         to.reserve([*self.inputs, *(name for node in graph.node for name in node.output)])
@@ -234,6 +235,8 @@ class _Survey:
             return set()
         if node.op_type == "If" and node.domain in ONNX_DOMAINS and proto.input[0] in to.constants:
             return self._branch(name, proto, declared)
+        for each in prepared(proto, to):
+            self._node(to.node_name(f"{name}/{each.op_type}"), each, declared)
         before = len(to.nodes)
         try:
             import_node(name, proto, to)
@@ -280,6 +283,7 @@ class _Survey:
             to.constants.pop(each, None)
             to.aliases.pop(each, None)
             to.types.pop(each, None)
+            to.producers.pop(each, None)
         found = result_types(proto, self.protos, to.constants, self.opsets)
         untyped = [each for each in filter(None, proto.output) if each not in found and each not in declared]
         if proto.domain not in ONNX_DOMAINS and untyped:
@@ -291,6 +295,8 @@ class _Survey:
                 known = static(proto_type)
                 if known is not None:
                     to.types[each] = known
+        if proto.op_type == "Where" and proto.domain in ONNX_DOMAINS:
+            to.producers[proto.output[0]] = Node("Where", tuple(proto.input), tuple(proto.output))
         told = problem or Problem("E201", "the operator is not known to npuc")
         where = replace(told, node=name, op=proto.op_type)
         self.units.append(Unit(name, proto, (), where))

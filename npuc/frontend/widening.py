@@ -1,7 +1,8 @@
 """Half-precision networks in float32: the targets compute in precisions of their own, chosen by --precision.
 
 A weight in float16 or bfloat16 is only a compact way to store it. Every number of a model with such weights, its
-inputs and outputs included, becomes float32; the stored weights stay as they are, behind a Cast.
+inputs and outputs included, becomes float32; the stored weights stay as they are, behind a Cast. So does every
+number of a model that computes in bfloat16, which neither numpy nor onnxruntime does.
 """
 
 from __future__ import annotations
@@ -21,11 +22,23 @@ TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 
 
 def is_half(model: onnx.ModelProto) -> bool:
-    """Whether weights of a model are in half precision, its types agree, and `widened` knows all its operators."""
+    """Whether a model is to be `widened`: its weights are in half precision, or it computes in bfloat16.
+
+    Its types must agree, and its operators be known.
+    """
     known = {*STANDARD, *(each.domain for each in model.functions)}
     foreign = any(each.domain not in known for each in model.opset_import)
-    half = not foreign and any(each.data_type in HALF for each in model.graph.initializer)
-    return half and _types_agree(model)
+    half = any(each.data_type in HALF for each in model.graph.initializer) or _computes_in_bfloat16(model.graph)
+    return half and not foreign and _types_agree(model)
+
+
+def _computes_in_bfloat16(graph: onnx.GraphProto) -> bool:
+    """Whether an input is bfloat16, or what a Cast makes bfloat16 is not only cast back."""
+    if any(each.type.tensor_type.elem_type == TensorProto.BFLOAT16 for each in graph.input):
+        return True
+    to = helper.make_attribute("to", int(TensorProto.BFLOAT16))
+    cast = {node.output[0] for node in graph.node if node.op_type == "Cast" and to in node.attribute}
+    return any(not cast.isdisjoint(node.input) for node in graph.node if node.op_type != "Cast")
 
 
 def _types_agree(model: onnx.ModelProto) -> bool:

@@ -128,6 +128,8 @@ def _foreign_macs(network: Network, unit: Unit) -> int:
             return x[0] * x[1] * (prod(w) + prod(r))
         case (("Conv" | "ConvInteger"), [_, w, *_], [y]) if w and y:
             return prod(y) * prod(w[1:])
+        case "Attention", [q, k, *_], [y, *_] if q and k and y:
+            return (prod(q) + prod(y)) * k[-2]
         case "QLinearConv", [_, _, _, w, *_], [y] if w and y:
             return prod(y) * prod(w[1:])
         case "ConvTranspose", [x, w, *_], _ if x and w:

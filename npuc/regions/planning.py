@@ -66,9 +66,18 @@ def refused(network: Network, target: Target, options: Options) -> dict[str, Pro
         for unit in named:
             problem = Problem("W202", "it was asked for", unit.name, unit.op, remedy=f"leave out --deny {asked}")
             found.setdefault(unit.name, problem)
-    for name, problem in _masks(network, options.precision):
+    for name, problem in (*_masks(network, options.precision), *_tested(network)):
         found.setdefault(name, problem)
     return found
+
+
+def _tested(network: Network) -> Iterator[tuple[str, Problem]]:
+    """The Softmax units whose results are tested for NaN: of -inf only, a machine's Softmax may give numbers."""
+    for unit in network.units:
+        made = network.producers.get(unit.proto.input[0]) if unit.op == "IsNaN" else None
+        if made is not None and made.op == "Softmax":
+            reason, limit = "its result is tested for NaN", "a Softmax of numbers"
+            yield made.name, Problem("E202", reason, made.name, made.op, limit=limit, remedy="leave out the mask")
 
 
 def _masks(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:
@@ -91,10 +100,25 @@ def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
         most = plan.options.max_partitions
         on_npu = [part for part in parts if part.on_npu]
         if most is None or len(on_npu) <= most:
-            return parts
+            return _needed(plan.network, parts)
         smallest = min(on_npu, key=lambda part: part_macs(plan.network, part))
         reason, remedy = f"more than --max-partitions {most} on the NPU", f"--max-partitions {len(on_npu)}"
         deny(plan, smallest.blocks, Problem("W203", reason, remedy=remedy))
+
+
+def _needed(network: Network, parts: Sequence[partition.Part]) -> tuple[partition.Part, ...]:
+    """The parts without units that nothing reads: on the NPU, a unit may read other tensors than on the host."""
+    read, found = set(network.outputs.values()), list[partition.Part]()
+    for part in reversed(parts):
+        kept: list[str] = []
+        for unit in (network.by_name[name] for name in reversed(part.blocks)):
+            inside = (name for node in unit.nodes for name in node.outputs) if part.on_npu else ()
+            if not read.isdisjoint((*unit.writes, *inside)):
+                read.update(unit.imported if part.on_npu else unit.reads)
+                kept.append(unit.name)
+        if kept:
+            found.append(replace(part, blocks=tuple(reversed(kept))))
+    return tuple(reversed(found))
 
 
 def part_macs(network: Network, part: partition.Part) -> int:

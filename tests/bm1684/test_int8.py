@@ -15,6 +15,7 @@ from npuc.interpreter import run
 from npuc.ir import Array, Node
 from npuc.models.builder import NetworkBuilder
 from npuc.reference import session
+from npuc.target import Options
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.artefact import Contents, of_words, to_words
 from npuc.targets.bm1684.simulate import simulator, vendor
@@ -282,3 +283,23 @@ def test_quantised_models_multiply_on_the_chip(name: str, tmp_path: Path) -> Non
     for part in report["partitions"]:
         places[part["place"]] += part["macs"]
     assert places["npu"] > 0 and places.get("host", 0) == 0
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("end", ["y = Reshape(a, flat)", "f = Reshape(a, flat)\n y = Softmax(f)"])
+def test_what_moves_the_first_axis_at_the_end_is_left_to_the_host(end: str, images: int, tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,6,16] x) => (float[6,12] y) '
+        f"<int64[2] flat = {{6, 12}}> {{ p = MatMul(x, w)\n a = Add(p, b)\n {end} }}"
+    )
+    model, random = onnx.parser.parse_model(text), np.random.default_rng(5)
+    for name, shape in (("w", (16, 12)), ("b", (12,))):
+        values = random.normal(0.05, 0.3, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    x = random.normal(0.3, 1, (images, 1, 6, 16)).astype(np.float32)
+    options = Options(precision="int8", fallback="refuse", proof="all")
+    found = api.compile(model, "bm1684", calibration={"x": x}, options=options)
+    assert found.report["proof"]["bit_exact"]
+    wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])
+    got = found.run({"x": x})["y"].reshape(wanted.shape)
+    assert np.square(got - wanted).sum() < 1e-3 * np.square(wanted).sum()

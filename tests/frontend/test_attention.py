@@ -17,6 +17,7 @@ from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.regions.artefact import is_composite
+from npuc.storage.data import Samples
 from tests.regions.nets import checked, program_of
 
 HEADS = {"q": (1, 4, 5, 8), "k": (1, 4, 7, 8), "v": (1, 4, 7, 6)}
@@ -60,6 +61,8 @@ CASES = [
     _model(
         "RMSNormalization", {"x": (2, 3, 4)}, {"s": np.array([[2], [3], [1]], np.float32)}, axis=1, epsilon=0.1
     ),
+    _model("Attention", {**HEADS, "mask": (4, 5, 7)}),
+    _model("Attention", {**HEADS, "mask": (5, 7)}),
 ]
 
 
@@ -79,7 +82,7 @@ def test_the_result_is_that_of_onnxs_reference(model: onnx.ModelProto) -> None:
     [
         _model("Attention", HEADS, is_causal=1),
         _model("Attention", HEADS, softcap=2.0),
-        _model("Attention", {**HEADS, "mask": (5, 7)}),
+        _model("Attention", {**EQUAL, "mask": (5, 5)}, is_causal=1),
         _model("Attention", HEADS, {"mask": BOOL & (np.arange(5) != 2)[:, None]}),
         _model("Attention", EQUAL, {"mask": np.arange(5) > 0}, is_causal=1),
         _model("Attention", HEADS, {"mask": BOOL[:, :6]}),
@@ -95,9 +98,33 @@ def test_other_forms_are_refused(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [CASES[0], CASES[8], CASES[9], CASES[10]], ids=["heads", "shared", "flat", "rms"]
+    "model", [CASES[at] for at in (0, 8, 9, 10, -1)], ids=["heads", "shared", "flat", "rms", "mask"]
 )
 def test_it_runs_on_bm1684(model: onnx.ModelProto, tmp_path: Path) -> None:
     program = program_of(model, tmp_path, "bm1684")
     assert not is_composite(program)
     assert checked(program, tmp_path)["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "on_host"), [("bm1684", {"Where", "Cast", "ReduceMax"}), ("easynpu", {"Attention"})]
+)
+def test_of_a_mask_of_booleans_only_the_mask_is_left_to_the_host(
+    name: str, on_host: set[str], tmp_path: Path
+) -> None:
+    model = _model("Attention", {**EQUAL, "mask": (2, 1, 5, 5)})
+    model.graph.node[0].name = "Attention"
+    model.graph.input[3].type.tensor_type.elem_type = TensorProto.BOOL
+    weight = numpy_helper.from_array(np.eye(8, dtype=np.float32)[::-1].copy(), "w")
+    model.graph.initializer.append(weight)
+    model.graph.node.append(helper.make_node("MatMul", ["y", "w"], ["z"]))
+    model.graph.output[0].name = "z"
+    program = program_of(model, tmp_path, name)
+    told = program.manifest["report"]["partitions"]
+    nodes = {each.rpartition("/")[2] for part in told if part["place"] == "host" for each in part["nodes"]}
+    assert nodes == on_host
+    kept = np.random.default_rng(7).random((3, 2, 1, 5, 5)) > 0.4
+    kept[..., 0] = True
+    kept[1, ..., 3, :] = False  # a query without any key: 0
+    feeds = {each: np.stack([values] * 3) for each, values in _feeds(EQUAL).items()}
+    assert checked(program, tmp_path, Samples({**feeds, "mask": kept}))["status"] == "ok"

@@ -1,4 +1,4 @@
-"""GatherElements with constant indices, against onnxruntime and by what it refuses."""
+"""GatherElements and GatherND with constant indices, against onnxruntime and by what it refuses."""
 
 from __future__ import annotations
 
@@ -78,3 +78,40 @@ def test_other_indices_are_refused(indices: Array, axis: int, code: str) -> None
     with pytest.raises(NpucError) as caught:
         import_model(_model(indices, axis))
     assert [each.code for each in caught.value.problems] == [code]
+
+
+OF_SEVERAL_AXES = {
+    "along one axis": np.array([[1], [0], [-1]]),
+    "along two": np.array([[[1, 4], [0, -5]], [[-2, 2], [1, 1]], [[0, 0], [0, 0]]]),
+    "single elements": np.array([[1, 4, 3], [0, 0, 0], [-1, -1, -1]]),
+    "one vector": np.array([1, 2]),
+}
+
+
+def _model_nd(indices: Array, batch_dims: int = 0) -> onnx.ModelProto:
+    node = f"y = GatherND <batch_dims = {batch_dims}> (x, i)"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> g (float[2,5,4] x) => (y) {{ {node} }}')
+    model.graph.initializer.append(numpy_helper.from_array(indices, "i"))
+    return model
+
+
+@pytest.mark.parametrize("indices", OF_SEVERAL_AXES.values(), ids=OF_SEVERAL_AXES)
+def test_indices_into_several_axes_gather_slices(indices: Array, onnxruntime_values: Reference) -> None:
+    model = _model_nd(indices)
+    graph = import_model(model)
+    assert {each.op for each in graph.nodes} <= {"Reshape", "Gather"}
+    np.testing.assert_array_equal(run(graph, {"x": DATA})["y"], onnxruntime_values(model, {"x": DATA})["y"])
+
+
+WRONG_ND = {
+    "beyond the second axis": (np.array([[0, 5]]), 0, "E105"),
+    "more indices than axes": (np.zeros((1, 4), np.int64), 0, "E105"),
+    "indices of each sample": (np.zeros((2, 1), np.int64), 1, "E202"),
+}
+
+
+@pytest.mark.parametrize(("indices", "batch_dims", "code"), WRONG_ND.values(), ids=WRONG_ND)
+def test_other_indices_into_several_axes_are_refused(indices: Array, batch_dims: int, code: str) -> None:
+    with pytest.raises(NpucError) as refused:
+        import_model(_model_nd(indices, batch_dims))
+    assert [each.code for each in refused.value.problems] == [code]

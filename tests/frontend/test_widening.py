@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from npuc.ir import Array
 from npuc.reference import session
 from npuc.regions.artefact import is_composite
 from npuc.target import Options
-from tests.regions.nets import checked, program_of
+from tests.regions.nets import checked, model_of, program_of
 
 FLOAT16, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 STORED: dict[int, np.dtype[Any]] = {each: helper.tensor_dtype_to_np_dtype(each) for each in (FLOAT16, BFLOAT16)}
@@ -71,6 +72,26 @@ def test_a_network_in_bfloat16_runs_though_onnxruntime_refuses_it(target: str, t
     assert checked(program, tmp_path)["status"] == "ok"
 
 
+OF_BFLOAT16 = {
+    "an input": ("bfloat16", "y = Tanh(x)", np.tanh),
+    "an input that is cast": ("bfloat16", "a = Cast<to = 1>(x)\n b = Tanh(a)\n y = Cast<to = 16>(b)", np.tanh),
+    "nodes inside": ("float", "a = Cast<to = 16>(x)\n b = Tanh(a)\n y = Cast<to = 1>(b)", np.tanh),
+}
+
+
+@pytest.mark.parametrize(("dtype", "body", "wanted"), OF_BFLOAT16.values(), ids=OF_BFLOAT16)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_computes_in_bfloat16_without_such_weights_runs(
+    target: str, dtype: str, body: str, wanted: Callable[[Array], Array]
+) -> None:
+    model = model_of(f"g ({dtype}[1,4,6,6] x) => ({dtype}[1,4,6,6] y) {{ {body} }}")
+    onnx.checker.check_model(model, full_check=True)
+    images = _images().astype(np.float32)
+    found = compiled(model, target, calibration=images)
+    assert not is_composite(found.program)
+    assert _decibels(wanted(images), found.run(images)["y"]) > (60 if target == "bm1684" else 35)
+
+
 @pytest.mark.parametrize("external", [False, True])
 def test_heavy_weights_in_float16_stay_in_their_file(external: bool, tmp_path: Path) -> None:
     path = tmp_path / "heavy.onnx"
@@ -112,9 +133,10 @@ def test_branches_and_functions_are_widened_too() -> None:
     assert got.tolist() == wanted.tolist() == [1, 7]
 
 
-def test_a_deliberate_rounding_to_half_precision_stays() -> None:
+@pytest.mark.parametrize("half", [FLOAT16, BFLOAT16])
+def test_a_deliberate_rounding_to_half_precision_stays(half: int) -> None:
     nodes = [
-        helper.make_node("Cast", ["x"], ["h"], to=FLOAT16),
+        helper.make_node("Cast", ["x"], ["h"], to=half),
         helper.make_node("Cast", ["h"], ["f"], to=TensorProto.FLOAT),
         helper.make_node("Mul", ["f", "w"], ["y"]),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from npuc.frontend.importers import (
     activation,
     attention,
+    choices,
     einsum,
     elementwise,
     integers,
@@ -26,6 +27,7 @@ from npuc.frontend.importers.table import Importer
 IMPORTERS: dict[str, Importer] = {
     **activation.IMPORTERS,
     **attention.IMPORTERS,
+    **choices.IMPORTERS,
     **einsum.IMPORTERS,
     **elementwise.IMPORTERS,
     **integers.IMPORTERS,

@@ -6,8 +6,10 @@ Source: ONNX, Attention (opset 23).
 from __future__ import annotations
 
 import numpy as np
+from onnx import NodeProto, TensorProto, helper
 
 from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.finite import is_chosen, is_finite
 from npuc.frontend.importers.table import Importer
 from npuc.frozen import frozen
 from npuc.ir import Array
@@ -45,7 +47,10 @@ def _attention(node: OnnxNode, to: Builder) -> None:
     grouped = to.emit(node, "Reshape", (scaled,), (), shape=(*rows, size))
     product = to.emit(node, "MatMul", (grouped, to.emit(node, "Transpose", (k,), (), perm=(0, 1, 3, 2))), ())
     scores = to.emit(node, "Reshape", (product,), (), shape=(batch, heads, queries, keys))
-    weights = to.emit(node, "Softmax", (_masked(node, to, scores, of),), (), axis=3)
+    masked, kept = _masked(node, to, scores, of)
+    weights = to.emit(node, "Softmax", (masked,), (), axis=3)
+    if kept:
+        weights = to.emit(node, "Mul", (weights, kept), ())
     taken = to.emit(node, "Reshape", (weights,), (), shape=(*rows, keys))
     mixed = to.emit(node, "MatMul", (taken, v), ())
     if not flat:
@@ -81,19 +86,24 @@ def _heads(node: OnnxNode, to: Builder, at: int) -> str:
     return to.emit(node, "Transpose", (apart,), (), perm=(0, 2, 1, 3))
 
 
-def _masked(node: OnnxNode, to: Builder, scores: str, of: _Extents) -> str:
-    """The scores plus the masks: -inf removes a key.
+def _masked(node: OnnxNode, to: Builder, scores: str, of: _Extents) -> tuple[str, str]:
+    """The scores plus the masks, where -inf removes a key; and 0 for queries without any key, 1 for others, or "".
 
-    Raises UnsupportedOperator for a mask that is not constant, or that leaves a query no key: its result is 0,
-    where a Softmax gives NaN.
+    Raises UnsupportedOperator for a constant mask that leaves a query no key: its result is 0, where a Softmax
+    gives NaN. Raises E106 for a computed mask, unless it is finite or `prepared`.
     """
     mask = np.zeros((of.queries, of.keys), np.float32)
     if node.given(MASK):
-        given = to.value(node, MASK)
-        if given.shape[-1:] != (of.keys,):
+        name = node.inputs[MASK]
+        if to.shape(name)[-1:] != (of.keys,):
             raise node.unsupported(
-                f"a mask {list(given.shape)} for {of.keys} keys", REMEDY, limit="a value per key"
+                f"a mask {list(to.shape(name))} for {of.keys} keys", REMEDY, limit="a value per key"
             )
+        finite, kept = to.masks.get(name, (name, ""))
+        known = name in to.masks or is_chosen(to, name) or is_finite(to, name)
+        if name not in to.constants and known and not node.attrs.get("is_causal"):
+            return to.emit(node, "Add", (scores, finite), ()), kept
+        given = to.value(node, MASK)
         mask = mask + (_removing(given) if given.dtype == bool else given)
     if node.attrs.get("is_causal"):
         if of.queries != of.keys:
@@ -102,7 +112,29 @@ def _masked(node: OnnxNode, to: Builder, scores: str, of: _Extents) -> str:
         mask = mask + _removing(np.tri(of.queries, dtype=bool))
     if np.isneginf(mask).all(axis=-1).any():
         raise node.unsupported("the mask leaves a query no key", REMEDY)
-    return to.emit(node, "Add", (scores, to.constant(node, "mask", mask)), ()) if mask.any() else scores
+    return (to.emit(node, "Add", (scores, to.constant(node, "mask", mask)), ()) if mask.any() else scores), ""
+
+
+def prepared(proto: NodeProto, to: Builder) -> list[NodeProto]:
+    """Nodes that prepare a computed mask of booleans, recorded in `to.masks`; none if there is no such mask.
+
+    They give 0 or the least number for every key, and 1 or 0 for each query: whether it has any key.
+    """
+    name = proto.input[MASK] if proto.op_type == "Attention" and len(proto.input) > MASK else ""
+    if name in to.constants or name in to.masks or name not in to.types or to.types[name].dtype != "bool":
+        return []
+    zero, least, last, finite, numbers, kept = (
+        to.fresh(f"{name}/{stem}") for stem in ("zero", "least", "last", "finite", "numbers", "kept")
+    )
+    values = {zero: np.float32(0), least: np.finfo(np.float32).min, last: np.array([-1])}
+    for each, value in values.items():
+        to.add_constant(each, value)
+    to.masks[name] = finite, kept
+    return [
+        helper.make_node("Where", [name, zero, least], [finite]),
+        helper.make_node("Cast", [name], [numbers], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMax", [numbers, last], [kept], keepdims=1),
+    ]
 
 
 def _removing(kept: Array) -> Array:

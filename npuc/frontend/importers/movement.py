@@ -142,6 +142,21 @@ def _gather_elements(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Gather", (x, to.constant(node, "indices", line[:, 0])), axis=axis)
 
 
+def _gather_nd(node: OnnxNode, to: Builder) -> None:
+    """Constant indices along the first axes select slices of these as a single axis, as in Gather."""
+    x, shape, indices = node.inputs[0], to.shape(node.inputs[0]), to.value(node, 1)
+    if node.attrs.get("batch_dims"):
+        raise node.unsupported("indices of their own for each sample (batch_dims)", "use Gather", limit="0")
+    depth = indices.shape[-1] if indices.ndim else 0
+    extents = np.array(shape[:depth], np.int64)
+    if not 0 < depth <= len(shape) or not extents.all() or ((indices < -extents) | (indices >= extents)).any():
+        reason = f"indices {list(indices.shape)} into a tensor of shape {list(shape)}"
+        raise node.bad(reason, tensor=node.inputs[1], limit="indices within its first axes")
+    flat = np.ravel_multi_index(tuple(np.moveaxis(indices % extents, -1, 0)), tuple(extents))
+    joined = to.emit(node, "Reshape", (x,), (), shape=(prod(shape[:depth]), *shape[depth:]))
+    to.emit(node, "Gather", (joined, to.constant(node, "indices", np.asarray(flat, np.int64))), axis=0)
+
+
 OF_CONSTANTS = ("float16", "bfloat16", "float64")
 
 
@@ -210,6 +225,7 @@ IMPORTERS: dict[str, Importer] = {
     "Split": _split,
     "Gather": _gather,
     "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
     "Cast": _cast,
     "CastLike": _cast_like,
     "SpaceToDepth": _space_to_depth,

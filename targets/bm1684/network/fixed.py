@@ -145,10 +145,15 @@ HOST: Mapping[str, str] = {
 
 
 def left_to_host(graph: Graph, node: Node) -> bool:
-    """Whether the host computes a node at the end of the network, with at most a QuantizeLinear behind it."""
+    """Whether the host computes a node at the end of the network: one of HOST, or what moves the first axis.
+
+    Behind one of HOST there is at most a QuantizeLinear, behind a movement at most those of HOST.
+    """
     readers = [reader for name in node.outputs if name for reader in graph.readers[name]]
-    rounded = all(each.op == "QuantizeLinear" and not graph.readers[each.output] for each in readers)
-    return node.op in HOST and rounded
+    if node.op in HOST:
+        return all(each.op == "QuantizeLinear" and not graph.readers[each.output] for each in readers)
+    moves = node.op in ("Reshape", "Transpose") and batch_stays(graph, node) is not None
+    return moves and all(each.op in HOST and left_to_host(graph, each) for each in readers)
 
 
 REMEDY = "another form of the layer, --precision fp32, or the host (--fallback host)"

@@ -1,0 +1,122 @@
+"""Whether a tensor's elements are finite numbers, neither infinite nor NaN.
+
+Inputs are: npuc accepts no others (E402). Sums and products of them and of constants below MODERATE are taken to
+stay within the range of float32; what masks add to logits may be larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from npuc.frontend.builder import Builder
+from npuc.ir import Array, Node
+from npuc.ops.attributes import AXIS, EPSILON
+from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT
+
+MODERATE = 1e18
+FINITE = (
+    *ONNX_MOVEMENT, "Expand", "Gather", "Cast", "Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul",
+    "Max", "Min", "Clip", "Abs", "Neg", "Ceil", "Floor", "Round", "Relu", "LeakyRelu", "PRelu", "Sigmoid",
+    "HardSigmoid", "HardSwish", "Swish", "Tanh", "Erf", "Gelu", "Elu", "Mish", "Softplus", "Softsign",
+    "AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool", "InstanceNormalization", "ReduceMax",
+    "ReduceMean", "ReduceMin", "ReduceSum", "Resize", "Softmax", "Where",
+)  # fmt: skip
+"""Operators whose result is finite if their inputs are. Of those that the host runs, Where is known."""
+CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
+    "BatchNormalization": lambda node, to: _all(to, node.inputs[4], lambda value: value + EPSILON(node) > 0),
+    "Div": lambda node, to: _is_positive(to, node.inputs[1]) or _all(to, node.inputs[1], lambda value: value != 0),
+    "Pow": lambda node, to: _all(to, node.inputs[1], lambda value: (value >= 0) & (value % 1 == 0)),
+    "Reciprocal": lambda node, to: _is_positive(to, node.inputs[0]),
+    "Sqrt": lambda node, to: _is_positive(to, node.inputs[0]),
+}
+"""The same, under a condition."""
+
+
+def is_finite(to: Builder, tensor: str) -> bool:
+    """Whether all elements of a tensor are finite numbers."""
+    known, waiting = to.finite, [tensor]
+    while waiting:
+        name = waiting[-1]
+        needed = _needed(to, name)
+        missing = [each for each in needed or () if each not in known]
+        if missing:
+            waiting += missing
+        else:
+            known[name] = needed is not None and all(known[each] for each in needed)
+            waiting.pop()
+    return known[tensor]
+
+
+def _needed(to: Builder, name: str) -> tuple[str, ...] | None:
+    """The tensors that must be finite for this one to be; None if nothing suffices."""
+    node = to.producers.get(name)
+    if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or _all(to, name, _is_moderate)):
+        return ()
+    if node is None:
+        return () if name in to.inputs else None
+    if node.op not in FINITE and not (node.op in CONDITIONS and CONDITIONS[node.op](node, to)):
+        return None
+    return (_unmasked(to, node),) if node.op == "Softmax" else tuple(filter(None, node.inputs))
+
+
+def _unmasked(to: Builder, softmax: Node) -> str:
+    """The argument of a Softmax, without a mask that leaves a number in every row."""
+    x = softmax.inputs[0]
+    node, axis = to.producers.get(x), AXIS(softmax) - len(to.shape(x))
+    if node is not None and node.op == "Add":
+        for logits, mask in (node.inputs, node.inputs[::-1]):
+            if is_chosen(to, mask) or _removes_a_part(to, mask, axis, to.shape(x)):
+                return logits
+    return x
+
+
+def is_chosen(to: Builder, name: str) -> bool:
+    """Whether a mask is, maybe moved, a choice of finite constants, such as 0 and the least float32."""
+    node = to.producers.get(name)
+    while node is not None and node.op in (*ONNX_MOVEMENT, "Expand"):
+        node = to.producers.get(node.inputs[0])
+    return node is not None and node.op == "Where" and all(_all(to, each, np.isfinite) for each in node.inputs[1:])
+
+
+def _removes_a_part(to: Builder, name: str, axis: int, shape: tuple[int, ...]) -> bool:
+    """Whether a mask is a constant of numbers and -inf, with a number along the axis everywhere."""
+    mask = to.constants.get(name)
+    if mask is None or mask.shape[axis:][:1] != shape[axis:][:1]:
+        return False
+    return bool((mask < np.inf).all() and (mask > -np.inf).any(axis).all())
+
+
+def _is_moderate(value: Array) -> Array:
+    return np.abs(value) < MODERATE
+
+
+def _all(to: Builder, name: str, condition: Callable[[Array], Array]) -> bool:
+    """Whether a tensor is a constant all of whose elements meet a condition."""
+    return name in to.constants and bool(condition(to.constants[name]).all())
+
+
+def _is_positive(to: Builder, name: str) -> bool:
+    """Whether a tensor is a positive constant, or that plus a sum or mean of squares, or the root of it."""
+    node = to.producers.get(name)
+    while node is not None and node.op == "Sqrt":
+        name = node.inputs[0]
+        node = to.producers.get(name)
+    if node is None or node.op != "Add":
+        return _all(to, name, lambda value: value > 0)
+    return any(
+        _is_square(to, a) and _all(to, b, lambda value: value > 0) for a, b in (node.inputs, node.inputs[::-1])
+    )
+
+
+def _is_square(to: Builder, name: str) -> bool:
+    """Whether a tensor is a square, or a sum or mean of squares."""
+    node = to.producers.get(name)
+    while node is not None and node.op in ("ReduceMean", "ReduceSum"):
+        node = to.producers.get(node.inputs[0])
+    if node is None or node.op not in ("Mul", "Pow"):
+        return False
+    if node.op == "Pow":
+        return _all(to, node.inputs[1], lambda value: value % 2 == 0)
+    return node.inputs[0] == node.inputs[1]
