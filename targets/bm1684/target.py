@@ -10,7 +10,7 @@ from npuc.annotation import MemoryAnnotation
 from npuc.constraints import refused, table
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
-from npuc.ir import Array, Graph
+from npuc.ir import Array, Graph, Node
 from npuc.network_name import network_name
 from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
@@ -44,6 +44,7 @@ from npuc.targets.bm1684.simulate.running import Runner
 from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
+    from npuc.host import HostStep
     from npuc.quantize.improvement.search import Network, Trial
     from npuc.quantize.network.construction import Quantised
 
@@ -116,11 +117,10 @@ class Bm1684(Target):
     def _fixed(self, graph: Graph, samples: Samples, options: Options, machine: Machine) -> Program:
         """An int8 program, with the integer network as its evidence."""
         from npuc.evidence import evidence
-        from npuc.host_nodes import host_step
+        from npuc.host_nodes import constant_steps
         from npuc.quantize.improvement.search import as_json
         from npuc.targets.bm1684.lowering import fixed
         from npuc.targets.bm1684.network import quantising
-        from npuc.targets.bm1684.network.fixed import HOST
 
         options.begin("choosing scales")
         network, tried = quantising.network(graph, samples, options)
@@ -139,9 +139,10 @@ class Bm1684(Target):
             return "uint8" if quantised.zeros.get(name) == fixed.UNSIGNED else "int8"
 
         ports = {name: dtype(name) for name in (*parts.words.inputs, *parts.words.outputs)}
+        host = (*parts.before, *parts.after)
         steps = [
-            host_step(quantised.graph, node, HOST.get(node.op, ""), at_border=True)
-            for node in (*parts.before, *parts.after)
+            *constant_steps(quantised.graph, host, set()),
+            *(_host_step(quantised.graph, node) for node in host),
         ]
         contents = report.contents(quantised.graph, lowered, machine, ports, steps)
         manifest = report.manifest(quantised.graph, lowered, kernel, machine, contents, dtype)
@@ -224,6 +225,15 @@ class Bm1684(Target):
     def operators(self) -> list[dict[str, str]]:
         """The operators, with their calls and constraints."""
         return table(support.OPERATORS, {})
+
+
+def _host_step(graph: Graph, node: Node) -> HostStep:
+    """A node before or after the kernel; a product has the factors of channels (quantize/improvement/borders)."""
+    from npuc.host_nodes import host_step
+    from npuc.targets.bm1684.network.fixed import HOST
+
+    step = host_step(graph, node, HOST.get(node.op, ""), at_border=True)
+    return replace(step, conversion=True, reason="a scale for each channel") if node.op == "Mul" else step
 
 
 def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:

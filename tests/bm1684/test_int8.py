@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from npuc import api
 from npuc import program as programs
+from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Node
 from npuc.models.builder import NetworkBuilder
@@ -260,6 +262,33 @@ def test_what_a_model_says_of_its_steps_holds_or_is_left_to_the_host(given: str,
     samples = np.linspace(-9, 5, 64, dtype=np.float32).reshape(2, 1, 2, 4, 4)
     values = [{"x": each, **run(graph, {"x": each})} for each in samples]
     assert check_compile(graph, values, Case("bm1684", "int8"), tmp_path) == outcome
+
+
+def test_channels_between_parts_of_the_host_have_scales_of_their_own(tmp_path: Path) -> None:
+    """A depthwise convolution between two Sigmoids, with weights of 0.01 to 1, which had 20 dB."""
+    need_compiler()
+    sizes = np.geomspace(0.01, 1, 6).astype(np.float32)
+    w = np.random.default_rng(0).standard_normal((6, 1, 3, 3)).astype(np.float32) * sizes[:, None, None, None]
+    graph = networks.network(
+        (1, 6, 5, 5),
+        "y",
+        node("Sigmoid", "x", "s"),
+        node("Conv", "s w", "c", group=6, pads=(1, 1, 1, 1)),
+        node("Sigmoid", "c", "y"),
+        w=w,
+    )
+    values = np.random.default_rng(1).standard_normal((24, 1, 6, 5, 5)).astype(np.float32)
+    np.savez(tmp_path / "samples.npz", x=values)
+    model, samples, out = tmp_path / "m.onnx", tmp_path / "samples.npz", tmp_path / "m.npu"
+    onnx.save(to_onnx(graph), model)
+    npuc("compile", model, "--target", "bm1684", "--precision", "int8", "--calibration", samples, "-o", out).done()
+    report = npuc("verify", model, out, "--data", samples, "--json").json
+    assert report["bit_exact"]
+    conv = next(each for each in report["layers"] if each["op"] == "IntConv")
+    assert conv["entire"]["sqnr_db"] > 35
+    manifest = json.loads((out / "npu" / "part_0" / "manifest.json").read_text())
+    assert [each["op"] for each in manifest["steps"] if each["op"] == "Mul"] == ["Mul", "Mul"]
+    assert manifest["report"]["host_steps"] == []  # conversions, like the rounding beside them
 
 
 SHARED = GIVEN_FILES / "models"

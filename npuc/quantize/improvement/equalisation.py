@@ -9,7 +9,7 @@ Equalization and Bias Correction", 2019, with the magnitudes of activations in p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -42,21 +42,24 @@ others."""
 
 @frozen
 class Group:
-    """Tensors whose channels are scaled together, and the convolutions that write and read them."""
+    """Tensors whose channels are scaled together, and their writers and readers: convolutions and borders."""
 
     tensors: tuple[str, ...]
     writers: tuple[Node, ...]
     readers: tuple[Node, ...]
 
 
-def groups(graph: Graph) -> tuple[Group, ...]:
-    """The groups of tensors through which a factor per channel can move."""
+def groups(graph: Graph, borders: Collection[Node] = ()) -> tuple[Group, ...]:
+    """The groups of tensors through which a factor per channel can move.
+
+    borders: products with a constant per channel, (1, C, 1, 1), which take a factor as convolutions do.
+    """
     images = [name for name, each in graph.tensors.items() if len(each.shape) == 4 and name not in graph.constants]
     class_of = components(images, _links(graph))
     members: dict[str, list[str]] = {}
     for name, leader in class_of.items():
         members.setdefault(leader, []).append(name)
-    found = (_group(graph, tensors) for tensors in members.values())
+    found = (_group(graph, tensors, borders) for tensors in members.values())
     return tuple(each for each in found if each is not None)
 
 
@@ -85,19 +88,19 @@ def _scaled(graph: Graph, node: Node) -> int:
     return int(sizes[1] > sizes[0])
 
 
-def _group(graph: Graph, tensors: Sequence[str]) -> Group | None:
+def _group(graph: Graph, tensors: Sequence[str], borders: Collection[Node]) -> Group | None:
     """The group of these tensors; None if a factor cannot pass something that writes or reads them."""
     inside, writers, readers = set(tensors), dict[Node, Node](), dict[Node, Node]()
     if inside.intersection((*graph.inputs, *graph.outputs)):
         return None
     for name in tensors:
         producer = graph.producers[name]
-        if producer.op == "Conv":
+        if producer.op == "Conv" or producer in borders:
             writers[producer] = producer
         elif not _passes(graph, producer, inside):
             return None
         for reader in graph.readers[name]:
-            if reader.op == "Conv" and reader.inputs[0] == name:
+            if (reader.op == "Conv" and reader.inputs[0] == name) or reader in borders:
                 readers[reader] = reader
             elif not _passes(graph, reader, inside):
                 return None
@@ -183,7 +186,8 @@ def _factors(
 ) -> Array:
     """The factor of each channel (C,), with geometric mean 1."""
     activation = np.max([largest[name] / max(largest[name].max(), 1e-30) for name in group.tensors], axis=0)
-    columns = [_columns(constants[nodes[node].inputs[1]]) for node in group.readers if GROUP(node) == 1]
+    dense = [node for node in group.readers if node.op == "Conv" and GROUP(node) == 1]
+    columns = [_columns(constants[nodes[node].inputs[1]]) for node in dense]
     exponent = share if columns else 1.0
     weights = np.max([each / max(each.max(), 1e-30) for each in columns], axis=0) if columns else 1.0
     alive = activation > 0
@@ -201,13 +205,16 @@ def _columns(w: Array) -> Array:
 
 
 def _rescale(nodes: dict[Node, Node], constants: dict[str, Array], node: Node, factors: Array, axis: int) -> None:
-    """Multiplies the weights of a convolution per output (axis 0, with the bias) or input channel (axis 1)."""
+    """Multiplies the weights of a convolution per output (axis 0, with the bias) or input channel (axis 1).
+
+    Those of a border's product are multiplied per channel.
+    """
     current = nodes[node]
     x, weights, *rest = current.inputs
     w = constants[weights]
     depthwise = axis == 1 and GROUP(node) > 1
     shaped = np.repeat(factors, len(w) // len(factors)) if depthwise else factors
-    along = 0 if depthwise else axis
+    along = 1 if node.op == "Mul" else 0 if depthwise else axis
     column = shaped.reshape([-1 if each == along else 1 for each in range(w.ndim)])
     stem = f"{node.output}/equalised"
     constants[f"{stem}_w"] = (w * column).astype(np.float32)

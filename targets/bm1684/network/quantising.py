@@ -6,8 +6,9 @@ from npuc.ir import Graph, Node
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import run_passes
 from npuc.quantize.calibration.histograms import source, uniform
+from npuc.quantize.improvement.borders import best_bordered
 from npuc.quantize.improvement.levels import LEVELS
-from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights
+from npuc.quantize.improvement.search import Network, Recipe, Trial, best_weights
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps, reaches
 from npuc.quantize.scales.offsets import ZeroPoints
@@ -50,6 +51,6 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, 
             found, integer, lambda each, some, free: constraints(each, some, free, ()), IMAGES
         )
         graph = run_passes(graph, (copies, RescaleAtLimits(found, integer, IMAGES)))
-        return best_network(graph, recipe, samples, level, options.method, found)
+        return best_bordered(graph, recipe, samples, level, options.method, found)
     made = Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, given), ONE_SHIFT)
     return (made, ()) if samples.synthetic else best_weights(made, recipe, samples, level)

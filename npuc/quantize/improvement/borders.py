@@ -1,0 +1,137 @@
+"""A scale per channel at the network's inputs and outputs, which the host converts in any case.
+
+The host multiplies an input or output by a constant per channel, in float, and the weights beside it take the
+inverse (`equalisation`). The channels inside then have similar magnitudes. This suits a machine with one scale for
+all weights of a layer, above all for a depthwise convolution between two parts of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import process_time
+
+import numpy as np
+
+from npuc.frozen import frozen
+from npuc.ir import Array, Graph, Node
+from npuc.ops import build
+from npuc.quantize.calibration.histograms import Histogram, computed
+from npuc.quantize.improvement import equalisation
+from npuc.quantize.improvement.acceptance import decibels
+from npuc.quantize.improvement.levels import LEAST, Level
+from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Recipe, Trial, best_network, divided
+from npuc.quantize.network.construction import Quantised, int8_name
+from npuc.storage.data import Samples
+
+SHARE = 0.5
+"""How far channels are equalised that a dense convolution reads."""
+WORTH = 10**-0.05
+"""The factors are kept if the noise of the outputs falls by half a dB."""
+SUFFIX = "/channels"
+
+
+@frozen
+class Bordered:
+    """A graph with products at its borders. factors: of the tensors within that differ from the model's."""
+
+    graph: Graph
+    factors: Mapping[str, Array]
+
+    def described(self, quantised: Quantised) -> Quantised:
+        """The integer network, whose tensors are those of the model but for these factors."""
+        factors = {
+            int8_name(name): each for name, each in self.factors.items() if int8_name(name) in quantised.scales
+        }
+        floats = {name: tensor.removesuffix(SUFFIX) for name, tensor in quantised.floats.items()}
+        return replace(quantised, floats=floats, factors={**quantised.factors, **factors})
+
+
+def best_bordered(
+    graph: Graph,
+    recipe: Recipe,
+    samples: Samples,
+    level: Level,
+    method: str | None = None,
+    known: Mapping[str, Histogram] | None = None,
+) -> tuple[Network, tuple[Trial, ...]]:
+    """`best_network`, with a scale per channel at the borders if that pays on the held-out samples."""
+    started = process_time()
+    training, held_out = divided(samples, level.samples)
+    judged = level.variants and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
+    other = bordered(graph, training) if judged else None
+    if other is None:
+        return best_network(graph, recipe, samples, level, method, known)
+    plain, scaled = (
+        best_network(each, recipe, samples, LEAST, method or level.method, known)[0].quantised
+        for each in (graph, other.graph)
+    )
+    before, after = (_noise(graph, each, held_out) for each in (plain, scaled))
+    kept = after < before * WORTH
+    seconds = process_time() - started
+    step = Trial("a scale per channel at the borders", kept, decibels(before), decibels(after), seconds)
+    network, steps = best_network(other.graph if kept else graph, recipe, samples, level, method, known)
+    if kept:
+        network = replace(network, integer=other.described(network.quantised))
+    return network, (step, *steps)
+
+
+def bordered(graph: Graph, feeds: Sequence[Mapping[str, Array]]) -> Bordered | None:
+    """The graph with products at its borders, equalised on the samples; None if it has no such border."""
+    images = [name for name in (*graph.inputs, *graph.outputs) if _is_image(graph, name)]
+    with_all, products = _with_products(graph, images)
+    inside = {name for group in equalisation.groups(with_all, products) for name in group.tensors}
+    fitting = [name for name in images if f"{name}{SUFFIX}" in inside]
+    if not fitting:
+        return None
+    made, products = _with_products(graph, fitting)
+    found = [
+        group
+        for group in equalisation.groups(made, products)
+        if products.intersection((*group.writers, *group.readers))
+    ]
+    equal = equalisation.equalised(made, found, equalisation.sizes(made, found, feeds), SHARE)
+    factors = {name.removesuffix(equalisation.SUFFIX): each for name, each in equal.factors.items()}
+    return Bordered(equal.graph, factors)
+
+
+def _is_image(graph: Graph, name: str) -> bool:
+    of = graph.tensors[name]
+    both = name in graph.inputs and name in graph.outputs
+    return of.dtype == "float32" and len(of.shape) == 4 and not both and name not in graph.constants
+
+
+def _with_products(graph: Graph, names: Sequence[str]) -> tuple[Graph, frozenset[Node]]:
+    """The graph with a product with ones behind these inputs and before these outputs, and the products."""
+    inner = {name: f"{name}{SUFFIX}" for name in names}
+    ones = {f"{new}/factors": np.ones((1, graph.shape(name)[1], 1, 1), np.float32) for name, new in inner.items()}
+
+    def product(x: str, y: str, new: str) -> Node:
+        return Node("Mul", (x, f"{new}/factors"), (y,), {}, new)
+
+    taken = [product(name, new, new) for name, new in inner.items() if name in graph.inputs]
+    given = [product(new, name, new) for name, new in inner.items() if name in graph.outputs]
+    nodes = [
+        replace(
+            node,
+            inputs=tuple(inner.get(name, name) for name in node.inputs),
+            outputs=tuple(inner.get(name, name) for name in node.outputs),
+        )
+        for node in graph.nodes
+    ]
+    types = {name: graph.tensors[name] for name in graph.inputs}
+    constants = {**graph.constants, **ones}
+    made = build(graph.name, [*taken, *nodes, *given], types, graph.outputs, constants, graph.operators)
+    return made, frozenset((*taken, *given))
+
+
+def _noise(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> float:
+    """Squared error over squared signal, the mean over the outputs in float."""
+    names = [name for name in graph.outputs if graph.tensors[name].dtype == "float32"]
+    noise, signal = np.zeros(len(names)), np.zeros(len(names))
+    pairs = zip(computed(graph, feeds, names), computed(quantised.graph, feeds, names), strict=True)
+    for exact, found in pairs:
+        for at, name in enumerate(names):
+            noise[at] += np.square(found[name] - exact[name], dtype=np.float64).sum()
+            signal[at] += np.square(exact[name], dtype=np.float64).sum()
+    return float(np.mean(noise / np.where(signal > 0, signal, 1.0)))
