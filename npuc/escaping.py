@@ -101,6 +101,8 @@ def html_json(value: object) -> str:
 def csv_lines(rows: Iterable[Sequence[object]]) -> str:
     r"""Comma-separated values as in RFC 4180, but with single line feeds; None is an empty field.
 
+    A null character, which many readers refuse, becomes U+FFFD.
+
     >>> print(csv_lines([("conv", None), ('a "b" c', "d,e")]))
     conv,
     "a ""b"" c","d,e"
@@ -108,8 +110,10 @@ def csv_lines(rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     plain = csv.writer(text, lineterminator="\n")
     careful = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    for row in rows:  # before Python 3.13 csv does not quote a lone carriage return
-        (careful if any(isinstance(each, str) and "\r" in each for each in row) else plain).writerow(row)
+    for row in rows:
+        fields = [each.replace("\0", "\ufffd") if isinstance(each, str) else each for each in row]
+        lone = any(isinstance(each, str) and "\r" in each for each in fields)
+        (careful if lone else plain).writerow(fields)  # before Python 3.13 csv does not quote a carriage return
     return text.getvalue().rstrip("\n")
 
 

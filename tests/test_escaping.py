@@ -97,11 +97,14 @@ def test_json_and_toml_read_back(name: str) -> None:
 
 @patient
 @given(st.lists(st.tuples(names, names, st.none() | st.integers()), min_size=1, max_size=4))
-@example([("\r", "a\rb", None)])
+@example([("\r", "a\rb", None), ("\0", "", 0)])
 def test_csv_reads_back(rows: list[tuple[str, str, int | None]]) -> None:
     text = csv_table(("a", "b", "c"), rows)
     found = list(csv.reader(io.StringIO(text, newline="")))
-    assert found == [["a", "b", "c"], *([a, b, "" if c is None else str(c)] for a, b, c in rows)]
+    read = [
+        [a.replace("\0", "\ufffd"), b.replace("\0", "\ufffd"), "" if c is None else str(c)] for a, b, c in rows
+    ]
+    assert found == [["a", "b", "c"], *read]
 
 
 class Elements(html.parser.HTMLParser):
