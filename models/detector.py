@@ -92,6 +92,13 @@ def build(bias: float = -6.0, seed: int = 0) -> onnx.ModelProto:
 @lru_cache(maxsize=4)
 def trained(bias: float, seed: int) -> tuple[tuple[Convolution, ...], Convolution, Convolution]:
     """The layers up to the neck, and the heads for boxes and for scores."""
+    layers, x, truth = body(seed)
+    return layers, *_heads(x, truth, bias)
+
+
+@lru_cache(maxsize=1)
+def body(seed: int) -> tuple[tuple[Convolution, ...], Array, Truth]:
+    """The layers up to the neck, their results on the training images, and what these contain."""
     random = np.random.default_rng(seed)
     seen = scenes(IMAGES, (seed, 0))
     x, layers = seen.pixels, list[Convolution]()
@@ -104,8 +111,7 @@ def trained(bias: float, seed: int) -> tuple[tuple[Convolution, ...], Convolutio
         x = np.maximum(layers[-1](x), 0)
     truth = Truth.of(seen)
     layers.append(_neck(x, truth, random).normalised(x, random))
-    boxes, scores = _heads(np.maximum(layers[-1](x), 0), truth, bias)
-    return tuple(layers), boxes, scores
+    return tuple(layers), np.maximum(layers[-1](x), 0), truth
 
 
 def _filters() -> Array:

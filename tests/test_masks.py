@@ -79,7 +79,7 @@ def samples_of(text: str, low: float, seed: int) -> Samples:
     return Samples(found | ({"m": mask} if "m" in text.replace("Softmax", "").replace("perm", "") else {}))
 
 
-@pytest.mark.parametrize("low", [-1e4, -1e9, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("low", [-1e4, float(np.finfo(np.float32).min)])
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize(("name", "precision", "least"), [("easynpu", "int8", 20), ("nvdla-full", "fp16", 50)])
 def test_a_masked_softmax_is_as_accurate_as_one_without_a_mask(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,17 @@ def _compiled(name: str, machine: str | None, folder: Path) -> Program:
     return as_loaded(program)
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str | None], Program]:
+    """The program of a network on a machine."""
+
+    @cache
+    def found(name: str, machine: str | None) -> Program:
+        return _compiled(name, machine, tmp_path_factory.mktemp(name))
+
+    return found
+
+
 def _networks(program: Program, *, quantised: bool) -> list[HostStep | Whole | None]:
     """Host steps, and all segments between two of them as one."""
     contents = Contents.of(program.manifest)
@@ -62,9 +75,9 @@ def _networks(program: Program, *, quantised: bool) -> list[HostStep | Whole | N
 @pytest.mark.parametrize("machine", [None, "large"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_gives_the_same_bits_as_one_network_as_word_by_word(
-    name: str, machine: str | None, quantised: bool, tmp_path: Path
+    name: str, machine: str | None, quantised: bool, compiled: Callable[[str, str | None], Program]
 ) -> None:
-    program = _compiled(name, machine, tmp_path)
+    program = compiled(name, machine)
     samples = varied(driver.program_inputs(program)).inputs
     tensors: dict[str, Array] = dict(samples)
     for part in _networks(program, quantised=quantised):

@@ -48,17 +48,6 @@ def test_all_arithmetic_of_a_network_runs_on_the_array_in_every_bit(
     assert all(output["sqnr_db"] is None or output["sqnr_db"] > 24 for output in report["outputs"])
 
 
-@pytest.mark.parametrize(
-    ("name", "machine"),
-    [("unet_small", "large"), ("bc_resnet", "default")],
-)
-def test_networks_of_the_package_run_on_the_array_alone(name: str, machine: str, tmp_path: Path) -> None:
-    loaded, report = verified(MODELS[name](), machine, tmp_path)
-    assert {step["op"] for step in loaded.manifest["report"]["host_steps"]} <= {"Slice", "Split"}
-    assert report["bit_exact"] is True
-    assert report["status"] == "ok"
-
-
 @pytest.mark.parametrize("name", [*NETS, *MODELS])
 def test_the_passes_keep_the_meaning_and_change_nothing_more_the_second_time(name: str) -> None:
     model = NETS[name].model() if name in NETS else MODELS[name]()

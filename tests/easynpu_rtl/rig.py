@@ -20,9 +20,11 @@ from tests.easynpu import test_simulator as programs
 from tests.easynpu_rtl import mutants
 from tests.easynpu_stepping.test_programs import Memories, Stepping
 
+SMALL = replace(programs.MACHINE, weight_words=1200)
+"""Its weights are written word by word before every program."""
 CORES = {
-    "three rows": replace(programs.MACHINE, pe_rows=3),
-    "one set of pads": replace(programs.MACHINE, ifmap_pad_sets=1, psum_write_first=True),
+    "three rows": replace(SMALL, pe_rows=3),
+    "one set of pads": replace(SMALL, ifmap_pad_sets=1, psum_write_first=True),
 }
 """Machines for random programs. Their cores have the mistakes of `mutants` built in, and none is in effect."""
 

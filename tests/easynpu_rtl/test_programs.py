@@ -44,7 +44,7 @@ def test_explicit_operands_lie_where_their_pitches_say(seed: int) -> None:
     programs.test_explicit_operands_lie_where_their_pitches_say(seed)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(12))
 def test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed: int) -> None:
     programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed)
 

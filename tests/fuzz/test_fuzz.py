@@ -17,7 +17,7 @@ import pytest
 from tests.fuzz import cases, mutation
 
 COUNTS = {
-    "models": 50, "samples": 60, "machines": 30, "artefacts": 50, "regions": 24, "listings": 40, "loadables": 40,
+    "models": 25, "samples": 60, "machines": 30, "artefacts": 25, "regions": 12, "listings": 40, "loadables": 40,
     "traces": 40,
 }  # fmt: skip
 FINDINGS = [

@@ -113,10 +113,11 @@ def test_windows_of_any_size_are_pooled(op: str, kernel: int, tmp_path: Path) ->
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Max", "Min"])
 @pytest.mark.parametrize("other", ["map", "per channel", "constant map"])
 def test_two_operands(op: str, other: str, tmp_path: Path) -> None:
+    shape = (*SHAPE[:2], 3, 5) if other == "constant map" else SHAPE  # a kernel for every element
     constants = {"w": weights(20, 20, 1, 1), "v": weights(20, 20, 1, 1)[::-1].copy()}
-    constants |= {"c": weights(20, 1, 1) if other == "per channel" else weights(*SHAPE[1:])}
+    constants |= {"c": weights(20, 1, 1) if other == "per channel" else weights(*shape[1:])}
     nodes = [node("Conv", "x w", "a"), node("Conv", "x v", "b"), node(op, "a b" if other == "map" else "a c", "y")]
-    expect_close(verified(network(nodes, SHAPE, constants), tmp_path, samples=1, **FP16), 64.0)
+    expect_close(verified(network(nodes, shape, constants), tmp_path, samples=1, **FP16), 64.0)
 
 
 def test_an_upper_limit_behind_an_addition_takes_a_pass_of_its_own(tmp_path: Path) -> None:

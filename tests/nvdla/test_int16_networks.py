@@ -80,10 +80,11 @@ def test_an_operator_on_a_map(op: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Max", "Min"])
 @pytest.mark.parametrize("other", ["map", "per channel", "constant map"])
 def test_two_operands(op: str, other: str, tmp_path: Path) -> None:
+    shape = (*SHAPE[:2], 3, 5) if other == "constant map" else SHAPE  # a kernel for every element
     constants = {"w": weights(20, 20, 1, 1), "v": weights(20, 20, 1, 1)[::-1].copy()}
-    constants |= {"c": weights(20, 1, 1) if other == "per channel" else weights(*SHAPE[1:])}
+    constants |= {"c": weights(20, 1, 1) if other == "per channel" else weights(*shape[1:])}
     nodes = [node("Conv", "x w", "a"), node("Conv", "x v", "b"), node(op, "a b" if other == "map" else "a c", "y")]
-    expect_exact(verified(network(nodes, SHAPE, constants), tmp_path, samples=1, **INT16), 60.0)
+    expect_exact(verified(network(nodes, shape, constants), tmp_path, samples=1, **INT16), 60.0)
 
 
 def test_concat_and_softmax(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.quantised import FORMS, TRAINED, quantised
 
-SMALL = target("nvdla-small")
 pytestmark = pytest.mark.usefixtures("exact_integers")
 
 
@@ -51,14 +52,26 @@ def _steps_off(report: dict[str, Any], beyond: float) -> dict[str, float]:
     }
 
 
+@pytest.fixture(scope="module")
+def trained(
+    shared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, program.Program]]:
+    """The program of a trained model on nvdla-small, and the folder in which it is."""
+
+    @cache
+    def found(name: str) -> tuple[Path, program.Program]:
+        folder, (x, shape) = tmp_path_factory.mktemp(name), TRAINED[name]
+        return folder, _compiled(shared / "models" / f"{name}.onnx", folder, {x: shape}, "nvdla-small")
+
+    return found
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_trained_quantised_model_misses_onnxruntime_by_a_step_a_layer_at_most(
-    name: str, shared: Path, tmp_path: Path
+    name: str, shared: Path, trained: Callable[[str], tuple[Path, program.Program]]
 ) -> None:
-    x, shape = TRAINED[name]
-    model = shared / "models" / f"{name}.onnx"
-    loaded = _compiled(model, tmp_path, {x: shape}, "nvdla-small")
-    report = _verified(model, tmp_path, loaded)
+    folder, loaded = trained(name)
+    report = _verified(shared / "models" / f"{name}.onnx", folder, loaded)
     assert report["bit_exact"]
     assert not _steps_off(report, 1.001)
     assert [port.dtype for port in (*loaded.inputs, *loaded.outputs)] == ["int8", "int8"]
@@ -83,11 +96,14 @@ def _images(name: str, shared: Path, shape: tuple[int, ...]) -> Array:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_the_largest_output_is_that_of_onnxruntimes_own_integers(name: str, shared: Path) -> None:
+def test_the_largest_output_is_that_of_onnxruntimes_own_integers(
+    name: str, shared: Path, trained: Callable[[str], tuple[Path, program.Program]]
+) -> None:
     x, shape = TRAINED[name]
     model = shared / "models" / f"{name}.onnx"
-    compiled, _ = driver.compile_model(model, SMALL, Options(), {x: shape})
-    runs = [session(each) for each in (model.read_bytes(), compiled.evidence["reference.onnx"])]
+    folder, compiled = trained(name)
+    evidence = program.load_evidence(folder / "program", compiled)
+    runs = [session(each) for each in (model.read_bytes(), evidence["reference.onnx"])]
     output = runs[0].get_outputs()[0].name
     feeds = _images(name, shared, shape)
     theirs, ours = (

@@ -32,7 +32,7 @@ def model_of(power: int) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("power", [-14, -12, 0, 12, 15, 16, 17, 20, 30, 37])
+@pytest.mark.parametrize("power", [-14, 0, 16, 17, 37])
 @pytest.mark.parametrize("name", ["easynpu", "nvdla-small", "bm1684"])
 def test_values_of_any_size_are_accurate(name: str, power: int, tmp_path: Path) -> None:
     """12 dB are asked for. Before, ranges beyond 1e14 and below 1e-10 gave 0 to 2 dB, and E502 beyond 1e18."""

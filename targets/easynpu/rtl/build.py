@@ -26,7 +26,7 @@ TOP = "easynpu"
 REMEDY = "pip install 'npuc[rtl]', and a C++ compiler (g++, clang++, or the one named in CXX)"
 VERILATE = (
     "--cc", "--top-module", TOP, "--prefix", f"V{TOP}", "-O3", "--x-assign", "fast", "--x-initial", "fast",
-    "--noassert", "-Wno-fatal", "-Wno-lint", "--output-split", "200000",
+    "--noassert", "-Wno-fatal", "-Wno-lint", "--output-split", "200000", "--output-split-cfuncs", "5000",
 )  # fmt: skip
 COMPILE = ("-Og", "-fPIC", "-std=c++17")
 SLOW = ("-O0", *COMPILE[1:])
@@ -45,7 +45,7 @@ def library(machine: Machine) -> ctypes.CDLL:
     source = verilog(machine, observed=True)
     versions = (_version(tools.verilator), _version(tools.compiler))
     runtime = _kept("runtime.o", (*SLOW, *versions), tools.runtime)
-    parts = (source, HARNESS.read_text(encoding="utf-8"), *VERILATE, *COMPILE, *SLOW, *versions)
+    parts = (source, *(each.read_text(encoding="utf-8") for each in SOURCES), *VERILATE, *COMPILE, *SLOW, *versions)
     built = _kept("core.so", parts, lambda folder, made: tools.core(source, runtime, folder, made))
     return _typed(ctypes.CDLL(str(built)))
 
@@ -104,7 +104,8 @@ def _compiler() -> str:
 
 
 def _version(tool: str) -> str:
-    return f"{tool} {_run([tool, '--version'], Path.cwd()).splitlines()[0]}"
+    """Name and version, wherever the tool is: virtual environments with the same version share their cores."""
+    return f"{Path(tool).name} {_run([tool, '--version'], Path.cwd()).splitlines()[0]}"
 
 
 @frozen
