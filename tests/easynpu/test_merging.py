@@ -14,7 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver
 from npuc.ir import Array
+from npuc.models import MODELS
 from npuc.program import as_loaded
+from npuc.reference import integers_are_exact
 from npuc.storage.data import varied
 from npuc.target import Options, target
 from npuc.targets.easynpu.simulate import network as networks
@@ -77,6 +79,23 @@ def test_a_program_of_many_tiles_has_one_operator_for_each_layer(
     (operators,) = opened
     assert operators["QLinearConv"] + operators["Conv"] == 5
     assert operators["Concat"] == 0
+
+
+@pytest.mark.skipif(not integers_are_exact(), reason="products of uint8 and int8 saturate here")
+def test_an_average_in_several_words_is_one_integer_convolution(
+    tmp_path: Path, opened: list[Counter[str]]
+) -> None:
+    onnx.save(MODELS["ds_cnn"](), tmp_path / "m.onnx")
+    program = as_loaded(driver.compile_model(tmp_path / "m.onnx", target("easynpu"), Options(level="0"), {})[0])
+    samples = varied(driver.program_inputs(program)).inputs
+    assert any("keep_psum" in str(each) for each in target("easynpu").listing(program))
+    quick, found = QuickRunner(program), dict[str, Array]()
+    while not opened:
+        found = quick(samples)
+    for output, values in Runner(program)(samples).items():
+        np.testing.assert_array_equal(found[output], values)
+    assert opened[0]["QLinearConv"] == 11  # the first, four depthwise, four pointwise, the average, the product
+    assert opened[0]["Conv"] == 0
 
 
 def _cut(network: Network, value: Value, start: tuple[int, int, int], end: tuple[int, int, int]) -> Value:

@@ -21,7 +21,7 @@ from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Value, ValuePar
 MOST_BYTES = 1 << 26
 """Limit of the constants, which are float32 and take memory in addition to the program's own."""
 MOST_NODES = 1 << 14
-MOST_TILES = 1 << 18
+MOST_TILES = 1 << 16
 """Limit of the operators before tiles are merged."""
 RAISED = 128
 """The offset of uint8 values."""

@@ -370,15 +370,18 @@ class Walk:
         if stage.keeps:
             return products
         bound = sum(each.kernel.bound for each in products)
-        if self.network.quantised and _is_fine(kernel, bound) and _are_one(products):
-            return self._in_bytes(products)
+        if self.network.quantised and _is_fine(kernel, bound):
+            if _are_one(products):
+                return self._in_bytes(products, axis=1)
+            if _are_rows(products):
+                return self._in_bytes(products, axis=2)
         return self._in_floats(products, bound)
 
-    def _in_bytes(self, products: Sums) -> Value:
-        """Convolutions that differ only in their input channels, as one integer convolution."""
+    def _in_bytes(self, products: Sums, axis: int) -> Value:
+        """Convolutions that differ only in their input channels or rows (axis 1 or 2), as one in integers."""
         network, (first, *_, last) = self.network, (*products, products[-1])
-        x = network.joined(1, [each.x for each in products]) if len(products) > 1 else first.x
-        weights = np.concatenate([each.kernel.w for each in products], axis=1)
+        x = network.joined(axis, [each.x for each in products]) if len(products) > 1 else first.x
+        weights = np.concatenate([each.kernel.w for each in products], axis=axis)
         given, relu = (weights, first.kernel.bias, last.kernel.scale), last.kernel.relu
         name = network.convolution(x, *given, window_attributes(last.layer), relu=relu)
         found = self._result(last.layer, name, raised=True)
@@ -425,6 +428,18 @@ def _are_one(products: Sums) -> bool:
     shapes = {each.kernel.w.shape[2:] for each in products}
     return len(products) == 1 or (
         len(windows) == len(shapes) == 1 and all(is_dense(each.layer) for each in products)
+    )
+
+
+def _are_rows(products: Sums) -> bool:
+    """Whether each product has one result, whose window is its whole map: such products may be rows of one."""
+    shapes = {(each.layer.Co, each.x.channels, each.kernel.w.shape[1], each.x.width) for each in products}
+    return len(shapes) == 1 and all(
+        (each.layer.Ho, each.layer.Wo) == (1, 1)
+        and each.kernel.w.shape[2:] == (each.x.height, each.x.width)
+        and (each.layer.Dh, each.layer.Dw) == (0, 0)
+        and not any(window_attributes(each.layer)["pads"])
+        for each in products
     )
 
 
