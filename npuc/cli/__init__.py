@@ -40,13 +40,15 @@ def outcome() -> int:
     """Runs the command of sys.argv. Exit code: 0 done, 1 refused or out of tolerance, 2 usage."""
     for name in BLAS_THREADS:
         os.environ.setdefault(name, "1")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `npuc targets >&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _outcome(sys.argv[1:])
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError as error:
         if error.filename is not None:
             raise

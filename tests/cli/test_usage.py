@@ -110,7 +110,9 @@ def test_an_output_is_not_written_over_an_input(digits: Digits, tmp_path: Path) 
     assert model.read_bytes() == digits.model.read_bytes()
 
 
-def test_a_closed_standard_output_is_no_defect() -> None:
-    command = f"{shlex.quote(sys.executable)} -m npuc targets >&-"
+@pytest.mark.parametrize("arguments", ["targets", "dump {program}", "dump {program} --format csv"])
+def test_a_closed_standard_output_is_no_defect(arguments: str, digits: Digits) -> None:
+    asked = arguments.format(program=shlex.quote(str(digits.program)))
+    command = f"{shlex.quote(sys.executable)} -m npuc {asked} >&-"
     outcome = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert (outcome.returncode, outcome.stderr) == (0, "")
