@@ -1,7 +1,7 @@
 """Whether a tensor's elements are finite numbers, neither infinite nor NaN.
 
-Inputs are: npuc accepts no others (E402). Sums and products of them and of constants below MODERATE are taken to
-stay within the range of float32; what masks add to logits may be larger.
+Inputs that layers read are taken to be. Others need not: one may be a mask with -inf, or be tested for NaN. Sums
+and products of constants below MODERATE are taken to stay within the range of float32; masks may have larger ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from npuc.frontend.builder import Builder
 from npuc.ir import Array, Node
+from npuc.masks import LAYERS
 from npuc.ops.attributes import AXIS, EPSILON
 from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT
 
@@ -33,32 +34,36 @@ CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
 }
 """The same, under a condition."""
 
+Needed = tuple[str, bool]
+"""A tensor, and whether a layer reads what is made of it."""
+
 
 def is_finite(to: Builder, tensor: str) -> bool:
     """Whether all elements of a tensor are finite numbers."""
-    known, waiting = to.finite, [tensor]
+    known, waiting = to.finite, [(tensor, False)]
     while waiting:
-        name = waiting[-1]
-        needed = _needed(to, name)
+        found = waiting[-1]
+        needed = _needed(to, *found)
         missing = [each for each in needed or () if each not in known]
         if missing:
             waiting += missing
         else:
-            known[name] = needed is not None and all(known[each] for each in needed)
+            known[found] = needed is not None and all(known[each] for each in needed)
             waiting.pop()
-    return known[tensor]
+    return known[tensor, False]
 
 
-def _needed(to: Builder, name: str) -> tuple[str, ...] | None:
-    """The tensors that must be finite for this one to be; None if nothing suffices."""
+def _needed(to: Builder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
+    """What must be finite for a tensor to be so; None if nothing suffices."""
     node = to.producers.get(name)
     if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or _all(to, name, _is_moderate)):
         return ()
     if node is None:
-        return () if name in to.inputs else None
+        return () if in_layer and name in to.inputs else None
     if node.op not in FINITE and not (node.op in CONDITIONS and CONDITIONS[node.op](node, to)):
         return None
-    return (_unmasked(to, node),) if node.op == "Softmax" else tuple(filter(None, node.inputs))
+    read = (_unmasked(to, node),) if node.op == "Softmax" else node.inputs
+    return tuple((each, in_layer or node.op in LAYERS) for each in read if each)
 
 
 def _unmasked(to: Builder, softmax: Node) -> str:

@@ -49,7 +49,7 @@ def of(body: str, inputs: str = "float[2,4,4] x") -> onnx.ModelProto:
     model = model_of(f"g ({inputs}) => (y) {{ {body} }}")
     used = {name for node in model.graph.node for name in node.input}
     model.graph.initializer.extend(
-        numpy_helper.from_array(CONSTANTS[each], each) for each in CONSTANTS if each in used
+        numpy_helper.from_array(np.asarray(CONSTANTS[each]), each) for each in CONSTANTS if each in used
     )
     return model
 
@@ -64,7 +64,6 @@ NEVER_NAN = {
     " r = Sqrt(e)\n v = Div(x, r)\n z = MatMul(v, w)",
     "behind LayerNormalization": "x2 = Mul(x, gain)\n v = LayerNormalization(x2, gain)\n z = MatMul(v, w)",
     "behind masked attention": f"{LOGITS}\n k = Add(l, causal)\n a = Softmax(k)\n z = MatMul(a, x)",
-    "a mask of finite inputs": f"{LOGITS}\n m = Mul(x, some)\n z = Add(l, m)",
     "a chosen mask": f"{LOGITS}\n z = Where(kept, l, low)",
 }
 
@@ -82,6 +81,7 @@ MAYBE_NAN = {
     "the mask removes a row": f"{LOGITS}\n z = Add(l, full)",
     "the mask is the same for a whole row": f"{LOGITS}\n z = Add(l, one)",
     "NaN in the mask": f"{LOGITS}\n z = Add(l, undefined)",
+    "the mask is an input": f"{LOGITS}\n z = Add(l, m)",
     "the mask is chosen": f"{LOGITS}\n b = Cast<to = 9>(m)\n k = Where(b, zero, least)\n z = Add(l, k)",
     "the axis of the mask": f"{LOGITS}\n k = Add(l, causal)\n z = Transpose<perm = [0, 2, 1]>(k)",
     "two masks": f"{LOGITS}\n b = Cast<to = 9>(m)\n k = Where(b, zero, low)\n t = Add(k, low)\n z = Add(l, t)",
@@ -99,6 +99,11 @@ MAYBE_NAN = {
 def test_it_stays_where_a_row_may_be_nan(body: str) -> None:
     problems = problems_of(of(f"{body}\n {GUARD}", "float[2,4,4] x, float[2,4,4] m"))
     assert {each.code for each in problems} == {"E202"}
+
+
+def test_an_input_is_tested_for_nan(tmp_path: Path) -> None:
+    program = program_of(of("y = IsNaN(x)"), tmp_path)
+    assert [ops for place, ops in places(program) if place == "host"] == [("IsNaN",)]
 
 
 WHERE = {
