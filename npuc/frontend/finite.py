@@ -27,7 +27,7 @@ FINITE = (
 """Operators whose result is finite if their inputs are. Of those that the host runs, Where is known."""
 CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
     "BatchNormalization": lambda node, to: _all(to, node.inputs[4], lambda value: value + EPSILON(node) > 0),
-    "Div": lambda node, to: _is_positive(to, node.inputs[1]) or _all(to, node.inputs[1], lambda value: value != 0),
+    "Div": lambda node, to: _is_positive(to, node.inputs[1]) or _all(to, node.inputs[1], _is_divisor),
     "Pow": lambda node, to: _all(to, node.inputs[1], lambda value: (value >= 0) & (value % 1 == 0)),
     "Reciprocal": lambda node, to: _is_positive(to, node.inputs[0]),
     "Sqrt": lambda node, to: _is_positive(to, node.inputs[0]),
@@ -80,7 +80,7 @@ def _unmasked(to: Builder, softmax: Node) -> str:
 def is_chosen(to: Builder, name: str) -> bool:
     """Whether a mask is, maybe moved, a choice of finite constants, such as 0 and the least float32."""
     node = to.producers.get(name)
-    while node is not None and node.op in (*ONNX_MOVEMENT, "Expand"):
+    while node is not None and node.op != "Concat" and node.op in (*ONNX_MOVEMENT, "Expand"):
         node = to.producers.get(node.inputs[0])
     return node is not None and node.op == "Where" and all(_all(to, each, np.isfinite) for each in node.inputs[1:])
 
@@ -95,6 +95,10 @@ def _removes_a_part(to: Builder, name: str, axis: int, shape: tuple[int, ...]) -
 
 def _is_moderate(value: Array) -> Array:
     return np.abs(value) < MODERATE
+
+
+def _is_divisor(value: Array) -> Array:
+    return np.abs(value) > 1 / MODERATE
 
 
 def _all(to: Builder, name: str, condition: Callable[[Array], Array]) -> bool:
