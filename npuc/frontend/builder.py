@@ -71,7 +71,7 @@ class Builder:
         self.constants: dict[str, Array] = {}
         self.types: dict[str, TensorType] = {}
         self.inputs: frozenset[str] = frozenset()
-        self.finite: dict[str, bool] = {}
+        self.finite: dict[tuple[str, bool], bool] = {}
         """What `npuc.frontend.finite` found so far."""
         self.masks: dict[str, tuple[str, str]] = {}
         """What `prepared` makes of a computed mask before an Attention: finite numbers, and which rows count."""

@@ -1,7 +1,7 @@
 """Whether a tensor's elements are finite numbers, neither infinite nor NaN.
 
-Inputs are: npuc accepts no others (E402). Sums and products of them and of constants below MODERATE are taken to
-stay within the range of float32; what masks add to logits may be larger.
+Inputs that layers read are taken to be. Others need not: one may be a mask with -inf, or be tested for NaN. Sums
+and products of constants below MODERATE are taken to stay within the range of float32; masks may have larger ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from npuc.frontend.builder import Builder
 from npuc.ir import Array, Node
+from npuc.masks import LAYERS
 from npuc.ops.attributes import AXIS, EPSILON
 from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT
 
@@ -26,39 +27,43 @@ FINITE = (
 """Operators whose result is finite if their inputs are. Of those that the host runs, Where is known."""
 CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
     "BatchNormalization": lambda node, to: _all(to, node.inputs[4], lambda value: value + EPSILON(node) > 0),
-    "Div": lambda node, to: _is_positive(to, node.inputs[1]) or _all(to, node.inputs[1], lambda value: value != 0),
+    "Div": lambda node, to: _is_positive(to, node.inputs[1]) or _all(to, node.inputs[1], _is_divisor),
     "Pow": lambda node, to: _all(to, node.inputs[1], lambda value: (value >= 0) & (value % 1 == 0)),
     "Reciprocal": lambda node, to: _is_positive(to, node.inputs[0]),
     "Sqrt": lambda node, to: _is_positive(to, node.inputs[0]),
 }
 """The same, under a condition."""
 
+Needed = tuple[str, bool]
+"""A tensor, and whether a layer reads what is made of it."""
+
 
 def is_finite(to: Builder, tensor: str) -> bool:
     """Whether all elements of a tensor are finite numbers."""
-    known, waiting = to.finite, [tensor]
+    known, waiting = to.finite, [(tensor, False)]
     while waiting:
-        name = waiting[-1]
-        needed = _needed(to, name)
+        found = waiting[-1]
+        needed = _needed(to, *found)
         missing = [each for each in needed or () if each not in known]
         if missing:
             waiting += missing
         else:
-            known[name] = needed is not None and all(known[each] for each in needed)
+            known[found] = needed is not None and all(known[each] for each in needed)
             waiting.pop()
-    return known[tensor]
+    return known[tensor, False]
 
 
-def _needed(to: Builder, name: str) -> tuple[str, ...] | None:
-    """The tensors that must be finite for this one to be; None if nothing suffices."""
+def _needed(to: Builder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
+    """What must be finite for a tensor to be so; None if nothing suffices."""
     node = to.producers.get(name)
     if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or _all(to, name, _is_moderate)):
         return ()
     if node is None:
-        return () if name in to.inputs else None
+        return () if in_layer and name in to.inputs else None
     if node.op not in FINITE and not (node.op in CONDITIONS and CONDITIONS[node.op](node, to)):
         return None
-    return (_unmasked(to, node),) if node.op == "Softmax" else tuple(filter(None, node.inputs))
+    read = (_unmasked(to, node),) if node.op == "Softmax" else node.inputs
+    return tuple((each, in_layer or node.op in LAYERS) for each in read if each)
 
 
 def _unmasked(to: Builder, softmax: Node) -> str:
@@ -75,7 +80,7 @@ def _unmasked(to: Builder, softmax: Node) -> str:
 def is_chosen(to: Builder, name: str) -> bool:
     """Whether a mask is, maybe moved, a choice of finite constants, such as 0 and the least float32."""
     node = to.producers.get(name)
-    while node is not None and node.op in (*ONNX_MOVEMENT, "Expand"):
+    while node is not None and node.op != "Concat" and node.op in (*ONNX_MOVEMENT, "Expand"):
         node = to.producers.get(node.inputs[0])
     return node is not None and node.op == "Where" and all(_all(to, each, np.isfinite) for each in node.inputs[1:])
 
@@ -90,6 +95,10 @@ def _removes_a_part(to: Builder, name: str, axis: int, shape: tuple[int, ...]) -
 
 def _is_moderate(value: Array) -> Array:
     return np.abs(value) < MODERATE
+
+
+def _is_divisor(value: Array) -> Array:
+    return np.abs(value) > 1 / MODERATE
 
 
 def _all(to: Builder, name: str, condition: Callable[[Array], Array]) -> bool:

@@ -41,6 +41,15 @@ def _model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
 
 
+def _behind_a_layer(shape: tuple[int, ...]) -> onnx.ModelProto:
+    """Attention with a mask of finite numbers: a product with the identity."""
+    model = _model("Attention", {**HEADS, "mask": shape})
+    model.graph.node[0].input[3] = "made"
+    model.graph.node.insert(0, helper.make_node("MatMul", ["mask", "one"], ["made"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(7, dtype=np.float32), "one"))
+    return model
+
+
 def _feeds(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
     random = np.random.default_rng(1)
     return {name: random.normal(0.3, 1, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -61,8 +70,8 @@ CASES = [
     _model(
         "RMSNormalization", {"x": (2, 3, 4)}, {"s": np.array([[2], [3], [1]], np.float32)}, axis=1, epsilon=0.1
     ),
-    _model("Attention", {**HEADS, "mask": (4, 5, 7)}),
-    _model("Attention", {**HEADS, "mask": (5, 7)}),
+    _behind_a_layer((4, 5, 7)),
+    _behind_a_layer((5, 7)),
 ]
 
 
@@ -82,6 +91,7 @@ def test_the_result_is_that_of_onnxs_reference(model: onnx.ModelProto) -> None:
     [
         _model("Attention", HEADS, is_causal=1),
         _model("Attention", HEADS, softcap=2.0),
+        _model("Attention", {**HEADS, "mask": (5, 7)}),
         _model("Attention", {**EQUAL, "mask": (5, 5)}, is_causal=1),
         _model("Attention", HEADS, {"mask": BOOL & (np.arange(5) != 2)[:, None]}),
         _model("Attention", EQUAL, {"mask": np.arange(5) > 0}, is_causal=1),
