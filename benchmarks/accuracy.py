@@ -5,7 +5,8 @@
 The tasks are those beside the checkout, else npuc's own digits. Models without a task get synthetic inputs:
 standard normal, different for calibration and test (--seed changes them). onnxruntime: quantize_static, QDQ, per
 channel, int8 activations and weights, symmetric, on the same calibration samples, with every method of --methods.
-Errors are per output, top-1 and agreement those of the first output. A network that a target refuses has no row;
+Errors are per output, top-1 and agreement those of the first output. Where the host has parts of a network, it
+computes these, and the integer networks of the other parts the rest. A network that a target refuses has no row;
 stderr has the reason.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,9 +27,13 @@ import numpy as np
 from npuc import driver
 from npuc.errors import NpucError
 from npuc.ir import Array
+from npuc.program import Program, as_loaded
 from npuc.reference import session
+from npuc.regions.artefact import is_composite
+from npuc.regions.compiling import compile_model
+from npuc.regions.running import CompositeRunner
 from npuc.storage import data
-from npuc.target import Options, Quantising, names
+from npuc.target import Observer, Options, Quantising, Runner, names
 from npuc.target import target as find
 from npuc.text import as_json, table
 from npuc.verification.judging.intervals import interval
@@ -47,6 +52,8 @@ WITHOUT_TASK = {
     "tiny_kws": "tiny_kws_dscnn_fp32",
     "tiny_vww": "tiny_vww_mbv1_fp32",
 }
+BATCH = 50
+"""Samples that a program of several parts computes together."""
 METHODS = ("MinMax", "Entropy", "Percentile")
 MADE_UP = 40, 60
 """Samples for calibration and for the test."""
@@ -117,19 +124,46 @@ def rows(
                 click.echo(f"{task}, {computation}: refused\n{refusal}", err=True)
                 continue
             seconds = process_time() - started
-            yield _row(task, computation, _outputs(found, samples, len(exact)), exact, labels, seconds)
+            outputs = (
+                _outputs(found, samples, len(exact)) if isinstance(found, bytes) else _in_parts(found, samples)
+            )
+            yield _row(task, computation, outputs, exact, labels, seconds)
 
 
-def _of_target(name: str, model: Path, calibration: Path, level: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _of_target(
+    name: str, model: Path, calibration: Path, level: str
+) -> Iterator[tuple[str, Callable[[], bytes | Program]]]:
     """The target's QDQ model and the integer network that it compiles: names, and functions that make them."""
     machine, options = find(name), Options(level=level, precision="int8")
     if isinstance(machine, Quantising):
         yield f"{name} QDQ", lambda: driver.quantise_model(model, machine, options, {}, [calibration])[0]
     if "int8" in machine.precisions:
-        yield (
-            name,
-            lambda: driver.compile_model(model, machine, options, {}, [calibration])[0].evidence["reference.onnx"],
-        )
+        yield name, lambda: _integer(compile_model(model, machine, options, {}, [calibration])[0])
+
+
+def _integer(program: Program) -> bytes | Program:
+    """The integer network of a program; the program itself if the host has a part."""
+    return as_loaded(program) if is_composite(program) else bytes(program.evidence["reference.onnx"])
+
+
+def _in_parts(program: Program, samples: data.Samples) -> list[Array]:
+    """The outputs of a program of several parts, each computed by its integer network: (samples, elements)."""
+
+    def runner(part: Program) -> Runner:
+        run, names = session(part.evidence["reference.onnx"]), [port.name for port in part.outputs]
+
+        def outputs(feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+            del observe
+            each = [dict(zip(feeds, values, strict=True)) for values in zip(*feeds.values(), strict=True)]
+            found = zip(*(run.run(names, feed) for feed in each), strict=True)
+            return dict(zip(names, map(np.stack, found), strict=True))
+
+        return outputs
+
+    run = CompositeRunner(program, runner)
+    found = [run(batch.inputs) for batch in samples.batches(BATCH)]
+    names = [port.name for port in program.outputs]
+    return [np.concatenate([each[name].reshape(len(each[name]), -1) for each in found]) for name in names]
 
 
 def _outputs(model: bytes, samples: data.Samples, count: int | None = None) -> list[Array]:

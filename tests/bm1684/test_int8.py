@@ -265,7 +265,7 @@ def test_what_a_model_says_of_its_steps_holds_or_is_left_to_the_host(given: str,
 
 
 def test_channels_between_parts_of_the_host_have_scales_of_their_own(tmp_path: Path) -> None:
-    """A depthwise convolution between two Sigmoids, with weights of 0.01 to 1, which had 20 dB."""
+    """A depthwise convolution between two Sigmoids, with weights of 0.01 to 1: 44 dB, which were 39."""
     need_compiler()
     sizes = np.geomspace(0.01, 1, 6).astype(np.float32)
     w = np.random.default_rng(0).standard_normal((6, 1, 3, 3)).astype(np.float32) * sizes[:, None, None, None]
@@ -285,7 +285,7 @@ def test_channels_between_parts_of_the_host_have_scales_of_their_own(tmp_path: P
     report = npuc("verify", model, out, "--data", samples, "--json").json
     assert report["bit_exact"]
     conv = next(each for each in report["layers"] if each["op"] == "IntConv")
-    assert conv["entire"]["sqnr_db"] > 35
+    assert conv["entire"]["sqnr_db"] > 42
     manifest = json.loads((out / "npu" / "part_0" / "manifest.json").read_text())
     assert [each["op"] for each in manifest["steps"] if each["op"] == "Mul"] == ["Mul", "Mul"]
     assert manifest["report"]["host_steps"] == []  # conversions, like the rounding beside them

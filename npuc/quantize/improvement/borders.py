@@ -127,11 +127,14 @@ def _with_products(graph: Graph, names: Sequence[str]) -> tuple[Graph, frozenset
 
 def _noise(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> float:
     """Squared error over squared signal, the mean over the outputs in float."""
+    from npuc.export_onnx import onnx_bytes
+    from npuc.reference import session
+
     names = [name for name in graph.outputs if graph.tensors[name].dtype == "float32"]
     noise, signal = np.zeros(len(names)), np.zeros(len(names))
-    pairs = zip(computed(graph, feeds, names), computed(quantised.graph, feeds, names), strict=True)
-    for exact, found in pairs:
-        for at, name in enumerate(names):
-            noise[at] += np.square(found[name] - exact[name], dtype=np.float64).sum()
+    run = session(onnx_bytes(quantised.graph, names))
+    for feed, exact in zip(feeds, computed(graph, feeds, names), strict=True):
+        for at, (name, found) in enumerate(zip(names, run.run(names, dict(feed)), strict=True)):
+            noise[at] += np.square(found - exact[name], dtype=np.float64).sum()
             signal[at] += np.square(exact[name], dtype=np.float64).sum()
     return float(np.mean(noise / np.where(signal > 0, signal, 1.0)))
