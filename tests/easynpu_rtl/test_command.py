@@ -153,6 +153,17 @@ def test_a_missing_compiler_is_named(variable: str, what: str, monkeypatch: pyte
     assert what in caught.value.problems[0].reason
 
 
+def test_environments_with_the_same_tools_share_a_core(tmp_path: Path) -> None:
+    found: set[str] = set()
+    for name, version in (("a", 1), ("b", 1), ("c", 2)):
+        tool = tmp_path / name / "verilator"
+        tool.parent.mkdir()
+        tool.write_text(f"#!/bin/sh\necho Verilator {version}\n")
+        tool.chmod(0o755)
+        found.add(build._version(str(tool)))
+    assert len(found) == 2
+
+
 def test_missing_yosys_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "nowhere")
     with pytest.raises(ArtefactError) as caught:

@@ -291,8 +291,7 @@ FAINT = {
 
 
 @pytest.mark.parametrize("name", FAINT)
-@pytest.mark.parametrize("faint", [1e-5, 1e-9])
-@pytest.mark.parametrize("target", ["easynpu", "nvdla-full"])
+@pytest.mark.parametrize(("target", "faint"), [("easynpu", 1e-5), ("nvdla-full", 1e-9)])
 def test_a_faint_operand_does_not_take_the_scale_from_the_other(
     name: str, faint: float, target: str, tmp_path: Path
 ) -> None:

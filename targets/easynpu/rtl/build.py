@@ -45,7 +45,14 @@ def library(machine: Machine) -> ctypes.CDLL:
     source = verilog(machine, observed=True)
     versions = (_version(tools.verilator), _version(tools.compiler))
     runtime = _kept("runtime.o", (*SLOW, *versions), tools.runtime)
-    parts = (source, *(each.read_text(encoding="utf-8") for each in SOURCES), *VERILATE, *COMPILE, *SLOW, *versions)
+    parts = (
+        source,
+        *(each.read_text(encoding="utf-8") for each in SOURCES),
+        *VERILATE,
+        *COMPILE,
+        *SLOW,
+        *versions,
+    )
     built = _kept("core.so", parts, lambda folder, made: tools.core(source, runtime, folder, made))
     return _typed(ctypes.CDLL(str(built)))
 
