@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -42,7 +43,7 @@ def outcome() -> int:
         os.environ.setdefault(name, "1")
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by `npuc targets >&-`
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

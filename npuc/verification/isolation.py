@@ -199,6 +199,7 @@ def _outside(tensor: Any) -> bool:
 def _absolute(model: Any, least: float) -> Any:
     """The model with its weights replaced by their magnitudes, at least `least`; the model is modified.
 
+    A difference becomes the sum of the magnitudes: what cancels was rounded too.
     For heavy weights, which are stored outside the model, onnxruntime computes the magnitudes at run time.
     """
     from onnx import TensorProto, helper, numpy_helper
@@ -220,6 +221,7 @@ def _absolute(model: Any, least: float) -> Any:
         inputs = [f"{name}{SIZE}" if name in outer else name for name in node.input]
         del node.input[:]
         node.input.extend(inputs)
+        node.op_type = "Add" if node.op_type == "Sub" else node.op_type
     model.graph.node.extend(read)
     return model
 
