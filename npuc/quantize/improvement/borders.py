@@ -28,6 +28,8 @@ SHARE = 0.5
 """How far channels are equalised that a dense convolution reads."""
 WORTH = 10**-0.05
 """The factors are kept if the noise of the outputs falls by half a dB."""
+JUDGES = 8
+"""The most held-out samples that decide this."""
 SUFFIX = "/channels"
 
 
@@ -62,15 +64,16 @@ def best_bordered(
     other = bordered(graph, training) if judged else None
     if other is None:
         return best_network(graph, recipe, samples, level, method, known)
-    plain, scaled = (
-        best_network(each, recipe, samples, LEAST, method or level.method, known)[0].quantised
+    drawn = [
+        best_network(each, recipe, samples, LEAST, method or level.method, known)[0]
         for each in (graph, other.graph)
-    )
-    before, after = (_noise(graph, each, held_out) for each in (plain, scaled))
+    ]
+    before, after = (_noise(graph, each.quantised, held_out[:JUDGES]) for each in drawn)
     kept = after < before * WORTH
     seconds = process_time() - started
     step = Trial("a scale per channel at the borders", kept, decibels(before), decibels(after), seconds)
-    network, steps = best_network(other.graph if kept else graph, recipe, samples, level, method, known)
+    chosen = drawn[kept]
+    network, steps = best_network(chosen.graph, recipe, samples, level, method, chosen.histograms)
     if kept:
         network = replace(network, integer=other.described(network.quantised))
     return network, (step, *steps)
