@@ -349,3 +349,23 @@ def test_equal_values_less_their_mean_leave_what_rounding_left(tmp_path: Path) -
     np.savez(tmp_path / "equal.npz", x=np.full((1, 8), 0.1, np.float32))
     program = compile(str(tmp_path / "equal.onnx"), "bm1684", calibration=str(tmp_path / "equal.npz"))
     assert program.report["proof"]["samples"] == 1
+
+
+TWICE = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8] x) => (float[1,8] y)
+    <float narrow = {0.013}, float wide = {0.05}, int8 zero = {0}> {
+    a = QuantizeLinear (x, narrow, zero)
+    b = DequantizeLinear (a, narrow, zero)
+    c = QuantizeLinear (x, wide, zero)
+    d = DequantizeLinear (c, wide, zero)
+    y = Sub (d, b)
+}"""
+"""Of an input that is rounded twice, the wider rounding must lose nothing to the narrower one."""
+
+
+@pytest.mark.parametrize("name", ["easynpu", "nvdla-small"])
+def test_an_input_that_two_quantise_reaches_as_far_as_both(name: str, tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(TWICE), tmp_path / "twice.onnx")
+    x = np.float32([[0, 0.5, -0.5, 1.6, -1.6, 3, -4, 6]])
+    program = compile(onnx.load(tmp_path / "twice.onnx"), name, calibration={"x": x})
+    wanted = np.float32([[0, 0, 0, 0, 0, 1.35, -2.34, 4.35]])
+    assert np.abs(program.run({"x": x})["y"] - wanted).max() < 0.1

@@ -78,11 +78,13 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
         steps = _handed_on(node, found.get(class_of.get(node.inputs[0], "")))
         if steps is not None and node.output in class_of:
             found.setdefault(class_of[node.output], steps)
+    read: dict[str, list[Steps]] = {}
     for node, steps in said:
         if node.op != "DequantizeLinear" and node.inputs[0] in class_of:
             leader = class_of[node.inputs[0]]
             if leader not in found and all(_only_rounded(graph, each, tied) for each in members[leader]):
-                found[leader] = steps
+                read.setdefault(leader, []).append(steps)
+    found.update({leader: covering(several) for leader, several in read.items()})
     return {name: found[leader] for name, leader in class_of.items() if leader in found}
 
 
