@@ -32,7 +32,7 @@ class _Path(click.Path):
         """The path. Fails for an empty text, and for an output that is a file from which the command reads."""
         if not value:
             self.fail("the path is empty", param, ctx)
-        path = super().convert(value, param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if param is not None and ctx is not None:
             writes, others = param.name == "output", ctx.meta.setdefault(__name__, [])
             if any(writes != written and _same_file(path, other) for other, written in others):
