@@ -78,10 +78,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 UNCONFINED = (
-    "bm1684", "easynpu", "nvdla", "regions/test_not", "regions/test_programs", "regions/test_values",
-    "regions/test_variants", "cli/test_accuracy", "cli/test_bisect", "cli/test_calibration_cache",
-    "cli/test_compare", "cli/test_memory_dumps", "cli/test_metrics", "cli/test_sweep", "cli/test_trace",
-    "cli/test_wrong_machines",
+    "bm1684", "easynpu", "graphs", "nvdla", "quantize", "regions/test_not", "regions/test_programs",
+    "regions/test_values", "regions/test_variants", "test_backend", "test_masks", "cli/test_accuracy",
+    "cli/test_bisect", "cli/test_calibration_cache", "cli/test_compare", "cli/test_memory_dumps",
+    "cli/test_metrics", "cli/test_sweep", "cli/test_trace", "cli/test_wrong_machines",
 )  # fmt: skip
 """Tests of machines, partitions and reports run onnxruntime in their own process: to fork one so large takes long.
 

@@ -226,7 +226,7 @@ OURS = {
         ("sdk.py", "name"), ("writing.py", "trace.name"), ("writing.py", "name"), ("writing.py", "region"),
         ("writing.py", "source"), ("writing.py", "command.source"), ("writing.py", "title"),
         ("writing.py", "register.title"), ("frozen.py", "each.name"), ("build.py", "kept.name"),
-        ("core.py", "name"),
+        ("build.py", "Path(tool).name"), ("core.py", "name"),
     },
     "identifiers of C: an artefact with any other is refused (Contents._check_regions)": {
         ("copies.py", "region"),

@@ -186,10 +186,11 @@ def test_a_listing_that_is_no_text_is_refused(digits: Digits, tmp_path: Path, co
 
 def test_an_assembled_program_does_not_replace_what_is_no_artefact(digits: Digits, tmp_path: Path) -> None:
     (tmp_path / "listing").write_text(npuc("dump", digits.program).done())
-    command = ("assemble", tmp_path / "listing", "-o", tmp_path / "listing", "--images", digits.program)
+    (tmp_path / "notes").write_text("of somebody")
+    command = ("assemble", tmp_path / "listing", "-o", tmp_path / "notes", "--images", digits.program)
     npuc(*command).refused("E505")
     npuc(*command, "--force").done()
-    assert words(tmp_path / "listing") == words(digits.program)
+    assert words(tmp_path / "notes") == words(digits.program)
 
 
 def test_bin_export_is_the_images_and_a_map(digits: Digits, tmp_path: Path) -> None:
