@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,9 +31,9 @@ from npuc.program import Program, as_loaded
 from npuc.reference import session
 from npuc.regions.artefact import is_composite
 from npuc.regions.compiling import compile_model
-from npuc.regions.running import CompositeRunner
+from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.storage import data
-from npuc.target import Observer, Options, Quantising, Runner, names
+from npuc.target import Options, Quantising, Runner, names
 from npuc.target import target as find
 from npuc.text import as_json, table
 from npuc.verification.judging.intervals import interval
@@ -150,15 +150,7 @@ def _in_parts(program: Program, samples: data.Samples) -> list[Array]:
     """The outputs of a program of several parts, each computed by its integer network: (samples, elements)."""
 
     def runner(part: Program) -> Runner:
-        run, names = session(part.evidence["reference.onnx"]), [port.name for port in part.outputs]
-
-        def outputs(feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
-            del observe
-            each = [dict(zip(feeds, values, strict=True)) for values in zip(*feeds.values(), strict=True)]
-            found = zip(*(run.run(names, feed) for feed in each), strict=True)
-            return dict(zip(names, map(np.stack, found), strict=True))
-
-        return outputs
+        return sample_by_sample(session(part.evidence["reference.onnx"]), [port.name for port in part.outputs])
 
     run = CompositeRunner(program, runner)
     found = [run(batch.inputs) for batch in samples.batches(BATCH)]

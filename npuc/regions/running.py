@@ -146,6 +146,18 @@ class Part:
         return np.stack(given) if not isinstance(given, np.ndarray) else given
 
 
+def sample_by_sample(opened: Any, outputs: Sequence[str]) -> Runner:
+    """An onnxruntime session as a runner, which gives it one sample after the other."""
+
+    def run(feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        del observe
+        samples = (dict(zip(feeds, values, strict=True)) for values in zip(*feeds.values(), strict=True))
+        rows = [opened.run(list(outputs), each) for each in samples]
+        return dict(zip(outputs, map(np.stack, zip(*rows, strict=True)), strict=True))
+
+    return run
+
+
 class CompositeRunner:
     """A program of several parts, ready to run."""
 

@@ -28,11 +28,11 @@ from npuc.reference import graph_session, session
 from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph
 from npuc.regions.planning import surveyed
-from npuc.regions.running import CompositeRunner
+from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.storage.data import Samples
 from npuc.storage.streams import Streamed
 from npuc.storage.structured import row
-from npuc.target import FLOATING, Observer, Options, Runner
+from npuc.target import FLOATING, Options, Runner
 from npuc.verification.bits import OF_ONE
 from npuc.verification.metrics import Difference, Tolerance
 
@@ -167,15 +167,7 @@ def _rounding(network: Network, part: Program) -> Runner:
     graph = run_passes(part_graph(network, between(network, inputs, outputs), outputs, "part"), FLOAT_PASSES)
     names = {name for node in graph.nodes for name in node.outputs}
     rounded = _rounded(graph, "fp16", dict.fromkeys([*names, *graph.inputs], (0.0, 1.0)))
-    run = graph_session(rounded, outputs)
-
-    def batch(feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
-        del observe
-        each = ({name: values[at] for name, values in feeds.items()} for at in range(len(feeds[inputs[0]])))
-        rows = [run.run(outputs, feed) for feed in each]
-        return dict(zip(outputs, map(np.stack, zip(*rows, strict=True)), strict=True))
-
-    return batch
+    return sample_by_sample(graph_session(rounded, outputs), outputs)
 
 
 def between(network: Network, inputs: Collection[str], outputs: Iterable[str]) -> list[Unit]:

@@ -16,7 +16,6 @@ from npuc import driver
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import as_loaded
-from npuc.reference import integers_are_exact
 from npuc.storage.data import varied
 from npuc.target import Options, target
 from npuc.targets.easynpu.simulate import network as networks
@@ -81,7 +80,7 @@ def test_a_program_of_many_tiles_has_one_operator_for_each_layer(
     assert operators["Concat"] == 0
 
 
-@pytest.mark.skipif(not integers_are_exact(), reason="products of uint8 and int8 saturate here")
+@pytest.mark.usefixtures("exact_integers")
 def test_an_average_in_several_words_is_one_integer_convolution(
     tmp_path: Path, opened: list[Counter[str]]
 ) -> None:

@@ -18,9 +18,9 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops import build
 from npuc.quantize.calibration.histograms import Histogram, computed
 from npuc.quantize.improvement import equalisation
-from npuc.quantize.improvement.acceptance import decibels
+from npuc.quantize.improvement.acceptance import decibels, ratio
 from npuc.quantize.improvement.levels import LEAST, Level
-from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Recipe, Trial, best_network, divided
+from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, divided, teaches
 from npuc.quantize.network.construction import Quantised, int8_name
 from npuc.storage.data import Samples
 
@@ -60,7 +60,7 @@ def best_bordered(
     """`best_network`, with a scale per channel at the borders if that pays on the held-out samples."""
     started = process_time()
     training, held_out = divided(samples, level.samples)
-    judged = level.variants and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
+    judged = level.variants and teaches(samples)
     other = bordered(graph, training) if judged else None
     if other is None:
         return best_network(graph, recipe, samples, level, method, known)
@@ -134,10 +134,8 @@ def _noise(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Arra
     from npuc.reference import session
 
     names = [name for name in graph.outputs if graph.tensors[name].dtype == "float32"]
-    noise, signal = np.zeros(len(names)), np.zeros(len(names))
     run = session(onnx_bytes(quantised.graph, names))
-    for feed, exact in zip(feeds, computed(graph, feeds, names), strict=True):
-        for at, (name, found) in enumerate(zip(names, run.run(names, dict(feed)), strict=True)):
-            noise[at] += np.square(found - exact[name], dtype=np.float64).sum()
-            signal[at] += np.square(exact[name], dtype=np.float64).sum()
-    return float(np.mean(noise / np.where(signal > 0, signal, 1.0)))
+    exact = [[values[name].copy() for name in names] for values in computed(graph, feeds, names)]  # views
+    found = [run.run(names, dict(feed)) for feed in feeds]
+    columns = zip(zip(*exact, strict=True), zip(*found, strict=True), strict=True)
+    return float(np.mean([ratio(*each) for each in columns]))

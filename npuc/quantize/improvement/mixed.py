@@ -21,7 +21,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import SELECTS
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
-from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Trial, divided
+from npuc.quantize.improvement.search import Network, Trial, divided, teaches
 from npuc.quantize.network.construction import Quantised, int8_name
 from npuc.quantize.network.layers import SHIFTED, Layers
 from npuc.storage.data import Samples
@@ -61,11 +61,11 @@ def mixed(
     """The best network with these samples, with a few layers on the host if that is worthwhile.
 
     drawn: the integer network of the float graph without these nodes; best: the same, improved. layers: how its
-    convolutions are read. Nothing is moved on the basis of synthetic samples or fewer than FEWEST_SAMPLES.
+    convolutions are read. Nothing is moved on the basis of samples that do not teach (`teaches`).
     """
     nowhere: Host = frozenset()
     plain = drawn(nowhere)
-    if samples.synthetic or len(samples) < FEWEST_SAMPLES or not ends(plain.graph):
+    if not teaches(samples) or not ends(plain.graph):
         return best(nowhere)
     judge = acceptance(graph, plain, divided(samples, MOST_SAMPLES)[1])
     base, first = _ended(judge, drawn, endings(graph, plain))

@@ -40,6 +40,11 @@ MOST_JUDGES = 32
 """The most held-out samples that are used for judging: the same at every level."""
 
 
+def teaches(samples: Samples) -> bool:
+    """Whether more than scales is learned from samples: they are real, and some can be held out."""
+    return not samples.synthetic and len(samples) >= FEWEST_SAMPLES
+
+
 @frozen
 class Trial:
     """A step of the search: whether it was kept, the held-out noise before and after (dB), its CPU seconds."""
@@ -120,7 +125,7 @@ def best_network(
     """
     maker = _Maker(recipe, samples)
     plain = maker.drawn(graph, method or level.method, known=known)
-    judged = bool(ends(plain.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
+    judged = bool(ends(plain.quantised.graph)) and teaches(samples)
     if not level.variants or not judged:
         return plain, ()
     network, steps = _Climb(maker, level, method, plain).climbed()
@@ -131,7 +136,7 @@ def best_weights(
     network: Network, recipe: Recipe, samples: Samples, level: Level
 ) -> tuple[Network, tuple[Trial, ...]]:
     """A network with fixed scales and the weights and biases that suit them best, and the steps tried."""
-    judged = bool(ends(network.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
+    judged = bool(ends(network.quantised.graph)) and teaches(samples)
     if not level.proposals or not judged:
         return network, ()
     more = [replace(each, samples=WEIGHT_SAMPLES, below=None) for each in level.rungs if each.proposals]
