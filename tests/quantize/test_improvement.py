@@ -106,6 +106,22 @@ def test_channels_before_a_depthwise_layer_become_equal() -> None:
     assert largest.max() / largest.min() < 1.05  # factors have 16 steps an octave
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("writes", "reads"), [(1, 2), (2, 4), (4, 1), (2, 8)])
+def test_equalisation_keeps_the_meaning_of_convolutions_in_groups(writes: int, reads: int, share: float) -> None:
+    graph = network(
+        (1, 4, 6, 6), "y",
+        node("Conv", "x w b", "a", group=writes, activation="Relu"), node("Conv", "a t", "y", group=reads),
+        w=weights(8, 4 // writes, 1, 1), b=weights(8), t=weights(16, 8 // reads, 3, 3),
+    )  # fmt: skip
+    data = list(samples(graph, 3).feeds())
+    found = groups(graph)
+    changed = equalised(graph, found, sizes(graph, found, data), share)
+    assert not np.allclose(changed.factors["a/equalised"], 1)
+    for feed in data:
+        assert np.allclose(run(changed.graph, feed)["y"], run(graph, feed)["y"], rtol=1e-4, atol=1e-3)
+
+
 def test_a_limit_or_a_reader_that_no_factor_passes_keeps_a_tensor_as_it_is() -> None:
     limited = node("Conv", "x w", "a", activation="Clip", min=0.0, max=6.0)
     curved = (node("Conv", "x w", "a"), node("Sigmoid", "a", "s"), node("Conv", "s t", "y"))

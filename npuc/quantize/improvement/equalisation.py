@@ -186,8 +186,9 @@ def _factors(
 ) -> Array:
     """The factor of each channel (C,), with geometric mean 1."""
     activation = np.max([largest[name] / max(largest[name].max(), 1e-30) for name in group.tensors], axis=0)
-    dense = [node for node in group.readers if node.op == "Conv" and GROUP(node) == 1]
-    columns = [_columns(constants[nodes[node].inputs[1]]) for node in dense]
+    convolutions = [node for node in group.readers if node.op == "Conv"]
+    read = [(constants[nodes[node].inputs[1]], GROUP(node)) for node in convolutions]
+    columns = [_columns(w, groups) for w, groups in read if w.shape[1] > 1]
     exponent = share if columns else 1.0
     weights = np.max([each / max(each.max(), 1e-30) for each in columns], axis=0) if columns else 1.0
     alive = activation > 0
@@ -199,9 +200,9 @@ def _factors(
     )
 
 
-def _columns(w: Array) -> Array:
-    """The largest weight of every input channel of a dense convolution."""
-    return np.abs(w).max(axis=(0, 2, 3)).astype(np.float64)
+def _columns(w: Array, groups: int) -> Array:
+    """The largest weight of every input channel (C,) of a convolution that sums over channels."""
+    return np.abs(w).reshape(groups, -1, w.shape[1], w[0, 0].size).max(axis=(1, 3)).ravel().astype(np.float64)
 
 
 def _rescale(nodes: dict[Node, Node], constants: dict[str, Array], node: Node, factors: Array, axis: int) -> None:
@@ -212,13 +213,19 @@ def _rescale(nodes: dict[Node, Node], constants: dict[str, Array], node: Node, f
     current = nodes[node]
     x, weights, *rest = current.inputs
     w = constants[weights]
-    depthwise = axis == 1 and GROUP(node) > 1
-    shaped = np.repeat(factors, len(w) // len(factors)) if depthwise else factors
-    along = 1 if node.op == "Mul" else 0 if depthwise else axis
-    column = shaped.reshape([-1 if each == along else 1 for each in range(w.ndim)])
     stem = f"{node.output}/equalised"
-    constants[f"{stem}_w"] = (w * column).astype(np.float32)
+    constants[f"{stem}_w"] = (w * _of_weights(node, w, factors, axis)).astype(np.float32)
     if axis == 0 and rest and rest[0]:
         constants[f"{stem}_b"] = (constants[rest[0]] * factors).astype(np.float32)
         rest = [f"{stem}_b", *rest[1:]]
     nodes[node] = replace(current, inputs=(x, f"{stem}_w", *rest))
+
+
+def _of_weights(node: Node, w: Array, factors: Array, axis: int) -> Array:
+    """The factors (C,) in a shape that multiplies weights of C output (axis 0) or input channels (axis 1)."""
+    if node.op == "Mul":
+        return factors.reshape(1, -1, 1, 1)
+    if axis == 0:
+        return factors.reshape(-1, 1, 1, 1)
+    of_groups = factors.reshape(GROUP(node), w.shape[1])
+    return np.repeat(of_groups, len(w) // len(of_groups), axis=0)[:, :, None, None]
