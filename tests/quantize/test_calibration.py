@@ -18,6 +18,7 @@ from npuc.quantize.calibration.histograms import (
     Histogram,
     histograms,
     histograms_of_finite,
+    output_gains,
 )
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
@@ -164,3 +165,18 @@ def test_of_made_up_samples_only_finite_values_count(value: float) -> None:
     assert found["x"].counts.sum() == len(kept)
     assert found["x"].largest == pytest.approx(max(kept), rel=1e-3)
     assert found["y"].largest == pytest.approx(np.exp(0.5), rel=1e-3)  # of relu(x), so nothing is below 1
+
+
+@pytest.mark.parametrize(("group", "squares"), [(1, [25, 49, 1, 1]), (2, [50, 98, 50, 98]), (4, [25, 49, 25, 49])])
+def test_an_error_gains_by_the_weights_of_its_own_channel(group: int, squares: list[float]) -> None:
+    rows = {
+        1: [[5, 7, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+        2: [[5, 7], [5, 7], [-5, -7], [5, 7]],
+        4: [[5], [7], [-5], [7]],
+    }  # fmt: skip
+    w = np.array(rows[group], np.float32)[:, :, None, None]
+    node = Node("Conv", ("x", "w"), ("y",), {"group": group})
+    graph = build("net", [node], {"x": TensorType((1, 4, 2, 2), "float32")}, ("y",), {"w": w})
+    found = output_gains(graph, graph.nodes)["x"]
+    assert found.shape == (1, 4, 1, 1)
+    assert found.ravel() == pytest.approx(np.array(squares) / np.mean(squares))

@@ -266,10 +266,8 @@ def output_gains(graph: Graph, nodes: Sequence[Node]) -> dict[str, Array]:
             continue
         shape = graph.shape(node.inputs[0])
         squares = np.square(graph.constants[node.inputs[1]], dtype=np.float64)
-        if GROUP(node) > 1:
-            gain = squares.reshape(shape[1], -1).sum(axis=1)
-        else:
-            gain = squares.sum(axis=(0, *range(2, squares.ndim)))
+        of_groups = squares.reshape(GROUP(node), -1, squares.shape[1], squares[0, 0].size)
+        gain = of_groups.sum(axis=(1, 3)).ravel()
         relative = gain / gain.mean() if gain.any() else np.ones(shape[1])
         column = relative.reshape(1, -1, *(1 for _ in shape[2:]))
         found[node.inputs[0]] = found.get(node.inputs[0], np.zeros(1)) + column
