@@ -154,13 +154,13 @@ FAMILIES = {
         "Slice (x, {start}, {end}, axis, {step})",
         (10, 13),
         {
-            "start": ("zero", "low", "high", "most"),
+            "start": ("zero", "low", "high", "most", "before"),
             "end": ("zero", "low", "high", "least"),
             "step": ("one", "minus", "two"),
         },
         """int64[1] zero = {0}, int64[1] low = {1}, int64[1] high = {-1}, int64[1] most = {9223372036854775807},
-        int64[1] least = {-9223372036854775807}, int64[1] axis = {-2}, int64[1] one = {1}, int64[1] minus = {-2},
-        int64[1] two = {3}""",
+        int64[1] least = {-9223372036854775807}, int64[1] before = {-9}, int64[1] axis = {-2}, int64[1] one = {1},
+        int64[1] minus = {-2}, int64[1] two = {3}""",
     ),
 }
 

@@ -9,7 +9,10 @@ from npuc.frontend.importers.table import Importer
 
 
 def _slice(node: OnnxNode, to: Builder) -> None:
-    """Attributes before opset 10, inputs since. Bounds are clamped; an empty slice becomes 0:0."""
+    """Attributes before opset 10, inputs since. Bounds are clamped; an empty slice becomes 0:0.
+
+    A backward slice that starts before the first element starts at it, where numpy's is empty.
+    """
     shape = to.shape(node.inputs[0])
     if node.opset < 10:
         starts, ends, given, steps = node.attrs["starts"], node.attrs["ends"], node.attrs.get("axes"), None
@@ -22,7 +25,7 @@ def _slice(node: OnnxNode, to: Builder) -> None:
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
         raise node.bad(f"starts {list(starts)}, ends {list(ends)}, axes {list(axes)}, steps {list(steps)}")
     cuts = [
-        slice(start, end, step).indices(shape[axis])
+        slice(start if step > 0 else max(start, -shape[axis]), end, step).indices(shape[axis])
         for start, end, step, axis in zip(starts, ends, steps, axes, strict=True)
     ]
     cuts = [cut if len(range(*cut)) else (0, 0, 1) for cut in cuts]
