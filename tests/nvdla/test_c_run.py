@@ -126,6 +126,15 @@ def test_several_inputs_and_outputs_with_steps_before_and_behind(precision: str,
     check(model, tmp_path, "nvdla-full", precision)
 
 
+@pytest.mark.parametrize(
+    ("op", "attributes"), [("MaxPool", {"kernel_shape": [2, 2]}), ("Softmax", {}), ("Relu", {})]
+)
+def test_a_program_without_weights_or_commands_compiles_and_runs(
+    op: str, attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    check(network([node(op, "x", "y", **attributes)], (1, 3, 8, 8), {}), tmp_path, "nvdla-small")
+
+
 def test_what_the_library_lacks_is_declared_for_the_application(tmp_path: Path) -> None:
     """The classifier with Cast in place of its Softmax."""
     _, _, program = compiled(classifier(), tmp_path, "nvdla-small")

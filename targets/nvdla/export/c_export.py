@@ -55,13 +55,13 @@ def header(program: Program, contents: Contents) -> str:
         "DRAM_BASE": f"0x{contents.dram.base:x}u",
         "DRAM_BYTES": f"{contents.dram.bytes}u",
         "COMMANDS": f"{len(_records(program))}u",
-        "BLOBS": f"{len(contents.dram.images)}u",
+        "BLOBS": f"{len(_blobs(program, contents))}u",
         "SEGMENTS": f"{len(segments)}u",
     }
     declarations = (
-        "extern const struct npuc_command npuc_commands[NPUC_COMMANDS];",
-        "extern const struct npuc_blob npuc_blobs[NPUC_BLOBS];",
-        "extern const struct npuc_segment npuc_segments[NPUC_SEGMENTS];",
+        "extern const struct npuc_command npuc_commands[];",
+        "extern const struct npuc_blob npuc_blobs[];",
+        "extern const struct npuc_segment npuc_segments[];",
     )
     if contents.machine.sram_bytes:
         sizes |= {"SRAM_BASE": f"0x{SRAM_BASE:x}u", "SRAM_BYTES": f"{contents.machine.sram_bytes}u"}
@@ -71,32 +71,35 @@ def header(program: Program, contents: Contents) -> str:
 
 def source(program: Program, contents: Contents) -> str:
     """npuc_program.c: commands, blobs, tensors, segments."""
-    images = contents.dram.images
-    blobs = [
-        listed([f"{each.address - contents.dram.base}u", f"{len(each.data(program.files))}u", f"blob_{at}"])
-        for at, each in enumerate(images)
-    ]
+    blobs = _blobs(program, contents)
+    rows = [listed([f"{offset}u", f"{len(data)}u", f"blob_{at}"]) for at, (offset, data) in enumerate(blobs)]
     steps = contents.steps
     segments = contents.segments
     return "".join(
         [
             f'{_title(program, contents)}\n#include "npuc_program.h"\n\n',
-            array("struct npuc_command", "npuc_commands", _commands(program, contents), public=True),
-            *(
-                array("uint8_t", f"blob_{at}", c_text.lines(map(str, each.data(program.files))))
-                for at, each in enumerate(images)
-            ),
-            array("struct npuc_blob", "npuc_blobs", blobs, public=True),
+            _public("npuc_command", "npuc_commands", _commands(program, contents)),
+            *(array("uint8_t", f"blob_{at}", c_text.lines(map(str, data))) for at, (_, data) in enumerate(blobs)),
+            _public("npuc_blob", "npuc_blobs", rows),
             *(
                 _tensors(f"{role}_{at}", moves, steps, contents)
                 for at, each in enumerate(segments)
                 for role, moves in (("loads", each.loads), ("stores", each.stores))
             ),
-            array(
-                "struct npuc_segment", "npuc_segments", map(_segment, range(len(segments)), segments), public=True
-            ),
+            _public("npuc_segment", "npuc_segments", map(_segment, range(len(segments)), segments)),
         ]
     )
+
+
+def _blobs(program: Program, contents: Contents) -> list[tuple[int, bytes]]:
+    """What is in memory before the first segment: offsets from its base, and bytes; without empty images."""
+    found = [(each.address - contents.dram.base, each.data(program.files)) for each in contents.dram.images]
+    return [(offset, data) for offset, data in found if data]
+
+
+def _public(kind: str, name: str, rows: Iterable[str]) -> str:
+    """A table that the header declares; one unused row if there is none, as C has no empty arrays."""
+    return array(f"struct {kind}", name, rows, public=True) or array(f"struct {kind}", name, ["{0}"], public=True)
 
 
 def _second_memory(machine: Machine) -> str:

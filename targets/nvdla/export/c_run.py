@@ -79,7 +79,8 @@ class _Run:
     def text(self) -> str:
         """npuc_run.c without its title."""
         body = "".join(f"    {line}\n" if line else "\n" for line in self.statements)
-        unused = "".join(f"    (void){role};\n" for role in ("inputs", "outputs") if f"{role}[" not in body)
+        used = {"inputs": "inputs[", "outputs": "outputs[", "hooks": "hooks)"}
+        unused = "".join(f"    (void){name};\n" for name, text in used.items() if text not in body)
         includes = '#include "npuc_run.h"\n\n#include "npuc_steps.h"\n\n#include <math.h>\n#include <string.h>\n\n'
         return "".join([includes, *self.tables, BEGIN, unused, body, "    return 0;\n}\n"])
 

@@ -53,7 +53,7 @@ long npuc_self_test(uint8_t *memory, const struct npuc_hooks *hooks, struct npuc
     memset(first, 0, sizeof *first);
     for (sample = 0; sample < npuc_sample_count; sample++) {
         npuc_fill(npuc_blobs, NPUC_BLOBS, memory, NPUC_DRAM_BYTES);
-        for (at = 0; at < NPUC_SEGMENTS; at++, vector++) {
+        for (at = 0; at != NPUC_SEGMENTS; at++, vector++) {
             const struct npuc_segment *segment = &npuc_segments[at];
 
             if (wrong == 0) {
