@@ -297,6 +297,16 @@ def test_names_of_tensors_stay_in_their_comments(name: str, tmp_path: Path) -> N
         subprocess.run([compilation.compiler(), standard, *flags, str(tmp_path / "kernel.c")], check=True)
 
 
+def test_a_kernel_without_calls_compiles_without_a_warning(tmp_path: Path) -> None:
+    need_compiler()
+    text = '<ir_version: 8, opset_import: ["": 17]> net (float[1,4] x) => (float[1,4] y) { y = Softmax (x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    program = as_loaded(driver.compile_model(tmp_path / "model.onnx", BM1684, Options(precision="int8"), {})[0])
+    (tmp_path / "kernel.c").write_bytes(_code(program))
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(compilation.MODEL)]
+    subprocess.run([compilation.compiler(), *flags, str(tmp_path / "kernel.c")], check=True)
+
+
 @pytest.mark.parametrize(
     ("file", "name"),
     [

@@ -84,9 +84,10 @@ def _main(kernel: str, calls: dict[int, str]) -> str:
     """The function that the host launches. calls: the call of each layer's function, by layer number."""
     lines = [f"{calls[number]}; NPUC_DONE({number});" for number in sorted(calls)]
     body = "\n".join(f"    {line}" for line in rolled(lines, tables=False))
+    given = "const arguments *to = (const arguments *)args" if lines else "(void)args"
     return (
         f"void {kernel}(const void *args);\n\nvoid {kernel}(const void *args)\n{{\n"
-        f"    const arguments *to = (const arguments *)args;\n"
+        f"    {given};\n"
         f"    okk_initialize();\n{body}\n    okk_poll();\n}}\n\n"
         f"OKKERNEL_FUNC_REGISTER({kernel})\n"
     )
