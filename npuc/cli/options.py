@@ -29,14 +29,18 @@ class _Path(click.Path):
     """A path. An empty one, as of an unset shell variable, would mean the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path. Fails for an empty text, and for an output that is a file from which the command reads."""
+        """The path. Fails for an empty text, and for an output that is, or lies in, what the command reads."""
         if not value:
             self.fail("the path is empty", param, ctx)
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if param is not None and ctx is not None:
             writes, others = param.name == "output", ctx.meta.setdefault(__name__, [])
-            if any(writes != written and _same_file(path, other) for other, written in others):
-                self.fail(f"'{path}' would be both read and written", param, ctx)
+            for other in (other for other, written in others if writes != written):
+                if _same_file(path, other):
+                    self.fail(f"'{path}' would be both read and written", param, ctx)
+                inside, artefact = (path, other) if writes else (other, path)
+                if _in_artefact(inside, artefact):
+                    self.fail(f"'{inside}' would be written into '{artefact}', which is read", param, ctx)
             others.append((path, writes))
         return path
 
@@ -45,6 +49,15 @@ def _same_file(one: Path, other: Path) -> bool:
     try:
         return one.is_file() and one.samefile(other)
     except OSError:
+        return False
+
+
+def _in_artefact(path: Path, artefact: Path) -> bool:
+    from npuc.program import MANIFEST
+
+    try:
+        return (artefact / MANIFEST).is_file() and artefact.resolve() in path.resolve().parents
+    except (OSError, RuntimeError):  # RuntimeError: links that lead to each other
         return False
 
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -108,6 +109,20 @@ def test_an_output_is_not_written_over_an_input(digits: Digits, tmp_path: Path) 
         message = npuc("quantize", *arguments, "--target", "easynpu").usage()
         assert "would be both read and written" in message
     assert model.read_bytes() == digits.model.read_bytes()
+
+
+@pytest.mark.parametrize("arguments", [("report",), ("export", "--format", "bin"), ("trace",)])
+@pytest.mark.parametrize("name", ["manifest.json", "new/page", "../a.npu/weight.bin"])
+def test_nothing_is_written_into_an_artefact_that_is_read(
+    arguments: tuple[str, ...], name: str, digits: Digits, tmp_path: Path
+) -> None:
+    artefact = tmp_path / "a.npu"
+    copytree(digits.program, artefact)
+    before = {each: each.read_bytes() for each in artefact.iterdir()}
+    command, *options = arguments
+    for order in ((artefact, "-o", artefact / name), ("-o", artefact / name, artefact)):
+        assert "would be written into" in npuc(command, *options, *order).usage()
+    assert {each: each.read_bytes() for each in artefact.iterdir()} == before
 
 
 @pytest.mark.parametrize("arguments", ["targets", "dump {program}", "dump {program} --format csv"])
