@@ -52,6 +52,16 @@ class _Expansion:
         return self.sizes[key]
 
 
+def expect_own_names(model: onnx.ModelProto) -> None:
+    """Raises ModelError (E104) for functions with the names of ONNX's operators: onnxruntime ignores their bodies."""
+    versions = {_domain(each.domain): each.version for each in model.opset_import}
+    for each in model.functions:
+        domain = _domain(each.domain)
+        if domain in versions and onnx.defs.has(each.name, versions[domain], domain):
+            reason = f"a function has the name of ONNX's operator {each.name}, so that its meaning depends on the runtime"
+            raise ModelError("E104", reason, op=each.name, remedy="give the function a name or domain of its own")
+
+
 def with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with all attributes in its calls of functions: ONNX's inliner forgets those left to defaults."""
     defaults = {_key(each): each.attribute_proto for each in model.functions if each.attribute_proto}

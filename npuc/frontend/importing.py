@@ -17,7 +17,7 @@ from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
-from npuc.frontend.expansion import expect_small, with_defaults, with_one_opset
+from npuc.frontend.expansion import expect_own_names, expect_small, with_defaults, with_one_opset
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.foreign import captured
@@ -55,12 +55,14 @@ def graph_of(
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each call of a model-local function replaced by its body.
 
-    Raises ModelError: E103 for a function of another opset, E104 for what ONNX's inliner refuses.
+    Raises ModelError: E103 for a function of another opset, E104 for one with the name of an operator and for what
+    ONNX's inliner refuses.
     """
     if not model.functions:
         return model
     from onnx import inliner
 
+    expect_own_names(model)
     try:
         return inliner.inline_local_functions(with_one_opset(with_defaults(model)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:

@@ -13,6 +13,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import import_model, load
 from npuc.frontend.reading import NEWEST_OPSET
+from npuc.interpreter import run
+from tests.conftest import Reference
 
 
 def model_of(text: str, opset: int = 17) -> onnx.ModelProto:
@@ -179,6 +181,31 @@ def test_a_tensor_that_is_written_twice_is_refused(name: str) -> None:
     model.graph.node.append(helper.make_node("Relu", ["x"], [name]))
     problem = problem_of(model)
     assert (problem.code, problem.tensor) == ("E104", name)
+
+
+def _with_function(name: str, opset: int, domain: str = "") -> onnx.ModelProto:
+    """A model that calls a function of this name, which doubles its input."""
+    call, own = (f"{domain}.{name}", f', "{domain}": 1') if domain else (name, "")
+    return parser.parse_model(
+        f'''<ir_version: 10, opset_import: ["": {opset}{own}]> g (float[1,4] x) => (float[1,4] y) {{ y = {call}(x) }}
+        <domain: "{domain}", opset_import: ["": {opset}]> {name} (a) => (b) {{ b = Add(a, a) }}'''
+    )
+
+
+@pytest.mark.parametrize(("name", "opset"), [("Relu", 17), ("Gelu", 20)])
+def test_a_function_with_the_name_of_an_operator_is_refused(name: str, opset: int) -> None:
+    """onnxruntime computes the operator, ONNX's inliner the function; ONNX leaves it to the runtime."""
+    problem = problem_of(_with_function(name, opset))
+    assert (problem.code, problem.op) == ("E104", name)
+
+
+@pytest.mark.parametrize(("name", "opset", "domain"), [("Gelu", 17, ""), ("Relu", 17, "own"), ("Double", 17, "")])
+def test_a_function_with_a_name_of_its_own_is_its_body(
+    name: str, opset: int, domain: str, onnxruntime_values: Reference
+) -> None:
+    model = _with_function(name, opset, domain)
+    feeds = {"x": np.array([[1, -2, 3, -0.5]], np.float32)}
+    np.testing.assert_array_equal(run(import_model(model), feeds)["y"], onnxruntime_values(model, feeds)["y"])
 
 
 def test_outputs_need_names() -> None:
