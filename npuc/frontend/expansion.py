@@ -53,12 +53,12 @@ class _Expansion:
 
 
 def expect_own_names(model: onnx.ModelProto) -> None:
-    """Raises ModelError (E104) for functions with the names of ONNX's operators: onnxruntime ignores their bodies."""
+    """Raises ModelError (E104) for a function with the name of an ONNX operator: onnxruntime ignores its body."""
     versions = {_domain(each.domain): each.version for each in model.opset_import}
     for each in model.functions:
         domain = _domain(each.domain)
         if domain in versions and onnx.defs.has(each.name, versions[domain], domain):
-            reason = f"a function has the name of ONNX's operator {each.name}, so that its meaning depends on the runtime"
+            reason = f"a function has the name of the ONNX operator {each.name}: runtimes differ in which they run"
             raise ModelError("E104", reason, op=each.name, remedy="give the function a name or domain of its own")
 
 
