@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from npuc.cli.options import json_option, target_option
-from npuc.cli.output import print_json, say
+from npuc.cli.output import answer, say
 
 
 @click.command()
@@ -32,10 +32,7 @@ def targets(as_json: bool) -> None:
         }
         for name, each in known.items()
     ]
-    if as_json:
-        print_json({"status": "ok", "targets": found})
-    else:
-        say(listings.targets(found))
+    answer({"status": "ok", "targets": found}, listings.targets(found), as_json)
 
 
 @click.command()
@@ -53,10 +50,7 @@ def operators(target: str, as_json: bool) -> None:
     from npuc.target import target as find
 
     found = find(target).operators()
-    if as_json:
-        print_json({"status": "ok", "target": target, "operators": found})
-    else:
-        say(listings.operators(found))
+    answer({"status": "ok", "target": target, "operators": found}, listings.operators(found), as_json)
 
 
 @click.command()
