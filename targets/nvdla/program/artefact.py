@@ -18,6 +18,7 @@ from npuc.budget import expect_room, expect_simulable
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.host import HostStep
+from npuc.program import Program
 from npuc.steps import steps_of
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read
@@ -196,6 +197,15 @@ class Contents:
         return found
 
     @property
+    def registers(self) -> RegisterMap:
+        """The registers of the machine."""
+        return register_map(self.machine.registers)
+
+    def commands(self, program: Program) -> list[Command]:
+        """The commands of the program that has this manifest. Raises ArtefactError (E502) for damaged records."""
+        return decode(program.files.get("registers.bin", b""), self.registers)
+
+    @property
     def segments(self) -> list[Segment]:
         """The steps that run on the machine."""
         return [step for step in self.steps if isinstance(step, Segment)]
@@ -262,8 +272,3 @@ def _command(number: int, record: Sequence[int], registers: RegisterMap) -> Comm
         )
     source, _, group = sources[value].partition("_DONE_STATUS")
     return Wait(source, int(group))
-
-
-def register_map_of(machine: Machine) -> RegisterMap:
-    """The register map of a machine."""
-    return register_map(machine.registers)
