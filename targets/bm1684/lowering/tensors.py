@@ -122,6 +122,12 @@ class View:
         )
 
 
+def known(view: View | None) -> View:
+    """A view of which the caller knows that its four dimensions suffice."""
+    assert view is not None
+    return view
+
+
 def _take(waiting: list[Dim], extent: int) -> list[Dim] | None:
     """Removes leading dimensions with `extent` elements in total, dividing the last one if need be; else None."""
     taken: list[Dim] = []
