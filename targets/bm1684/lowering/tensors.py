@@ -12,12 +12,7 @@ from math import prod
 
 from npuc.frozen import frozen
 from npuc.targets.bm1684.lowering.kernel import Local
-from npuc.targets.bm1684.machine.local_memory import (
-    Dim4,
-    block,
-    ceil_div,
-    okk_128_byte_aligned_stride_for_32bit,
-)
+from npuc.targets.bm1684.machine.local_memory import Dim4, block, ceil_div, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine
 
 ELEMENT = 4

@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.loadable.descriptors import (
-    HARDWARE,
-    NONE,
-    Converter,
-    Cube,
-    Lut,
-    Sdp,
-    SdpSurfaces,
-    SdpUnit,
-)
+from npuc.targets.nvdla.loadable.descriptors import HARDWARE, NONE, Converter, Cube, Lut, Sdp, SdpSurfaces, SdpUnit
 from npuc.targets.nvdla.loadable.firmware.convolution import flying
 from npuc.targets.nvdla.loadable.firmware.lines import WORD, Derived, Firmware, ReadBack, Writes, known, lines, ram
 from npuc.targets.nvdla.loadable.firmware.look_up import FP16, look_up_tables
