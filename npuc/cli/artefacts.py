@@ -260,12 +260,7 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
 @click.command()
 @click.argument("artefact", type=PATH)
 @click.option(
-    "--format",
-    "form",
-    type=Choice(FORMATS),
-    metavar="FORMAT",
-    required=True,
-    help=f"One of {', '.join(FORMATS)}.",
+    "--format", "form", type=Choice(FORMATS), metavar="FORMAT", required=True, help=f"One of {', '.join(FORMATS)}."
 )
 @click.option(
     "--player",

@@ -24,12 +24,7 @@ def targets(as_json: bool) -> None:
 
     known = {name: find(name) for name in names()}
     found = [
-        {
-            "name": name,
-            "summary": each.summary,
-            "machines": each.machines(),
-            "precisions": list(each.precisions),
-        }
+        {"name": name, "summary": each.summary, "machines": each.machines(), "precisions": list(each.precisions)}
         for name, each in known.items()
     ]
     answer({"status": "ok", "targets": found}, listings.targets(found), as_json)

@@ -8,14 +8,7 @@ from npuc.targets.nvdla.operations.operation import Fetch, Ramp, Sdp, Surface, T
 
 
 def write_sdp(
-    writer: Writer,
-    sdp: Sdp,
-    source: Surface | None,
-    result: Surface,
-    *,
-    winograd: bool,
-    flies: bool,
-    batches: int,
+    writer: Writer, sdp: Sdp, source: Surface | None, result: Surface, *, winograd: bool, flies: bool, batches: int
 ) -> None:
     """SDP on a map in memory, or behind the convolution pipeline if there is no source.
 
@@ -83,8 +76,7 @@ def _unit(writer: Writer, name: str, unit: Unit) -> None:
         shift = stage.alu_shift if part == "ALU" else stage.shift
         source = "REG" if value is not None or not (stage.alu if part == "ALU" else stage.multiply) else "MEM"
         writer.set(
-            f"SDP.D_DP_{name}_{part}_CFG",
-            **{f"{name}_{part}_SRC": source, f"{name}_{part}_SHIFT_VALUE": shift},
+            f"SDP.D_DP_{name}_{part}_CFG", **{f"{name}_{part}_SRC": source, f"{name}_{part}_SHIFT_VALUE": shift}
         )
         writer.set(f"SDP.D_DP_{name}_{part}_SRC_VALUE", **{f"{name}_{part}_OPERAND": (value or 0) & 0xFFFF})
 

@@ -184,12 +184,7 @@ class Contents:
         dram = read(Dram, manifest.get("dram"), "dram")
         if not 0 < dram.bytes <= LARGEST or not 0 <= dram.base < 1 << 40:
             raise damaged(f"dram has {dram.bytes} bytes at {dram.base}")
-        found = cls(
-            steps,
-            read(tuple[Produced, ...], manifest.get("operations"), "operations"),
-            dram,
-            machine,
-        )
+        found = cls(steps, read(tuple[Produced, ...], manifest.get("operations"), "operations"), dram, machine)
         for move in found.moves:
             move.bytes(machine)
         expect_simulable(dram.bytes, "its memory")
