@@ -1,4 +1,4 @@
-"""Runs kernels in C on npuc's model of the interface and on the vendor's; npuc itself gives them tables of calls."""
+"""Runs kernels in C on npuc's model of the interface and on the vendor's; npuc itself runs tables of calls."""
 
 from __future__ import annotations
 
