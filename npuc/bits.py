@@ -58,13 +58,7 @@ class Bits:
 
 
 def bits(
-    high: int,
-    low: int,
-    meaning: str,
-    *,
-    minus_one: bool = False,
-    default: int | None = None,
-    names: Names = (),
+    high: int, low: int, meaning: str, *, minus_one: bool = False, default: int | None = None, names: Names = ()
 ) -> Any:
     """Declares a field of a word; `minus_one` stores value - 1. The default is the field's smallest value."""
     place = Bits(high, low, meaning, minus_one, names)

@@ -49,10 +49,7 @@ def _same(name: str) -> str:
 
 
 def options_of(
-    target: Target,
-    options: Options | None,
-    flags: Mapping[str, Any],
-    spelled: Callable[[str], str] = _same,
+    target: Target, options: Options | None, flags: Mapping[str, Any], spelled: Callable[[str], str] = _same
 ) -> Options:
     """The options with these flags; absent ones have the target's defaults.
 

@@ -93,12 +93,7 @@ Refusal = Callable[[Node], Problem | None]
 
 
 def problems(
-    graph: Graph,
-    on_array: set[Node],
-    host: Mapping[str, str],
-    refusal: Refusal,
-    *,
-    strict: bool,
+    graph: Graph, on_array: set[Node], host: Mapping[str, str], refusal: Refusal, *, strict: bool
 ) -> list[Problem]:
     """Every node that neither the array nor the host may run, each with the constraint that it violates.
 

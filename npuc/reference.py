@@ -28,11 +28,7 @@ LARGE = 1 << 27
 NO_WEIGHTS: Mapping[str, Array] = {}
 
 
-FAULTY_OPTIMIZERS = (
-    "ConvAddActivationFusion",
-    "TransposeOptimizer",
-    "TransposeOptimizer_CPUExecutionProvider",
-)
+FAULTY_OPTIMIZERS = ("ConvAddActivationFusion", "TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
 """The first removes tensors that are model outputs. The others quantise the data that a Transpose before a
 QuantizeLinear moves, and give an output the values after it."""
 MISSHAPEN = "MatMulAddFusion"

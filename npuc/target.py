@@ -214,11 +214,7 @@ class Describing(Protocol):
     """A target that can describe its machines as hardware."""
 
     def hardware(
-        self,
-        machine: str | None,
-        program: Program | None,
-        samples: Samples | None,
-        resources: Sequence[str],
+        self, machine: str | None, program: Program | None, samples: Samples | None, resources: Sequence[str]
     ) -> dict[str, bytes]:
         """Files by name: the hardware description of a machine, or of a program's machine, and a test bench.
 

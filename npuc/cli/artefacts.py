@@ -23,7 +23,7 @@ from npuc.cli.options import (
     modified_option,
     prefix_option,
 )
-from npuc.cli.output import Artefact, announce_synthetic, opened, print_json, say, write_folder
+from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say, write_folder
 from npuc.escaping import printed, terminal
 
 if TYPE_CHECKING:
@@ -196,10 +196,8 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
     assembled = original.target.assembled(original.program, listing)
     programs.save(replace(assembled, evidence=original.evidence()), output, force=force)
     words = assembled.manifest["report"]["instructions"]
-    if as_json:
-        print_json({"status": "ok", "instructions": words, "output": str(output)})
-    else:
-        say(f"{words} instructions -> {output}")
+    report = {"status": "ok", "instructions": words, "output": str(output)}
+    answer(report, f"{words} instructions -> {output}", as_json)
 
 
 def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]) -> dict[str, bytes]:
@@ -262,12 +260,7 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
 @click.command()
 @click.argument("artefact", type=PATH)
 @click.option(
-    "--format",
-    "form",
-    type=Choice(FORMATS),
-    metavar="FORMAT",
-    required=True,
-    help=f"One of {', '.join(FORMATS)}.",
+    "--format", "form", type=Choice(FORMATS), metavar="FORMAT", required=True, help=f"One of {', '.join(FORMATS)}."
 )
 @click.option(
     "--player",

@@ -13,18 +13,17 @@ from npuc.cli.options import (
     TARGET_NAMES,
     TargetChoice,
     TargetCommand,
+    artefact_options,
     calibration_option,
     custom_ops_option,
     data_option,
     format_options,
-    json_option,
     limit_options,
-    modified_option,
     shape_option,
     strict_option,
     target_flags,
 )
-from npuc.cli.output import Artefact, announce_synthetic, opened, print_json, say
+from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say
 from npuc.escaping import shown
 from npuc.text import closest
 
@@ -40,10 +39,7 @@ if TYPE_CHECKING:
     "--model", type=PATH, help="The model that both were compiled from; compares their accuracy on --data."
 )
 @click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with both networks side by side.")
-@modified_option
-@custom_ops_option
-@limit_options
-@json_option
+@artefact_options
 def diff(
     first: Path,
     second: Path,
@@ -83,10 +79,7 @@ def diff(
         with replacing(output) as staging:
             staging.write_bytes(page)
         told = f"{output}: {len(page):,} bytes"
-    if as_json:
-        print_json(report)
-    else:
-        say(told)
+    answer(report, told, as_json)
 
 
 def _page(pair: tuple[Artefact, Artefact], report: dict[str, Any]) -> str:

@@ -14,20 +14,16 @@ from npuc.cli.options import (
     TargetCommand,
     asked,
     bind_option,
-    cache_option,
     calibration_option,
     custom_ops_option,
     force_option,
     form_option,
     json_option,
-    level_option,
     limit_options,
     machine_option,
-    method_option,
-    mixed_option,
     precision_option,
     prefix_option,
-    scales_option,
+    search_options,
     shape_option,
     shapes_option,
     strict_option,
@@ -67,11 +63,7 @@ if TYPE_CHECKING:
 @click.option("--deny", metavar="OP|NODE", multiple=True, help="Run an operator or a node on the host.")
 @click.option("--max-partitions", type=click.IntRange(min=0), help="Most NPU partitions; the host runs the rest.")
 @bind_option
-@cache_option
-@level_option
-@method_option
-@scales_option
-@mixed_option
+@search_options
 @click.option(
     "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that may be off by more than 1 LSB."
 )

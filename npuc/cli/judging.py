@@ -7,17 +7,8 @@ from typing import Any
 
 import click
 
-from npuc.cli.options import (
-    PATH,
-    Choice,
-    custom_ops_option,
-    data_option,
-    json_option,
-    limit_options,
-    modified_option,
-    scheduler_option,
-)
-from npuc.cli.output import opened, print_json, say
+from npuc.cli.options import PATH, Choice, artefact_options, data_option, scheduler_option
+from npuc.cli.output import answer, opened
 from npuc.escaping import shown
 
 SHARE = click.FloatRange(0, 1)
@@ -62,10 +53,7 @@ SHARE = click.FloatRange(0, 1)
     "--blank", type=Choice(("first", "last")), help="The class of CTC that is no character [default: first]."
 )
 @scheduler_option
-@modified_option
-@custom_ops_option
-@limit_options
-@json_option
+@artefact_options
 def accuracy(
     model: Path,
     artefact: Path,
@@ -103,7 +91,4 @@ def accuracy(
             report = judging.accuracy(subject, program, data, Asked(**asked), scheduler=scheduler, bar=bar)
     except NotTaken as error:
         raise click.UsageError(str(error)) from None
-    if as_json:
-        print_json(report)
-    else:
-        say(judgements.as_text(shown(report)))
+    answer(report, judgements.as_text(shown(report)), as_json)

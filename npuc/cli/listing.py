@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from npuc.cli.options import json_option, target_option
-from npuc.cli.output import print_json, say
+from npuc.cli.output import answer, say
 
 
 @click.command()
@@ -24,18 +24,10 @@ def targets(as_json: bool) -> None:
 
     known = {name: find(name) for name in names()}
     found = [
-        {
-            "name": name,
-            "summary": each.summary,
-            "machines": each.machines(),
-            "precisions": list(each.precisions),
-        }
+        {"name": name, "summary": each.summary, "machines": each.machines(), "precisions": list(each.precisions)}
         for name, each in known.items()
     ]
-    if as_json:
-        print_json({"status": "ok", "targets": found})
-    else:
-        say(listings.targets(found))
+    answer({"status": "ok", "targets": found}, listings.targets(found), as_json)
 
 
 @click.command()
@@ -53,10 +45,7 @@ def operators(target: str, as_json: bool) -> None:
     from npuc.target import target as find
 
     found = find(target).operators()
-    if as_json:
-        print_json({"status": "ok", "target": target, "operators": found})
-    else:
-        say(listings.operators(found))
+    answer({"status": "ok", "target": target, "operators": found}, listings.operators(found), as_json)
 
 
 @click.command()

@@ -143,6 +143,20 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     return value
 
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _together(*options: Decorator) -> Decorator:
+    """Adds these options, in this order."""
+
+    def added(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return added
+
+
 target_option = click.option("--target", type=TargetChoice(), required=True, help="Target machine family.")
 machine_option = click.option(
     "--machine", metavar="NAME|FILE", help="Machine description: a shipped name or a TOML file."
@@ -164,46 +178,46 @@ shapes_option = click.option(
     help="Bind dynamic dimensions; several shapes of an input compile a program variant for each.",
 )
 bind_option = click.option(
-    "--bind",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=_bindings,
-    help="Replace a scalar input by a constant.",
+    "--bind", metavar="NAME=VALUE", multiple=True, callback=_bindings, help="Replace a scalar input by a constant."
 )
-level_option = click.option(
-    "-O",
-    "level",
-    type=Choice(("0", "1", "2")),
-    default="1",
-    help="Effort for accuracy: 0 min-max scales; 1 a search in about twice the time [default]; 2 a full search.",
+search_options = _together(
+    click.option(
+        "--calibration-cache",
+        "cache",
+        type=PATH,
+        help="File or folder that keeps calibration results for later compilations.",
+    ),
+    click.option(
+        "-O",
+        "level",
+        type=Choice(("0", "1", "2")),
+        default="1",
+        help="Effort for accuracy: 0 min-max scales; 1 a search in about twice the time [default];"
+        " 2 a full search.",
+    ),
+    click.option(
+        "--method",
+        type=Choice(("mse", "output", "minmax", "percentile", "entropy")),
+        help="Calibration method [default: set by -O].",
+    ),
+    click.option(
+        "--scales",
+        type=Choice(("free", "power-of-two")),
+        help="Activation scales to choose from [default: set by the machine]; a quantised model keeps its own.",
+    ),
+    click.option(
+        "--mixed",
+        type=Choice(("off", "auto")),
+        default="off",
+        help="auto: run the few layers that lose the most accuracy in int8 on the host, in float [default: off].",
+    ),
 )
-method_option = click.option(
-    "--method",
-    type=Choice(("mse", "output", "minmax", "percentile", "entropy")),
-    help="Calibration method [default: set by -O].",
-)
-scales_option = click.option(
-    "--scales",
-    type=Choice(("free", "power-of-two")),
-    help="Activation scales to choose from [default: set by the machine]; a quantised model keeps its own.",
-)
-mixed_option = click.option(
-    "--mixed",
-    type=Choice(("off", "auto")),
-    default="off",
-    help="auto: run the few layers that lose the most accuracy in int8 on the host, in float [default: off].",
-)
+"""Options of the choice of scales."""
 calibration_option = click.option(
     "--calibration",
     type=PATH,
     multiple=True,
     help="Calibration samples: an .npz file, a folder of them or a quoted pattern.",
-)
-cache_option = click.option(
-    "--calibration-cache",
-    "cache",
-    type=PATH,
-    help="File or folder that keeps calibration results for later compilations.",
 )
 data_option = click.option(
     "--data", type=PATH, multiple=True, help="Samples: an .npz file, a folder of them or a quoted pattern."
@@ -222,18 +236,24 @@ precision_option = click.option(
     type=Choice(("int8", "int16", "fp16", "fp32")),
     help="Number format [default: the target's first].",
 )
-DECLARED = (*easynpu.FLAGS, *nvdla.FLAGS)
-
-
-def target_flags(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the options that only some targets have; the command receives those that were given."""
-    for flag in reversed(DECLARED):
-        command = click.option(option_of(flag.name), type=Choice(flag.values), help=_help(flag))(command)
-    return command
 
 
 def _help(flag: Flag) -> str:
     return f"{flag.help} [default: {flag.values[0]}]"
+
+
+def option_of(name: str) -> str:
+    """A parameter's spelling on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+target_flags = _together(
+    *(
+        click.option(option_of(flag.name), type=Choice(flag.values), help=_help(flag))
+        for flag in (*easynpu.FLAGS, *nvdla.FLAGS)
+    )
+)
+"""Options that only some targets have."""
 
 
 class TargetCommand(click.Command):
@@ -285,11 +305,6 @@ def asked(target: Target, **flags: Any) -> Options:
         raise click.UsageError(str(error)) from None
 
 
-def option_of(name: str) -> str:
-    """A parameter's spelling on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
 def form_option(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """--format, of which the first form is the default: the command gets `form`."""
     return click.option(
@@ -318,23 +333,23 @@ def _libraries(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 OKK_LIBRARIES = "NPUC_OKK_LIBS"
 
 
-def chip_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --chip-model, and --okk-libs for the vendor's model of BM1684."""
-    folder = click.option(
-        "--okk-libs",
-        metavar="DIR",
-        callback=_libraries,
-        expose_value=False,
-        help=f"Folder of the vendor's libraries [default: ${OKK_LIBRARIES}].",
-    )
-    kind = click.option(
+chip_options = _together(
+    click.option(
         "--chip-model",
         type=Choice(("own", "quick", "vendor", "rtl")),
         default="own",
         help="own: npuc's chip model [default]; quick: the same with float sums for fp16 (nvdla); "
         "vendor: the vendor's chip model (bm1684); rtl: the hardware description (easynpu).",
-    )
-    return kind(folder(command))
+    ),
+    click.option(
+        "--okk-libs",
+        metavar="DIR",
+        callback=_libraries,
+        expose_value=False,
+        help=f"Folder of the vendor's libraries [default: ${OKK_LIBRARIES}].",
+    ),
+)
+"""The chip model, and the folder for the vendor's model of BM1684."""
 
 
 def expect_chip_model(target: Target, chip_model: str) -> None:
@@ -400,3 +415,7 @@ def custom_ops_option(command: Callable[..., T]) -> Callable[..., T]:
             return command(*args, **options)
 
     return equipped
+
+
+artefact_options = _together(modified_option, custom_ops_option, limit_options, json_option)
+"""Options of commands that open an artefact and run models."""

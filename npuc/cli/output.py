@@ -11,7 +11,7 @@ import click
 
 from npuc.escaping import printed
 from npuc.frozen import frozen
-from npuc.text import as_json
+from npuc.text import as_json as as_text
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -31,7 +31,22 @@ def say(text: str, *, err: bool = False, exact: bool = False) -> None:
 
 def print_json(value: object) -> None:
     """Prints the single JSON object of a command."""
-    say(as_json(value))
+    say(as_text(value))
+
+
+def answer(report: object, text: str, as_json: bool) -> None:
+    """Prints a command's result: the report as JSON, or the text."""
+    say(as_text(report) if as_json else text)
+
+
+def written(output: Path, content: bytes, as_json: bool, text: str = "", **told: object) -> None:
+    """Writes a command's file, and prints its path, its size and what else the command tells."""
+    from npuc.storage.files import replacing
+
+    with replacing(output) as staging:
+        staging.write_bytes(content)
+    report = {"status": "ok", "output": str(output), "bytes": len(content), **told}
+    answer(report, f"{output}: {len(content):,} bytes{text}", as_json)
 
 
 def announce_synthetic(what: str, remedy: str, samples: Sized | None, kind: str = "normal") -> None:
@@ -76,11 +91,8 @@ def write_folder(files: Mapping[str, bytes], folder: Path, as_json: bool) -> Non
     from npuc.program import save_files
 
     save_files(files, folder)
-    if as_json:
-        print_json({"status": "ok", "files": sorted(files), "output": str(folder)})
-        return
-    for name in sorted(files):
-        say(f"{folder / name}  {len(files[name]):,} bytes")
+    text = "\n".join(f"{folder / name}  {len(files[name]):,} bytes" for name in sorted(files))
+    answer({"status": "ok", "files": sorted(files), "output": str(folder)}, text, as_json)
 
 
 @frozen

@@ -12,16 +12,12 @@ from npuc.cli.options import (
     PATH,
     TargetCommand,
     asked,
-    cache_option,
     calibration_option,
     custom_ops_option,
     json_option,
-    level_option,
     limit_options,
     machine_option,
-    method_option,
-    mixed_option,
-    scales_option,
+    search_options,
     shape_option,
     target_flags,
     target_option,
@@ -38,11 +34,7 @@ from npuc.cli.output import announce_synthetic, print_json, say
 @machine_option
 @shape_option
 @target_flags
-@cache_option
-@level_option
-@method_option
-@scales_option
-@mixed_option
+@search_options
 @custom_ops_option
 @limit_options
 @json_option

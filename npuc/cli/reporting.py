@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import (
-    PATH,
-    chip_options,
-    custom_ops_option,
-    data_option,
-    expect_chip_model,
-    json_option,
-    limit_options,
-    modified_option,
-)
-from npuc.cli.output import Artefact, opened, print_json, say
+from npuc.cli.options import PATH, artefact_options, chip_options, data_option, expect_chip_model
+from npuc.cli.output import Artefact, answer, opened, written
 from npuc.escaping import shown
 
 if TYPE_CHECKING:
@@ -48,10 +39,7 @@ SYNTHETIC, MACS = 4, 4_000_000_000
 @click.option("--model", type=PATH, help="The model it was compiled from; adds the error of each layer.")
 @data_option
 @chip_options
-@modified_option
-@custom_ops_option
-@limit_options
-@json_option
+@artefact_options
 def report(
     artefact: Path,
     output: Path,
@@ -72,7 +60,6 @@ def report(
     """
     from npuc.program import showing
     from npuc.progress import progress
-    from npuc.storage.files import replacing
 
     found = opened(artefact, allow_modified)
     expect_chip_model(found.target, chip_model)
@@ -89,12 +76,7 @@ def report(
                 text = page(found.program, found.target, evidence).encode()
         else:
             text = _table(found, form, model, data, chip_model)
-    with replacing(output) as staging:
-        staging.write_bytes(text)
-    if as_json:
-        print_json({"status": "ok", "output": str(output), "bytes": len(text)})
-    else:
-        say(f"{output}: {len(text):,} bytes")
+    written(output, text, as_json)
 
 
 def _table(artefact: Artefact, form: str, model: Path | None, data: tuple[Path, ...], chip_model: str) -> bytes:
@@ -160,10 +142,7 @@ def _samples(artefact: Artefact, data: tuple[Path, ...]) -> Samples:
 @click.option("--stepping", is_flag=True, help="Count cycles with the stepping simulator.")
 @data_option
 @chip_options
-@modified_option
-@custom_ops_option
-@limit_options
-@json_option
+@artefact_options
 def trace(
     artefact: Path,
     output: Path,
@@ -187,25 +166,21 @@ def trace(
     """
     from npuc.program import showing
     from npuc.reports import trace_files, tracing
-    from npuc.storage.files import replacing
 
     subject = opened(artefact, allow_modified)
     expect_chip_model(subject.target, chip_model)
-    counted = chip_model != "own"
-    if data and not stepping and not counted:
+    stepping = stepping or chip_model != "own"
+    if data and not stepping:
         raise click.UsageError("--data needs --stepping, or a chip model that counts cycles")
-    measured = _stepped(subject, data, chip_model) if stepping or counted else None
+    measured = _stepped(subject, data, chip_model) if stepping else None
     with showing(artefact):
         timeline = subject.target.timeline(subject.program)
         found = tracing.trace(subject.program, timeline if measured is None else timeline.measured(measured))
         content = (trace_files.perfetto if form == "perfetto" else trace_files.chrome)(found)
-    with replacing(output) as staging:
-        staging.write_bytes(content)
-    if as_json:
-        told = {"cycles": timeline.cycles, "slices": len(found.slices), "counters": len(found.counters)}
-        print_json({"status": "ok", "output": str(output), "bytes": len(content), **told})
-    else:
-        say(f"{output}: {len(content):,} bytes, {len(found.slices)} slices in {len(found.lanes)} lanes")
+    slices = len(found.slices)
+    text = f", {slices} slices in {len(found.lanes)} lanes"
+    counted = {"cycles": timeline.cycles, "slices": slices, "counters": len(found.counters)}
+    written(output, content, as_json, text, **counted)
 
 
 def _stepped(artefact: Artefact, data: tuple[Path, ...], chip_model: str) -> list[int]:
@@ -243,10 +218,7 @@ def _expect_counted(runner: Runner, inputs: Mapping[str, Array], cycles: int) ->
 @click.argument("node")
 @click.option("--model", type=PATH, help="The model it was compiled from; adds measured errors.")
 @data_option
-@modified_option
-@custom_ops_option
-@limit_options
-@json_option
+@artefact_options
 def explain(
     artefact: Path, node: str, model: Path | None, data: tuple[Path, ...], allow_modified: bool, as_json: bool
 ) -> None:
@@ -269,8 +241,4 @@ def explain(
     checked = None if model is None else subject.verified(model, _samples(subject, data))
     with showing(artefact):
         found = explanation(subject.program, subject.target, graph, node, checked)
-        text = summaries.explanation(shown(found))
-    if as_json:
-        print_json(found)
-    else:
-        say(text)
+        answer(found, summaries.explanation(shown(found)), as_json)

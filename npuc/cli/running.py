@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.cli.options import (
-    PATH,
-    chip_options,
-    custom_ops_option,
-    data_option,
-    expect_chip_model,
-    json_option,
-    limit_options,
-    modified_option,
-)
-from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, opened, print_json, say
+from npuc.cli.options import PATH, artefact_options, chip_options, data_option, expect_chip_model
+from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened
 from npuc.escaping import shown
 
 if TYPE_CHECKING:
@@ -35,10 +26,7 @@ if TYPE_CHECKING:
     "--trace", type=PATH, metavar="FILE.vcd", help="Write the signals of the first sample; implies --stepping."
 )
 @chip_options
-@modified_option
-@custom_ops_option
-@limit_options
-@json_option
+@artefact_options
 def run(
     artefact: Path,
     data: tuple[Path, ...],
@@ -81,13 +69,9 @@ def run(
         save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
     counts = _cycles(runner) if stepper is None else stepper.report()
-    if as_json:
-        print_json({"status": "ok", "samples": len(samples), "outputs": shapes, **counts})
-        return
-    if counts:
-        say(summaries.stepped(shown({"layers": [], **counts})))
-    for name, shape in shapes.items():
-        say(f"{name}: {shape} -> {output}")
+    lines = [summaries.stepped(shown({"layers": [], **counts}))] if counts else []
+    lines += [f"{name}: {shape} -> {output}" for name, shape in shapes.items()]
+    answer({"status": "ok", "samples": len(samples), "outputs": shapes, **counts}, "\n".join(lines), as_json)
 
 
 def _cycles(runner: Runner) -> dict[str, Any]:
@@ -122,10 +106,7 @@ def _cycles(runner: Runner) -> dict[str, Any]:
 )
 @click.option("-o", "--output", type=PATH, metavar="DIR", help="Where --bisect writes [default: ./STEM.bisect].")
 @click.option("--dump", type=PATH, metavar="FOLDER", help="Compare dumps from hardware instead of the simulator.")
-@modified_option
-@custom_ops_option
-@limit_options
-@json_option
+@artefact_options
 def verify(
     model: Path,
     artefact: Path,
@@ -181,10 +162,7 @@ def verify(
             report["bisect"] = _bisected(model, subject, samples, report, folder)
     if sort:
         report["layers"] = sorted(report["layers"], key=_decibels)
-    if as_json:
-        print_json(report)
-    else:
-        say(summaries.verified(shown(report), tolerance))
+    answer(report, summaries.verified(shown(report), tolerance), as_json)
     return 0 if report["status"] == "ok" else 1
 
 
@@ -239,10 +217,7 @@ def _dumped(model: Path, artefact: Artefact, samples: Samples, folder: Path, as_
         "dumps": rows,
         "difference": None if difference is None else asdict(difference),
     }
-    if as_json:
-        print_json(report)
-    else:
-        say(summaries.dumped(shown(report)))
+    answer(report, summaries.dumped(shown(report)), as_json)
     return 0 if difference is None else 1
 
 

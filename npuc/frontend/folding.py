@@ -12,14 +12,7 @@ from npuc.budget import expect_room
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.ir import Array
 
-RANDOM = (
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Bernoulli",
-    "Multinomial",
-)
+RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 
 NO_LARGER_THAN_INPUTS = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "SplitToSequence", "SequenceAt")
 """Operators whose result sizes depend on values, but are bounded by a few times those of the inputs."""

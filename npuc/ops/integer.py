@@ -176,12 +176,7 @@ OPERATORS = (
     Op(
         "IntTable",
         "A function of an int8 element, piecewise linear.",
-        (
-            X,
-            Parameter("starts", INT8, "G"),
-            Parameter("a", INT8, "G"),
-            Parameter("b", INT32, "G"),
-        ),
+        (X, Parameter("starts", INT8, "G"), Parameter("a", INT8, "G"), Parameter("b", INT32, "G")),
         (Y,),
         _table,
         (SHIFT, ERROR_LSB),

@@ -9,7 +9,7 @@ from npuc import __version__
 from npuc.escaping import shown
 from npuc.page.rendering import rendered
 from npuc.page.svg import Scale, horizontal_axis, picture, tag, titled, vertical_axis
-from npuc.reports.figures import COST_NAMES, Figure, points_columns, problem_line, told
+from npuc.reports.figures import COST_NAMES, Column, points_columns, problem_line, told
 from npuc.text import count
 
 Report = Mapping[str, Any]
@@ -90,7 +90,7 @@ def _steps(best: Sequence[tuple[float, int]], across: Scale, up: Scale) -> str:
     return " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in corners)
 
 
-def _cell(point: Report, column: Figure) -> dict[str, Any]:
+def _cell(point: Report, column: Column) -> dict[str, Any]:
     """A table cell: text, sort key, and whether it is a number."""
     value = column.value(point)
     match value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from npuc.errors import Problem
@@ -28,15 +29,7 @@ class Told:
 
     def as_json(self) -> dict[str, Any]:
         """The report's fields, with the path in the artefact."""
-        return {
-            "place": self.place,
-            "path": self.path,
-            "nodes": list(self.nodes),
-            "macs": self.macs,
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "reasons": list(self.reasons),
-        }
+        return {**asdict(self), "nodes": list(self.nodes), "reasons": list(self.reasons)}
 
 
 @frozen

@@ -44,10 +44,7 @@ class Subject:
 
 
 def compare(
-    subject: Subject,
-    candidates: Sequence[Candidate],
-    options: Options,
-    bar: Progress = SILENT,
+    subject: Subject, candidates: Sequence[Candidate], options: Options, bar: Progress = SILENT
 ) -> dict[str, Any]:
     """The report of `npuc compare`: one row per candidate, in order; a refusing target's row has its problems.
 

@@ -14,8 +14,8 @@ NOT_IN_CSV = ("memory", "errors", "parameters", "front")
 
 
 @frozen
-class Figure:
-    """A column of the table: shown if any row has a value."""
+class Column:
+    """A column of a table: its header, and the value of a row by its key, or as shown."""
 
     header: str
     key: str
@@ -36,17 +36,17 @@ def _machine(row: Row) -> str:
     return row["target"] if usual else f"{row['target']}:{row['machine']}"
 
 
-TARGET = Figure("target", "target", _machine)
+TARGET = Column("target", "target", _machine)
 COSTS = (
-    Figure("cycles", "cycles"),
-    Figure("ms", "milliseconds"),
-    Figure("util.", "utilization"),
-    Figure("peak bytes", "peak_bytes"),
-    Figure("traffic", "traffic_bytes"),
-    Figure("instr.", "instructions"),
-    Figure("on NPU", "npu_macs_share"),
+    Column("cycles", "cycles"),
+    Column("ms", "milliseconds"),
+    Column("util.", "utilization"),
+    Column("peak bytes", "peak_bytes"),
+    Column("traffic", "traffic_bytes"),
+    Column("instr.", "instructions"),
+    Column("on NPU", "npu_macs_share"),
 )
-SCORES = (Figure("SQNR dB", "sqnr_db", _decibels), Figure("argmax", "argmax_agreement"), Figure("top-1", "top1"))
+SCORES = (Column("SQNR dB", "sqnr_db", _decibels), Column("argmax", "argmax_agreement"), Column("top-1", "top1"))
 
 COST_NAMES: Mapping[str, str] = {"peak_bytes": "peak bytes", "traffic_bytes": "traffic bytes"}
 
@@ -67,14 +67,14 @@ def comparison(report: Mapping[str, Any], form: str) -> str:
     return "\n".join([*lines, *refusals(rows)])
 
 
-def points_columns(report: Mapping[str, Any]) -> tuple[Figure, ...]:
+def points_columns(report: Mapping[str, Any]) -> tuple[Column, ...]:
     """The columns of a sweep: the parameters, the costs of a point, and its Pareto fronts."""
     parameters = [_parameter(name) for name in report["grid"]]
-    return (*parameters, *COSTS, Figure("Pareto front", "front", _fronts))
+    return (*parameters, *COSTS, Column("Pareto front", "front", _fronts))
 
 
-def _parameter(name: str) -> Figure:
-    return Figure(name, name, lambda row: row["parameters"][name])
+def _parameter(name: str) -> Column:
+    return Column(name, name, lambda row: row["parameters"][name])
 
 
 def _fronts(row: Row) -> str | None:
@@ -95,13 +95,13 @@ def _refused(report: Shown) -> list[str]:
     return [f"{row['machine']}: {problem_line(problem)}" for row in report["points"] for problem in row["errors"]]
 
 
-def as_text(rows: Sequence[Row], columns: Sequence[Figure]) -> str:
+def as_text(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """The table, without columns that are empty in every row."""
     shown = told(rows, columns)
     return table([column.header for column in shown], [[column.value(row) for column in shown] for row in rows])
 
 
-def told(rows: Sequence[Row], columns: Sequence[Figure]) -> list[Figure]:
+def told(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
     """The columns that have a value in some row."""
     return [column for column in columns if any(column.value(row) is not None for row in rows)]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.escaping import Shown
-from npuc.frozen import frozen
+from npuc.reports.figures import Column
 from npuc.text import costs, count, short, table
 
 if TYPE_CHECKING:
@@ -156,19 +156,6 @@ def _layers(layers: Sequence[Shown]) -> str:
     shown = [column for column in COLUMNS if all(column.key in layer for layer in layers)]
     rows = [[column.value(layer) for column in shown] for layer in layers]
     return table([column.header for column in shown], rows)
-
-
-@frozen
-class Column:
-    """A column of the layers' table: shown for targets whose layers have the key."""
-
-    header: str
-    key: str
-    show: Callable[[Shown], Any] | None = None
-
-    def value(self, layer: Shown) -> Any:
-        """The value of a layer in this column."""
-        return self.show(layer) if self.show else layer[self.key]
 
 
 COLUMNS = (

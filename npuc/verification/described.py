@@ -43,7 +43,9 @@ class _Scaled(_Tensor):
 
 
 @frozen
-class _Layer:
+class Layer:
+    """A layer, and the tensor that it computes."""
+
     op: str
     inputs: tuple[str, ...]
     tensor: str
@@ -62,17 +64,15 @@ class _Floats:
     """graph.json of a floating-point program."""
 
     tensors: Mapping[str, _Tensor]
-    layers: tuple[_Layer, ...]
+    layers: tuple[Layer, ...]
     rewrites: tuple[_Rewrite, ...] = ()
 
 
 @frozen
-class _Integers:
+class _Integers(_Floats):
     """graph.json of an integer program."""
 
     tensors: Mapping[str, _Scaled]
-    layers: tuple[_Layer, ...]
-    rewrites: tuple[_Rewrite, ...] = ()
 
 
 def damaged(name: str, reason: str) -> ArtefactError:

@@ -13,7 +13,6 @@ from typing import Any
 
 from npuc.external_weights import without_weights
 from npuc.frontend.binding import with_bound
-from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import present, session, with_outputs
@@ -21,21 +20,12 @@ from npuc.storage.data import Samples
 from npuc.storage.pieces import contents_of
 from npuc.storage.records import read
 from npuc.target import Counting, Target
-from npuc.verification.described import described
+from npuc.verification.described import Layer, described
 from npuc.verification.described import evidence as foreign
 from npuc.verification.isolation import Alone, Isolated
 from npuc.verification.metrics import Difference, Tolerance
 from npuc.verification.outputs import Outputs
 from npuc.verification.padding import model_of
-
-
-@frozen
-class ReportedLayer:
-    """A layer in graph.json."""
-
-    op: str
-    tensor: str
-    nodes: tuple[str, ...]
 
 
 class Layers:
@@ -49,7 +39,7 @@ class Layers:
         self, evidence: Mapping[str, bytes], precision: str, *, confined: bool = True, few_runs: bool = False
     ) -> None:
         found = described(evidence["graph.json"], precision)
-        self.layers = read(tuple[ReportedLayer, ...], found["layers"], "graph.layers", "graph.json")
+        self.layers = read(tuple[Layer, ...], found["layers"], "graph.layers", "graph.json")
         self.reference, self.precision = contents_of(evidence)["reference.onnx"], precision
         self.shapes = {name: tensor["shape"] for name, tensor in found["tensors"].items()}
         self.isolated: Isolated | None = None
@@ -63,7 +53,7 @@ class Layers:
                 self.isolated = Isolated(self.reference, self.shapes, shown, self.precision, **self.options)
             yield from self.isolated({**feed, **found})
 
-    def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> ReportedLayer | None:
+    def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Layer | None:
         """The first layer of a sample whose error rounding does not explain."""
         wrong = {name for name, each in self(feed, found) if each.wrong(found[name]).any()}
         return next((layer for layer in self.layers if layer.tensor in wrong), None)
@@ -128,7 +118,7 @@ class FloatCheck:
         for name, alone in self.alone(feed, found):
             self.single.setdefault(name, Difference()).add(alone.exact, found[name])
 
-    def _layer(self, layer: ReportedLayer) -> dict[str, Any]:
+    def _layer(self, layer: Layer) -> dict[str, Any]:
         entire, single = (
             None if each is None else each.as_json()
             for each in (self.entire.get(layer.tensor), self.single.get(layer.tensor))

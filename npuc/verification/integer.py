@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ from npuc.verification.outputs import Outputs
 from npuc.verification.padding import model_of
 
 
-@dataclass
-class _Errors:
-    """The differences of layers from fp32."""
-
-    entire: dict[str, Difference] = field(default_factory=dict[str, Difference])
-    single: dict[str, Difference] = field(default_factory=dict[str, Difference])
-
-
 class IntegerCheck:
     """fp32, integer network and simulator, ready to run batch after batch."""
 
@@ -40,7 +31,9 @@ class IntegerCheck:
         self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str = "own"
     ) -> None:
         self.bits = Bits(evidence, program, target)
-        self.said, self.errors = Outputs(self.bits.outputs), _Errors()
+        self.said = Outputs(self.bits.outputs)
+        self.entire: dict[str, Difference] = {}
+        self.single: dict[str, Difference] = {}
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
         shapes = {port.name: port.shape for port in program.inputs}
         fp32 = with_bound(model_of(model, shapes), program.bound)
@@ -52,8 +45,8 @@ class IntegerCheck:
         known = {*self.floats, *self.bits.inputs}
         edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
         with foreign():
-            self.single = session(self.bits.cut(edges), self.bits.weights, confined=True)
-        self.single_inputs = {each.name for each in self.single.get_inputs()}
+            self.alone = session(self.bits.cut(edges), self.bits.weights, confined=True)
+        self.alone_inputs = {each.name for each in self.alone.get_inputs()}
 
     def batch(self, samples: Samples) -> None:
         """Runs all three on the batch and accumulates their differences."""
@@ -97,7 +90,7 @@ class IntegerCheck:
             if entry["float"] not in known:
                 continue
             value = known[entry["float"]]
-            for errors, values in ((self.errors.entire, integer), (self.errors.single, alone)):
+            for errors, values in ((self.entire, integer), (self.single, alone)):
                 if name in values:
                     errors.setdefault(name, Difference()).add(value, (values[name] - np.float64(zero)) * scale)
 
@@ -109,7 +102,7 @@ class IntegerCheck:
         from npuc.host import quantise
 
         feeds: dict[str, Array] = {}
-        for name in self.single_inputs:
+        for name in self.alone_inputs:
             entry = self.bits.tensors.get(name.removesuffix(EXACT))
             source = name if entry is None else entry["float"]
             if source not in known or (entry is not None and known[source].size != prod(entry["shape"])):
@@ -120,12 +113,12 @@ class IntegerCheck:
                 value = known[source].reshape(entry["shape"])
                 feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0), self.bits.dtype)
         with foreign():
-            return values_of(self.single, list(self.bits.tensors), feeds)
+            return values_of(self.alone, list(self.bits.tensors), feeds)
 
     def _layer(self, layer: Mapping[str, Any]) -> dict[str, Any]:
         name = layer["tensor"]
         entry = self.bits.tensors[name]
-        entire, single = self.errors.entire.get(name), self.errors.single.get(name)
+        entire, single = self.entire.get(name), self.single.get(name)
         differing = self.bits.differing.get(name)
         return {
             "name": entry["float"],

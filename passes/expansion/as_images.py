@@ -134,9 +134,8 @@ def _pair(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
 def _subtract(rewriter: Rewriter, node: Node) -> bool:
     """a - b as a + (-b)."""
     a, b = node.inputs
-    negative = rewriter.fresh(f"{b}/negative")
-    turned = Node("Neg", (b,), (negative,), {}, negative, node.sources)
-    rewriter.replace(node, turned, replace(node, op="Add", inputs=(a, negative)))
+    turned = rewriter.part(node, "Neg", (b,), f"{b}/negative")
+    rewriter.replace(node, turned, replace(node, op="Add", inputs=(a, turned.output)))
     return True
 
 
@@ -147,9 +146,8 @@ def _aligned(shape: Shape, rank: int) -> Shape:
 def _expand_first(rewriter: Rewriter, node: Node, shape: Shape) -> bool:
     """If both operands are broadcast along different axes, expands the first one."""
     x = node.inputs[0]
-    full = rewriter.fresh(f"{x}@{'x'.join(map(str, shape))}")
-    expand = Node("Expand", (x,), (full,), {"shape": shape}, full, node.sources)
-    rewriter.replace(node, expand, replace(node, inputs=(full, *node.inputs[1:])))
+    full = rewriter.part(node, "Expand", (x,), f"{x}@{'x'.join(map(str, shape))}", shape=shape)
+    rewriter.replace(node, full, replace(node, inputs=(full.output, *node.inputs[1:])))
     return True
 
 

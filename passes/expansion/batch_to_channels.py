@@ -39,12 +39,9 @@ def _as_channels(rewriter: Rewriter, node: Node) -> bool:
         attrs["group"] = N * channels
     elif node.op not in POOLS:
         return False
-    after = rewriter.shape(node.output)
-    x, y = rewriter.fresh(f"{node.inputs[0]}/channels"), rewriter.fresh(f"{node.output}/channels")
-    rewriter.replace(
-        node,
-        Node("Reshape", node.inputs[:1], (x,), {"shape": (1, N * channels, *shape[2:])}, x, node.sources),
-        replace(node, inputs=(x, *inputs), outputs=(y,), attrs=attrs),
-        Node("Reshape", (y,), node.outputs, {"shape": after}, node.output, node.sources),
-    )
+    stem, merged = f"{node.inputs[0]}/channels", (1, N * channels, *shape[2:])
+    x = rewriter.part(node, "Reshape", node.inputs[:1], stem, shape=merged)
+    y = rewriter.fresh(f"{node.output}/channels")
+    inner = replace(node, inputs=(x.output, *inputs), outputs=(y,), attrs=attrs)
+    rewriter.replace(node, x, inner, rewriter.back(node, y))
     return True

@@ -33,9 +33,8 @@ def _replace(rewriter: Rewriter, node: Node, build: Callable[[Step, str], str]) 
     nodes: list[Node] = []
 
     def step(op: str, *inputs: str, **attrs: Attr) -> str:
-        y = rewriter.fresh(f"{node.output}/{op.lower()}")
-        nodes.append(Node(op, inputs, (y,), attrs, y, node.sources))
-        return y
+        nodes.append(rewriter.part(node, op, inputs, f"{node.output}/{op.lower()}", **attrs))
+        return nodes[-1].output
 
     build(step, node.inputs[0])
     last = nodes.pop()

@@ -35,7 +35,7 @@ def _expand(rewriter: Rewriter, node: Node) -> bool:
     if number == 2:
         rewriter.replace(node, replace(node, op="Mul", inputs=(x, x)))
         return True
-    y = rewriter.fresh(f"{node.output}/square")
-    square = Node("Mul", (x, x), (y,), {}, y, node.sources)
+    square = rewriter.part(node, "Mul", (x, x), f"{node.output}/square")
+    y = square.output
     rewriter.replace(node, square, replace(node, op="Mul", inputs=(y, x if number == 3 else y)))
     return True

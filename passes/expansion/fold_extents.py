@@ -46,14 +46,11 @@ def _fold(most: int, rewriter: Rewriter, node: Node) -> bool:
     nodes: list[Node] = []
     for name in dict.fromkeys(maps):
         shape = (N, rewriter.shape(name)[1], rows, columns)
-        folded[name] = rewriter.fresh(f"{name}/folded")
-        nodes.append(Node("Reshape", (name,), (folded[name],), {"shape": shape}, folded[name], node.sources))
+        nodes.append(rewriter.part(node, "Reshape", (name,), f"{name}/folded", shape=shape))
+        folded[name] = nodes[-1].output
     y = rewriter.fresh(f"{node.output}/folded")
     inputs = tuple(folded.get(name, name) for name in node.inputs)
-    nodes.append(replace(node, inputs=inputs, outputs=(y,)))
-    shape = rewriter.shape(node.output)
-    back = Node("Reshape", (y,), node.outputs, {"shape": shape}, node.output, node.sources)
-    rewriter.replace(node, *nodes, back)
+    rewriter.replace(node, *nodes, replace(node, inputs=inputs, outputs=(y,)), rewriter.back(node, y))
     return True
 
 

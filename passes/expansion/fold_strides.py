@@ -63,18 +63,17 @@ def _lay_in_rows(most: int, rewriter: Rewriter, node: Node) -> bool:
     if rows < 1:
         return False
     x, held, nodes = _whole_rows(rewriter, node, shape, 2 + along, row, rows)
-    image, result = rewriter.fresh(f"{node.output}/rows"), rewriter.fresh(f"{node.output}/column")
-    nodes.append(Node("Reshape", (x,), (image,), {"shape": (*shape[:2], held, row)}, image, node.sources))
+    image = rewriter.part(node, "Reshape", (x,), f"{node.output}/rows", shape=(*shape[:2], held, row))
+    result = rewriter.fresh(f"{node.output}/column")
     attrs: dict[str, Attr] = {
         "strides": (step, 1),
         "pads": (above, 0, max(rows - held, 0), 0),
         **{key: value for key, value in node.attrs.items() if key not in WINDOW},
     }
     weights = rewriter.constant(taps, f"{node.output}/in_rows")
-    nodes.append(Node("Conv", (image, weights, *node.inputs[2:]), (result,), attrs, node.name, node.sources))
-    back: dict[str, Attr] = {"shape": rewriter.shape(node.output)}
-    nodes.append(Node("Reshape", (result,), node.outputs, back, node.output, node.sources))
-    rewriter.replace(node, *nodes)
+    inputs = (image.output, weights, *node.inputs[2:])
+    conv = Node("Conv", inputs, (result,), attrs, node.name, node.sources)
+    rewriter.replace(node, *nodes, image, conv, rewriter.back(node, result))
     return True
 
 
@@ -101,17 +100,16 @@ def _whole_rows(
     """The signal in whole rows, as far as windows reach: its tensor, its rows, and the nodes that compute it."""
     x, extent = node.inputs[0], shape[axis]
     if rows * row < extent:
-        cut: dict[str, Attr] = {"axes": (axis,), "starts": (0,), "ends": (rows * row,), "steps": (1,)}
-        name = rewriter.fresh(f"{node.output}/cut")
-        return name, rows, [Node("Slice", (x,), (name,), cut, name, node.sources)]
+        stem, ends = f"{node.output}/cut", (rows * row,)
+        cut = rewriter.part(node, "Slice", (x,), stem, axes=(axis,), starts=(0,), ends=ends, steps=(1,))
+        return cut.output, rows, [cut]
     held = -(-extent // row)
     if held * row == extent:
         return x, held, []
     pads = [0] * 8
     pads[4 + axis] = held * row - extent
-    name = rewriter.fresh(f"{node.output}/padded")
-    filled: dict[str, Attr] = {"pads": tuple(pads), "mode": "constant", "value": 0.0}
-    return name, held, [Node("Pad", (x,), (name,), filled, name, node.sources)]
+    pad = rewriter.part(node, "Pad", (x,), f"{node.output}/padded", pads=tuple(pads), mode="constant", value=0.0)
+    return pad.output, held, [pad]
 
 
 def _fold(most: int, most_channels: int, rewriter: Rewriter, node: Node) -> bool:
@@ -130,16 +128,15 @@ def _fold(most: int, most_channels: int, rewriter: Rewriter, node: Node) -> bool
         for count, stride, kernel in zip(outputs, window.strides, w.shape[2:], strict=True)
     ]
     x, nodes = _cut(rewriter, node, shape, reached, window.begins)
-    folded = rewriter.fresh(f"{node.output}/blocks")
-    nodes.append(Node("SpaceToDepth", (x,), (folded,), {"blocksize": block}, folded, node.sources))
+    folded = rewriter.part(node, "SpaceToDepth", (x,), f"{node.output}/blocks", blocksize=block)
     weights = rewriter.constant(_weights(w, block), f"{node.output}/folded")
     strides = tuple(stride // block for stride in window.strides)
     attrs: dict[str, Attr] = {
         k: v for k, v in node.attrs.items() if k not in ("kernel_shape", "pads", "dilations")
     }
-    inputs = (folded, weights, *node.inputs[2:])
-    nodes.append(Node("Conv", inputs, node.outputs, {**attrs, "strides": strides}, node.name, node.sources))
-    rewriter.replace(node, *nodes)
+    inputs = (folded.output, weights, *node.inputs[2:])
+    conv = Node("Conv", inputs, node.outputs, {**attrs, "strides": strides}, node.name, node.sources)
+    rewriter.replace(node, *nodes, folded, conv)
     return True
 
 
@@ -158,15 +155,13 @@ def _cut(
     x, nodes = node.inputs[0], list[Node]()
     ends = [max(extent - begin - size, 0) for extent, begin, size in zip(reached, begins, shape[2:], strict=True)]
     if any((*begins, *ends)):
-        padded = rewriter.fresh(f"{node.output}/padded")
-        attrs: dict[str, Attr] = {"pads": (0, 0, *begins, 0, 0, *ends), "mode": "constant", "value": 0.0}
-        nodes.append(Node("Pad", (x,), (padded,), attrs, padded, node.sources))
-        x = padded
+        stem, pads = f"{node.output}/padded", (0, 0, *begins, 0, 0, *ends)
+        nodes.append(rewriter.part(node, "Pad", (x,), stem, pads=pads, mode="constant", value=0.0))
+        x = nodes[-1].output
     if any(begin + size > extent for extent, begin, size in zip(reached, begins, shape[2:], strict=True)):
-        cut = rewriter.fresh(f"{node.output}/cut")
-        attrs = {"axes": (2, 3), "starts": (0, 0), "ends": tuple(reached), "steps": (1, 1)}
-        nodes.append(Node("Slice", (x,), (cut,), attrs, cut, node.sources))
-        x = cut
+        attrs: dict[str, Attr] = {"axes": (2, 3), "starts": (0, 0), "ends": tuple(reached), "steps": (1, 1)}
+        nodes.append(rewriter.part(node, "Slice", (x,), f"{node.output}/cut", **attrs))
+        x = nodes[-1].output
     return x, nodes
 
 

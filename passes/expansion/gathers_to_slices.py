@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from npuc.ir import Attr, Graph, Node
+from dataclasses import replace
+
+from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXIS
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.rules import Rewriter, rewrite
@@ -24,21 +26,17 @@ def _slices(rewriter: Rewriter, node: Node) -> bool:
     runs = _runs((indices.reshape(-1) % rewriter.shape(x)[axis]).tolist())
     if len(runs) > MOST_SLICES:
         return False
-    parts: list[str] = []
-    nodes: list[Node] = []
-    for first, count, step in runs:
-        part = rewriter.fresh(f"{node.output}/run")
-        cut: dict[str, Attr] = {
-            "axes": (axis,), "starts": (first,), "ends": (max(first + count * step, -1),), "steps": (step,),
-        }  # fmt: skip
-        nodes.append(Node("Slice", (x,), (part,), cut, part, node.sources))
-        parts.append(part)
-    whole = parts[0]
-    if len(parts) > 1:
-        whole = rewriter.fresh(f"{node.output}/runs")
-        nodes.append(Node("Concat", tuple(parts), (whole,), {"axis": axis}, whole, node.sources))
-    back = Node("Reshape", (whole,), node.outputs, {"shape": rewriter.shape(node.output)}, node.name, node.sources)
-    rewriter.replace(node, *nodes, back)
+    nodes = [
+        rewriter.part(
+            node, "Slice", (x,), f"{node.output}/run",
+            axes=(axis,), starts=(first,), ends=(max(first + count * step, -1),), steps=(step,),
+        )
+        for first, count, step in runs
+    ]  # fmt: skip
+    if len(nodes) > 1:
+        parts = tuple(each.output for each in nodes)
+        nodes.append(rewriter.part(node, "Concat", parts, f"{node.output}/runs", axis=axis))
+    rewriter.replace(node, *nodes, replace(rewriter.back(node, nodes[-1].output), name=node.name))
     return True
 
 

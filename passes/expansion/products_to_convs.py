@@ -59,13 +59,7 @@ def _matmul(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _as_conv(
-    rewriter: Rewriter,
-    node: Node,
-    x: str,
-    taps: Array,
-    image: Shape,
-    perms: tuple[Shape, Shape],
-    group: int = 1,
+    rewriter: Rewriter, node: Node, x: str, taps: Array, image: Shape, perms: tuple[Shape, Shape], group: int = 1
 ) -> bool:
     """Replaces the product by a Conv.
 

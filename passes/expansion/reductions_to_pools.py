@@ -32,7 +32,7 @@ def _over_channels(rewriter: Rewriter, node: Node) -> bool:
     kernel = rewriter.constant(np.full((1, shape[1], 1, 1), weight, np.float32), f"{node.output}/kernel")
     y = rewriter.fresh(f"{node.output}/channel")
     conv = Node("Conv", (node.inputs[0], kernel), (y,), {}, node.name, node.sources)
-    rewriter.replace(node, conv, _back(rewriter, node, y))
+    rewriter.replace(node, conv, rewriter.back(node, y))
     return True
 
 
@@ -47,7 +47,7 @@ def _over_pixels(rewriter: Rewriter, node: Node) -> bool:
     tensor, before = carried(rewriter, x, (*kept, *sorted(axes)), image, node.sources)
     y = rewriter.fresh(f"{node.output}/pooled")
     inner = _sum(rewriter, node, image, tensor, y) if node.op == "ReduceSum" else _pool(rewriter, node, tensor, y)
-    rewriter.replace(node, *before, *inner, _back(rewriter, node, y))
+    rewriter.replace(node, *before, *inner, rewriter.back(node, y))
     return True
 
 
@@ -61,13 +61,10 @@ def _pool(rewriter: Rewriter, node: Node, tensor: str, y: str) -> list[Node]:
     pool = Node(POOLS[node.op], (tensor,), (y,), {}, node.name, node.sources)
     if node.op != "ReduceMin":
         return [pool]
-    turned, least = rewriter.fresh(f"{node.output}/negative"), rewriter.fresh(f"{node.output}/largest")
+    turned = rewriter.part(node, "Neg", (tensor,), f"{node.output}/negative")
+    least = rewriter.fresh(f"{node.output}/largest")
     return [
-        Node("Neg", (tensor,), (turned,), {}, turned, node.sources),
-        replace(pool, inputs=(turned,), outputs=(least,)),
+        turned,
+        replace(pool, inputs=turned.outputs, outputs=(least,)),
         Node("Neg", (least,), (y,), {}, y, node.sources),
     ]
-
-
-def _back(rewriter: Rewriter, node: Node, y: str) -> Node:
-    return Node("Reshape", (y,), node.outputs, {"shape": rewriter.shape(node.output)}, node.output, node.sources)

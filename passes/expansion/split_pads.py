@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from npuc.frozen import frozen
-from npuc.ir import Attr, Graph, Node
+from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
@@ -35,9 +35,8 @@ def _split(most: int, rewriter: Rewriter, node: Node) -> bool:
     if max(sides) <= most:
         return False
     top, left, bottom, right = (max(side - most, 0) for side in sides)
-    padded = rewriter.fresh(f"{node.output}/padded")
-    attrs: dict[str, Attr] = {"pads": (0, 0, top, left, 0, 0, bottom, right), "mode": "constant", "value": 0.0}
+    pads, stem = (0, 0, top, left, 0, 0, bottom, right), f"{node.output}/padded"
+    pad = rewriter.part(node, "Pad", node.inputs[:1], stem, pads=pads, mode="constant", value=0.0)
     rest = tuple(min(side, most) for side in sides)
-    conv = replace(node, inputs=(padded, *node.inputs[1:])).with_attrs(pads=rest)
-    rewriter.replace(node, Node("Pad", node.inputs[:1], (padded,), attrs, padded, node.sources), conv)
+    rewriter.replace(node, pad, replace(node, inputs=(pad.output, *node.inputs[1:])).with_attrs(pads=rest))
     return True

@@ -45,11 +45,12 @@ def _strided(most: int, rewriter: Rewriter, node: Node) -> bool:
         return False
     ends = tuple(start + (shape[axis] - 1) * step + 1 for axis, (start, _, step) in cuts.items())
     unit: dict[str, Attr] = {**node.attrs, "ends": ends, "steps": (1,) * len(cuts)}
-    window = rewriter.fresh(f"{node.output}/window")
+    window = rewriter.part(node, "Slice", (x,), f"{node.output}/window", **unit)
     ones = rewriter.constant(np.ones((shape[1], 1, 1, 1), np.float32), f"{node.output}/ones")
     attrs: dict[str, Attr] = {"kernel_shape": (1, 1), "strides": strides, "group": shape[1], "selects": 1}
-    conv = Node("Conv", (window, ones), node.outputs, attrs, node.name, node.sources)
-    rewriter.replace(node, Node("Slice", (x,), (window,), unit, window, node.sources), conv)
+    rewriter.replace(
+        node, window, Node("Conv", (window.output, ones), node.outputs, attrs, node.name, node.sources)
+    )
     return True
 
 

@@ -35,12 +35,7 @@ def _is_volume(rewriter: Rewriter, node: Node, ops: Sequence[str]) -> bool:
 
 
 def _reshape(rewriter: Rewriter, x: str, shape: tuple[int, ...], node: Node) -> Node:
-    y = rewriter.fresh(f"{x}@{'x'.join(map(str, shape))}")
-    return Node("Reshape", (x,), (y,), {"shape": shape}, y, node.sources)
-
-
-def _back(rewriter: Rewriter, y: str, node: Node) -> Node:
-    return Node("Reshape", (y,), node.outputs, {"shape": rewriter.shape(node.output)}, node.output, node.sources)
+    return rewriter.part(node, "Reshape", (x,), f"{x}@{'x'.join(map(str, shape))}", shape=shape)
 
 
 def _pool(rewriter: Rewriter, node: Node) -> bool:
@@ -54,7 +49,7 @@ def _pool(rewriter: Rewriter, node: Node) -> bool:
     y = rewriter.fresh(f"{node.output}/depths")
     inner = replace(node, inputs=image.outputs, outputs=(plane,)).with_attrs(**_axes(window, (1, 2)))
     outer = replace(node, inputs=column.outputs, outputs=(y,)).with_attrs(**_axes(window, (0, None)))
-    rewriter.replace(node, image, inner, column, outer, _back(rewriter, y, node))
+    rewriter.replace(node, image, inner, column, outer, rewriter.back(node, y))
     return True
 
 
@@ -78,7 +73,7 @@ def _global_pool(rewriter: Rewriter, node: Node) -> bool:
     N, C, D, H, W = rewriter.shape(node.inputs[0])
     image = _reshape(rewriter, node.inputs[0], (N, C, D, H * W), node)
     y = rewriter.fresh(f"{node.output}/image")
-    rewriter.replace(node, image, replace(node, inputs=image.outputs, outputs=(y,)), _back(rewriter, y, node))
+    rewriter.replace(node, image, replace(node, inputs=image.outputs, outputs=(y,)), rewriter.back(node, y))
     return True
 
 
@@ -100,7 +95,7 @@ def _convolution(rewriter: Rewriter, node: Node) -> bool:
     if "output_padding" in node.attrs:
         attrs["output_padding"] = OUTPUT_PADDING(node)[1:]
     inner = replace(node, inputs=tuple(inputs), outputs=(y,), attrs=attrs)
-    rewriter.replace(node, x, inner, _back(rewriter, y, node))
+    rewriter.replace(node, x, inner, rewriter.back(node, y))
     return True
 
 

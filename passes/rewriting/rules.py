@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from npuc.ir import Array, Graph, Node, TensorType, type_of
+from npuc.ir import Array, Attr, Graph, Node, TensorType, type_of
 from npuc.ops import infer, rebuild
 
 
@@ -99,6 +99,16 @@ class Rewriter:
         self.constants[name] = value
         self.types[name] = type_of(value)
         return name
+
+    def part(self, node: Node, op: str, inputs: tuple[str, ...], stem: str, **attrs: Attr) -> Node:
+        """A new node that computes a part of what another does; the stem names it and its result."""
+        name = self.fresh(stem)
+        return Node(op, inputs, (name,), attrs, name, node.sources)
+
+    def back(self, node: Node, tensor: str) -> Node:
+        """The Reshape from a tensor to the result of a node."""
+        attrs: dict[str, Attr] = {"shape": self.shape(node.output)}
+        return Node("Reshape", (tensor,), node.outputs, attrs, node.output, node.sources)
 
     def replace(self, node: Node, *new: Node) -> None:
         """Replaces one node by others, in order, which must write all its results that are still read."""

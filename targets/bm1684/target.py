@@ -29,12 +29,7 @@ from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.network import support
 from npuc.targets.bm1684.plan import planner
 from npuc.targets.bm1684.program import report
-from npuc.targets.bm1684.program.artefact import (
-    WEIGHTS_FILE,
-    Contents,
-    Instruction,
-    instructions,
-)
+from npuc.targets.bm1684.program.artefact import WEIGHTS_FILE, Contents, Instruction, instructions
 from npuc.targets.bm1684.program.origins import origin
 from npuc.targets.bm1684.program.outline import outline
 from npuc.targets.bm1684.program.table import TABLE_FILE

@@ -147,11 +147,7 @@ class EasyNpu(Target):
         return QuickRunner(program)
 
     def hardware(
-        self,
-        machine: str | None,
-        program: Program | None,
-        samples: Samples | None,
-        resources: Sequence[str],
+        self, machine: str | None, program: Program | None, samples: Samples | None, resources: Sequence[str]
     ) -> dict[str, bytes]:
         """The core in Verilog with a test bench; a program's steps; cell counts by type (resources.json)."""
         from npuc.targets.easynpu.rtl import export

@@ -22,7 +22,7 @@ from npuc.targets.nvdla.machine.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.operations.weight_form import asked_forms, expect_asked
-from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import Contents, decode
 from npuc.targets.nvdla.program.outline import brief, outline
 from npuc.targets.nvdla.program.timeline import timeline
 from npuc.timeline import Timeline
@@ -154,8 +154,7 @@ class Nvdla(Target):
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry per command: number, text, and the ONNX nodes that it belongs to."""
         contents = Contents.of(program.manifest)
-        registers = register_map_of(contents.machine)
-        commands = decode(program.files.get("registers.bin", b""), registers)
+        registers, commands = contents.registers, contents.commands(program)
         sources = {
             number: list(each.nodes)
             for each in contents.operations

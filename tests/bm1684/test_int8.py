@@ -21,7 +21,7 @@ from npuc.target import Options
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.artefact import Contents, of_words, to_words
 from npuc.targets.bm1684.simulate import simulator, vendor
-from tests.bm1684 import fix8b
+from tests.bm1684 import chips, fix8b
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
 from tests.given import GIVEN as GIVEN_FILES
@@ -212,7 +212,7 @@ def test_the_exported_c_computes_what_the_table_does(tmp_path: Path) -> None:
     arguments = (SYSTEM_START + starts[:-1]).astype("<u8").tobytes()
     sources = {path.name: path.read_bytes() for path in (tmp_path / "c").glob("*.[ch]")}
     assert b"not run on silicon" in sources["npuc_m_ok_device_kernel.c"]
-    found = simulator.simulate(sources, "npuc_m_kernel", arguments, memory, Machine())
+    found = chips.simulate(sources, "npuc_m_kernel", arguments, memory, Machine())
     image = tmp_path / "memory"
     memory.tofile(image)
     cost = simulator.carry_out(program.files["calls.txt"], arguments, image, Machine())

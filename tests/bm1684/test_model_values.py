@@ -12,7 +12,7 @@ from onnx import helper
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, okk_compact_stride, to_2ic_mode
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.simulate import simulator
+from tests.bm1684 import chips
 from tests.bm1684.kernels import need_compiler, source
 from tests.bm1684.random_calls import dim4
 from tests.conftest import Reference
@@ -46,7 +46,7 @@ def _computed(operands: list[tuple[int, Array, Dim4 | None]], call: str, shape: 
     sources = source({"k": "\n".join([*loads, call, store])})
     result = np.zeros(int(np.prod(shape)), np.float32)
     memory = np.concatenate([*(each.ravel() for _, each, _ in operands), result]).view(np.uint8)
-    run = simulator.simulate(sources, "k", b"", memory, MACHINE)
+    run = chips.simulate(sources, "k", b"", memory, MACHINE)
     return run.memory[offsets[-1] :].view(np.float32).reshape(shape)
 
 
@@ -134,5 +134,5 @@ def test_a_product_of_matrices_with_partial_last_channels(onnxruntime_values: Re
         ]
     )
     memory = np.concatenate([a.ravel(), b.ravel(), c.ravel(), np.zeros(300, np.float32)]).view(np.uint8)
-    found = simulator.simulate(source({"k": body}), "k", b"", memory, MACHINE).memory[offsets[-1] :]
+    found = chips.simulate(source({"k": body}), "k", b"", memory, MACHINE).memory[offsets[-1] :]
     assert np.allclose(found.view(np.float32).reshape(3, 100), expected, rtol=1e-5, atol=1e-5)

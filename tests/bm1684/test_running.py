@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,19 @@ def test_an_observed_sample_runs_once_and_has_the_same_outputs(
     alone = Runner(program, "own")
     np.testing.assert_array_equal(outputs["y"], alone({"x": X})["y"])
     np.testing.assert_array_equal(np.maximum(shown["hidden"], 0), shown["hidden"])
+
+
+def test_layers_are_observed_in_the_order_of_the_program(tmp_path: Path) -> None:
+    need_compiler()
+    names = ["x", *(f"{letter}0" for letter in "gcafdbe"), "y"]
+    nodes = [helper.make_node("Sigmoid", [x], [y]) for x, y in pairwise(names)]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in ("x", "y"))
+    graph = helper.make_graph(nodes, "chain", [x], [y])
+    path, seen = tmp_path / "chain.onnx", list[str]()
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    program = driver.compile_model(path, BM1684, Options(precision="fp32"), {})[0]
+    Runner(program, "own")({"x": np.zeros((1, 1, 8), np.float32)}, lambda name, _values: seen.append(name))
+    assert seen == names[1:-1]
 
 
 def test_the_cycles_of_an_observed_sample_are_those_without_its_stores(program: Program) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from npuc.errors import ArtefactError
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.simulate import compilation, simulator
+from tests.bm1684 import chips
 from tests.bm1684.kernels import need_compiler, source
 
 MACHINE = Machine()
@@ -115,13 +115,13 @@ ACCEPTED = {
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need_compiler()
     bodies = {name: statements for name, (statements, _) in REFUSED.items()}
-    return compilation.program(source({**bodies, **ACCEPTED}), tmp_path_factory.mktemp("program"))
+    return chips.compiled(source({**bodies, **ACCEPTED}), tmp_path_factory.mktemp("program"))
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_call_that_the_machine_does_not_allow_is_refused_by_name(program: Path, name: str) -> None:
     with pytest.raises(ArtefactError) as caught:
-        simulator.run(program, name, b"", np.zeros(4096, np.uint8), MACHINE)
+        chips.run(program, name, b"", np.zeros(4096, np.uint8), MACHINE)
     problem = caught.value.problems[0]
     assert problem.code == "E503"
     assert REFUSED[name][1] in problem.reason
@@ -129,29 +129,29 @@ def test_a_call_that_the_machine_does_not_allow_is_refused_by_name(program: Path
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_what_the_machine_allows_runs(program: Path, name: str) -> None:
-    assert simulator.run(program, name, b"", np.zeros(4096, np.uint8), MACHINE).calls
+    assert chips.run(program, name, b"", np.zeros(4096, np.uint8), MACHINE).calls
 
 
 def test_a_smaller_machine_has_less_memory(program: Path) -> None:
     small = Machine(local_bytes=262144)
     with pytest.raises(ArtefactError, match="of 262144 of an NPU"):
-        simulator.run(program, "past_the_end", b"", np.zeros(4096, np.uint8), small)
+        chips.run(program, "past_the_end", b"", np.zeros(4096, np.uint8), small)
 
 
 def test_an_unknown_kernel_is_named(program: Path) -> None:
     with pytest.raises(ArtefactError, match="no kernel absent is registered"):
-        simulator.run(program, "absent", b"", np.zeros(64, np.uint8), MACHINE)
+        chips.run(program, "absent", b"", np.zeros(64, np.uint8), MACHINE)
 
 
 def test_a_source_that_does_not_compile_is_reported_with_the_compilers_words() -> None:
     need_compiler()
     with pytest.raises(ArtefactError, match=r"E507.*refuses a source: k\.c:1:1"):
-        simulator.simulate({"k.c": b"nonsense;"}, "k", b"", np.zeros(64, np.uint8), MACHINE)
+        chips.simulate({"k.c": b"nonsense;"}, "k", b"", np.zeros(64, np.uint8), MACHINE)
 
 
 def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(ArtefactError, match="no C compiler") as caught:
-        simulator.simulate(source({"k": ""}), "k", b"", np.zeros(64, np.uint8), MACHINE)
+        chips.simulate(source({"k": ""}), "k", b"", np.zeros(64, np.uint8), MACHINE)
     assert "install gcc or clang" in str(caught.value)

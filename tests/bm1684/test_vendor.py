@@ -15,8 +15,8 @@ from npuc.targets.bm1684.machine import local_memory
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.packing import empty_memory, pack, pack_matrix
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.simulate import calls, simulator, vendor
-from tests.bm1684 import random_calls
+from npuc.targets.bm1684.simulate import calls, vendor
+from tests.bm1684 import chips, random_calls
 from tests.bm1684.kernels import source, vendor_libraries
 from tests.bm1684.random_calls import ALIGNED, dim4
 from tests.cli.process import npuc
@@ -46,8 +46,8 @@ def test_random_calls_give_the_vendors_values_and_cycles(libraries: str, seed: i
     made, memory = random_calls.cases(seed, 3)
     statements = [each for cases in made.values() for case in cases for each in case.statements]
     sources = source({"k": "\n".join(statements)})
-    ours = simulator.simulate(sources, "k", b"", memory, MACHINE)
-    theirs = vendor.run(sources, "k", b"", memory, libraries)
+    ours = chips.simulate(sources, "k", b"", memory, MACHINE)
+    theirs = chips.vendor_run(sources, "k", b"", memory, libraries)
     off = {
         kind: difference
         for kind, cases in made.items()
@@ -76,7 +76,7 @@ def _dumped(libraries: str, statements: str, values: Array) -> Array:
         f"okk_gdma_32bit_set_C_local(0, (x32){{.u32 = 0}}, {DUMP.format('')});{statements}"
         f"okk_gdma_32bit_cpy_L2S(SYSTEM + {memory.size}, 0, {DUMP.format('NULL, ')});"
     )
-    run = vendor.run(source({"k": body}), "k", b"", np.concatenate([memory, dump]), libraries)
+    run = chips.vendor_run(source({"k": body}), "k", b"", np.concatenate([memory, dump]), libraries)
     return run.memory[memory.size :].view(np.uint32).reshape(64, WORDS)
 
 
@@ -137,8 +137,8 @@ def test_the_helpers_give_the_vendors_strides_and_those_of_npucs_model(libraries
     statements += _told((*counts, "(int)okk_local_mem_size_per_npu()"), len(wanted))
     wanted.append((local_memory.okk_channle_num_per_npu(63, 66, MACHINE), 5, 64, 524_288))
     sources, memory = source({"k": "\n".join(statements)}), np.zeros(16 * len(wanted), np.uint8)
-    theirs = vendor.run(sources, "k", b"", memory, libraries).memory.view(np.int32)
-    ours = simulator.simulate(sources, "k", b"", memory, MACHINE).memory.view(np.int32)
+    theirs = chips.vendor_run(sources, "k", b"", memory, libraries).memory.view(np.int32)
+    ours = chips.simulate(sources, "k", b"", memory, MACHINE).memory.view(np.int32)
     assert theirs.reshape(-1, 4).tolist() == [list(each) for each in wanted]
     assert (ours == theirs).all()
 
@@ -163,15 +163,15 @@ def test_overlapped_engines_cost_what_the_vendor_says(libraries: str) -> None:
             okk_parallel_end();
         }"""
     sources, memory = source({"k": body}), np.zeros(64, np.uint8)
-    ours = simulator.simulate(sources, "k", b"", memory, MACHINE)
-    assert ours.cost.cycles == vendor.run(sources, "k", b"", memory, libraries).cycles
+    ours = chips.simulate(sources, "k", b"", memory, MACHINE)
+    assert ours.cost.cycles == chips.vendor_run(sources, "k", b"", memory, libraries).cycles
     assert ours.cost.cycles < calls.total(ours.calls, MACHINE).bdc + ours.cost.gdma
 
 
 def test_what_the_vendors_model_refuses_is_reported_in_its_words(libraries: str) -> None:
     body = "okk_bdc_max_pool2d(4096, 4, D4(1, 1, 4, 4), 2, 2, NULL, NULL);"
     with pytest.raises(ArtefactError, match=r"vendor's chip model refuses the program: .*ifmap_addr"):
-        vendor.run(source({"k": body}), "k", b"", np.zeros(64, np.uint8), libraries)
+        chips.vendor_run(source({"k": body}), "k", b"", np.zeros(64, np.uint8), libraries)
 
 
 def test_without_the_library_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

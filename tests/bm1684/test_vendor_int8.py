@@ -14,7 +14,7 @@ import pytest
 
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.local_memory import ceil_div, to_4n_mode
-from npuc.targets.bm1684.simulate import vendor
+from tests.bm1684 import chips
 from tests.bm1684.kernels import source, vendor_libraries
 
 X, WEIGHTS, BIAS, OTHER, OUT, WORK = (65536 * at for at in range(6))
@@ -90,7 +90,7 @@ class Run:
         include = b'#include "okk.h"'
         kernel["kernels.c"] = kernel["kernels.c"].replace(include, include + PROTOTYPES.encode())
         memory = np.concatenate([*self.memory, np.zeros(4 * groups * c * h * w, np.uint8)])
-        found = vendor.run(kernel, "k", b"", memory, libraries).memory[at:].reshape(groups, c, h, w, 4)
+        found = chips.vendor_run(kernel, "k", b"", memory, libraries).memory[at:].reshape(groups, c, h, w, 4)
         return np.moveaxis(found, -1, 1).reshape(-1, c, h, w)[:n]
 
 

@@ -21,7 +21,7 @@ from npuc.targets.nvdla.machine.parameters import FULL, SMALL
 from npuc.targets.nvdla.operations.operation import Surface
 from npuc.targets.nvdla.operations.tiling import Geometry, RowTile
 from npuc.targets.nvdla.operations.weight_form import WeightForm
-from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection.batches import covers, in_batches
 from tests.given import GIVEN
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
@@ -71,9 +71,12 @@ def layers(program: Program) -> list[dict[str, Any]]:
 def written(program: Program, name: str) -> list[int]:
     """What the program writes to a register, in order."""
     contents = Contents.of(program.manifest)
-    known = register_map_of(contents.machine)
-    commands = decode(program.files["registers.bin"], known)
-    return [each.value for each in commands if isinstance(each, Write) and each.address == known[name].address]
+    known = contents.registers
+    return [
+        each.value
+        for each in contents.commands(program)
+        if isinstance(each, Write) and each.address == known[name].address
+    ]
 
 
 @pytest.mark.parametrize(("images", "name"), [

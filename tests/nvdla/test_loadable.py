@@ -17,6 +17,8 @@ from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.loadable import descriptors, schema, structures
 from npuc.targets.nvdla.loadable.listing import machine_of, rows
+from npuc.targets.nvdla.loadable.scheduling import run_of
+from npuc.targets.nvdla.loadable.task import engine_tasks
 from npuc.targets.nvdla.model import Memory
 from tests.given import GIVEN
 
@@ -61,7 +63,8 @@ def test_a_loadable_runs_on_the_model_without_a_trap(file: Path) -> None:
             memory.write(base(each.id) + offset, blobs[name])
     pixels = np.random.default_rng(0).integers(0, 120, loadable.tensor_desc_list[0].size).astype(np.uint8)
     memory.write(base(3), pixels)
-    after = model.run(machine, loadables.commands(loadable, machine, base), memory)
+    (task,) = engine_tasks(loadable)
+    after = model.run(machine, run_of(loadable, task, machine, base), memory)
     assert any(after.read(base(2), 256))
 
 

@@ -26,7 +26,7 @@ from npuc.targets.nvdla.loadable.listing import machine_of
 from npuc.targets.nvdla.loadable.rules import RULES, broken
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.model.memory import Pattern
-from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection import Constants
 from tests.given import GIVEN
 from tests.nvdla.networks import compiled, network, node, weights
@@ -179,7 +179,7 @@ def test_the_cpus_softmax_takes_and_gives_scaled_integers() -> None:
 def test_what_is_captured_is_what_the_program_enables(tmp_path: Path) -> None:
     _, _, program = compiled(small_network(), tmp_path, "nvdla-full")
     machine = Contents.of(program.manifest).machine
-    commands = decode(program.files["registers.bin"], register_map_of(machine))
+    commands = Contents.of(program.manifest).commands(program)
     engines = [each.engine for each in captured(commands, machine)]
     assert engines == [of.CONV, of.SDP, of.CONV, of.SDP, of.PDP]
 
@@ -253,7 +253,7 @@ def test_fp16_is_exported_with_averages_of_the_firmware(tmp_path: Path) -> None:
 def test_an_average_on_the_fly_lands_in_memory_before_it_becomes_convolutions(tmp_path: Path) -> None:
     _, _, program = compiled(small_network(4), tmp_path)
     machine = Contents.of(program.manifest).machine
-    commands = decode(program.files["registers.bin"], register_map_of(machine))
+    commands = Contents.of(program.manifest).commands(program)
     *others, sdp, pdp = captured(commands, machine)
     piped = replace(sdp.surfaces.result, type=of.HARDWARE, address=of.NONE)
     flying = [

@@ -92,10 +92,7 @@ def _key(files: Sequence[Path]) -> str:
 
 
 def _digest_of(
-    graph: Graph,
-    tensors: Sequence[str],
-    domains: Mapping[str, tuple[float, float]],
-    gains: Mapping[str, Array],
+    graph: Graph, tensors: Sequence[str], domains: Mapping[str, tuple[float, float]], gains: Mapping[str, Array]
 ) -> str:
     from npuc.export_onnx import to_onnx
 

@@ -126,6 +126,10 @@ def _weight_floors(graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Step
     return found
 
 
+IntegerForm = tuple[str, dict[str, Attr], tuple[str, ...]]
+"""An integer operator, its attributes and its constant inputs."""
+
+
 class Builder(GraphBuilder):
     """Walks the float graph once and collects the nodes and constants of the integer graph."""
 
@@ -162,16 +166,23 @@ class Builder(GraphBuilder):
         inputs = tuple(self.as_int8(name) for name in data_inputs(node))
         op, attrs, extra = self.form(node)
         outputs = tuple(int8_name(name) for name in node.outputs)
-        name = node.name or node.output
-        limits = self.limits(node)
-        if limits is None:
+        behind, name = self.behind(node), node.name or node.output
+        if behind is None:
             self.add(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
             return
         free = f"{outputs[0]}/unlimited"
         self.stand(free, node.output)
         self.add(Node(op, (*inputs, *extra), (free,), attrs, name, node.sources))
-        attrs, extra = self._table(f"{outputs[0]}/limits", np.clip(INPUTS, *limits).astype(np.float64))
-        self.add(Node("IntTable", (free, *extra), outputs, attrs, f"{name}/limits", node.sources))
+        op, attrs, extra = behind
+        self.add(Node(op, (free, *extra), outputs, attrs, f"{name}/limits", node.sources))
+
+    def behind(self, node: Node) -> IntegerForm | None:
+        """The operator that limits the result of a node, if its own cannot."""
+        limits = self.limits(node)
+        if limits is None:
+            return None
+        stem = f"{int8_name(node.output)}/limits"
+        return "IntTable", *self._table(stem, np.clip(INPUTS, *limits).astype(np.float64))
 
     def same_steps(self, node: Node) -> bool:
         """Whether a node's input and result have the same scale and zero point."""
@@ -211,7 +222,7 @@ class Builder(GraphBuilder):
         """Whether the limits of a node's result are 0 and saturation."""
         return not self.zeros[node.output] and self.highest(node) == 127
 
-    def form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+    def form(self, node: Node) -> IntegerForm:
         """The integer operator, its attributes and its constant inputs."""
         relu = int(ACTIVATION(node) in ("Relu", "Clip") and not self.zeros[node.output])
         match node.op:
@@ -242,7 +253,7 @@ class Builder(GraphBuilder):
         zero = self.zeros[node.inputs[0]]
         return {**found, "padding": zero} if zero and any(PADS(node)) else found
 
-    def sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+    def sum(self, node: Node, relu: int) -> IntegerForm:
         """A plain addition if the scales allow it, otherwise one that multiplies its operands."""
         ratios = [self.scales[name] / self.scales[node.output] for name in node.inputs]
         zeros = [self.zeros[name] for name in (*node.inputs, node.output)]
@@ -257,7 +268,7 @@ class Builder(GraphBuilder):
         named = {"w": np.array([first, second], np.int8), "bias": bias}
         return "IntSum", {"shift": exponent, "relu": relu}, self.named(node, named)
 
-    def _activation(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+    def _activation(self, node: Node) -> IntegerForm:
         """A table, or two slopes per channel."""
         x, y = self.steps(node.inputs[0]), self.steps(node.output)
         function = node if is_relu(node) else as_unary(self.float, node)

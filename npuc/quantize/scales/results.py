@@ -50,11 +50,7 @@ FLAT = ("Clip", "HardSigmoid", "HardSwish")
 
 
 def histograms_before_host(
-    find: HistogramSource,
-    graph: Graph,
-    samples: Samples,
-    found: Mapping[str, Histogram],
-    on_host: Collection[str],
+    find: HistogramSource, graph: Graph, samples: Samples, found: Mapping[str, Histogram], on_host: Collection[str]
 ) -> dict[str, Histogram]:
     """The histograms if these nodes of the graph run on the host: their inputs keep all large values.
 

@@ -76,10 +76,7 @@ class Sequences:
             "characters": int(lengths.sum()),
             "decoding": {"output": self.output, "steps": self.steps, "layout": self.layout, "blank": self.blank},
             **{
-                name: {
-                    **_row(errors[name], errors[FP32], lengths),
-                    "agreement": _alike(read[name], read[FP32]),
-                }
+                name: {**_row(errors[name], errors[FP32], lengths), "agreement": _alike(read[name], read[FP32])}
                 for name in read
             },
         }

@@ -15,10 +15,10 @@ from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.targets.bm1684.lowering import matrices, moves
 from npuc.targets.bm1684.lowering.extents import within
-from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, System
+from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, System, call
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.lowering.orders import ordered
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape, merged
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, local_shape, merged
 from npuc.targets.bm1684.lowering.weights import ALIGNMENT, Weights
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -71,9 +71,8 @@ class Lowering:
 
     def emit(self, *calls: Call) -> None:
         """Appends a step of the current node; calls beyond the interface's extents are split."""
-        engines = {call.on_gdma for call in calls}
-        assert len(engines) == 1, calls
-        made = tuple(piece for call in calls for piece in within(call, self.machine))
+        assert len({each.on_gdma for each in calls}) == 1, calls
+        made = tuple(piece for each in calls for piece in within(each, self.machine))
         self.steps.append(Step(made, self.node.output, self.sources, self.node.op))
 
     # constants
@@ -85,13 +84,13 @@ class Lowering:
         at, source = Local(self.buffer(stem, ELEMENT * columns), npu), self.weights.image(values)
 
         @cache
-        def call(first: int, last: int) -> tuple[Call, ...]:
+        def loads(first: int, last: int) -> tuple[Call, ...]:
             strides = Dim4(columns * count, columns, columns, 1)
             shape, place = Dim4(1, count, 1, last - first), at.shifted(ELEMENT * first)
             system = System(WEIGHTS, source + ELEMENT * first)
-            return (Call("gdma_32bit_cpy_S2L", (place, system, shape, strides, strides), (), at.buffer),)
+            return (call("gdma_32bit_cpy_S2L", place, system, shape, strides, strides),)
 
-        self.loads[at.buffer] = (Load(at.buffer, columns, call),)
+        self.loads[at.buffer] = (Load(at.buffer, columns, loads),)
         return at
 
     def constant(self, stem: str, values: Array, npu: int = 0) -> Tensor:
@@ -107,15 +106,13 @@ class Lowering:
         count = count if len(view.axes[0]) == 1 else 1
 
         @cache
-        def call(first: int, last: int) -> tuple[Call, ...]:
+        def loads(first: int, last: int) -> tuple[Call, ...]:
             if count == 1:
                 return moves.loads(tensor, view, self.machine)
             part = Tensor(tensor.shape._replace(n=last - first), tensor.at.shifted(ELEMENT * stride * first))
-            rows = view.sliced(0, first, last - first)
-            assert rows is not None
-            return moves.loads(part, rows, self.machine)
+            return moves.loads(part, known(view.sliced(0, first, last - first)), self.machine)
 
-        load = Load(tensor.at.buffer, count, call)
+        load = Load(tensor.at.buffer, count, loads)
         self.loads[tensor.at.buffer] = (*self.loads.get(tensor.at.buffer, ()), load)
 
     def from_outside(self, name: str) -> bool:
@@ -156,13 +153,9 @@ class Lowering:
         """
         if prod(view.shape) != prod(shape):
             return self._fetched_matrix(stem, view, shape, npu)
-        shaped = view.reshaped(shape) or self.continuous(view).reshaped(shape)
-        assert shaped is not None
-        tensor = self.new(stem, shape, npu)
+        shaped, tensor = self.reshaped(view, shape), self.new(stem, shape, npu)
         if len(moves.loads(tensor, shaped, self.machine)) > 8:
-            again = self.continuous(shaped).reshaped(shape)
-            assert again is not None
-            shaped = again
+            shaped = known(self.continuous(shaped).reshaped(shape))
         if self._from_start(shaped):
             self.fill(tensor, shaped)
             return tensor
@@ -174,8 +167,7 @@ class Lowering:
         columns = view.shape[-1]
         rows = view.reshaped((shape.n, columns))
         if rows is None or len(merged(rows.axes[1])) > 1:
-            rows = self.continuous(view).reshaped((shape.n, columns))
-        assert rows is not None
+            rows = known(self.continuous(view).reshaped((shape.n, columns)))
         tensor = self.new(stem, shape, npu)
         calls = matrices.loads(tensor, rows, self.machine)
         if self._from_start(rows):
@@ -210,6 +202,10 @@ class Lowering:
         self.emit(*moves.copies(to, view))
         return to
 
+    def reshaped(self, view: View, shape: Sequence[int]) -> View:
+        """The view in another shape, copied if need be: a contiguous view can have every shape."""
+        return view.reshaped(shape) or known(self.continuous(view).reshaped(shape))
+
     def scratch_view(self, shape: Sequence[int]) -> View:
         """A newly allocated view of the scratch region."""
         at = self.scratch // ELEMENT
@@ -225,8 +221,7 @@ class Lowering:
         """Stores a local tensor to system memory, in the view's shape."""
         shape = tensor.shape
         if prod(view.shape) != prod(shape):
-            rows = view.reshaped((shape.n, view.shape[-1]))
-            assert rows is not None
+            rows = known(view.reshaped((shape.n, view.shape[-1])))
             self.emit(*matrices.stores(rows, tensor, self.machine))
             return
         shaped = view.reshaped(shape)
@@ -288,9 +283,7 @@ class Lowering:
 
     def part(self, name: str, whole: str, axis: int, first: int) -> View:
         """The view of an operand's part of a Concat in system memory."""
-        found = self.whole(whole).sliced(axis, first, self.graph.shape(name)[axis])
-        assert found is not None
-        return found
+        return known(self.whole(whole).sliced(axis, first, self.graph.shape(name)[axis]))
 
     def define_view(self, name: str, view: View) -> None:
         """Records where a tensor of the graph is in system memory."""

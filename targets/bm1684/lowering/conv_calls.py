@@ -17,7 +17,7 @@ from npuc.ops import given
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import activation
-from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
+from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair, call
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, to_2ic_mode
 
@@ -85,11 +85,21 @@ def _emit_piece(
     """Emits one step: weights in `rows` block rows, used for every image, and the activation of `last`."""
     image = weight_image(lo, taps(form.weights), form.bias, images[0][1].at.npu, rows)
     calls = [
-        call
+        each
         for x, out in images
-        for call in (conv_call(form, image, x, out), *(activation(last, out) if last else ()))
+        for each in (conv_call(form, image, x, out), *(activation(last, out) if last else ()))
     ]
     lo.emit(*calls)
+
+
+def block_diagonal(weights: Array, groups: int) -> Array:
+    """Dense weights of merged groups, with zeros for input channels that a group does not read."""
+    outputs, inputs = weights.shape[0] // groups, weights.shape[1]
+    dense = np.zeros((len(weights), groups * inputs, *weights.shape[2:]), weights.dtype)
+    for g in range(groups):
+        rows = slice(g * outputs, (g + 1) * outputs)
+        dense[rows, g * inputs : (g + 1) * inputs] = weights[rows]
+    return dense
 
 
 def row_bytes(weights: Array) -> int:
@@ -136,29 +146,28 @@ def conv_call(form: Form, image: Image, x: Tensor, out: Tensor) -> Call:
     """The call of a dense convolution with the weights of an image."""
     O, I, kh, kw = form.weights.shape  # noqa: E741
     (at, bias), w = image, form.window
-    args = (
-        out.at, x.at, at, bias or at, x.shape, O, kh, kw,
+    return call(
+        "bdc_conv2d", out.at, x.at, at, bias or at, x.shape, O, kh, kw,
         None, Dim4(kh * kw, ceil_div(I, 2) * kh * kw, kw, 1), bias is not None, form.add,
         padding(w, x.shape, out.shape), Pair(*w.strides), Pair(*w.dilations),
     )  # fmt: skip
-    return Call("bdc_conv2d", args, (x.at.buffer, at.buffer), out.at.buffer)
 
 
 def weight_image(lo: Lowering, taps: Array, bias: Array | None, npu: int, rows: int) -> Image:
     """Places weights (O, columns) and biases in block rows, starting at an NPU; returns both addresses."""
     start, npus = (npu, len(taps)) if rows == 1 else (0, lo.machine.npus)
     columns = taps.shape[1]
-    parts = [_in_rows(taps, npu - start, rows, npus)]
+    parts = [in_rows(taps, npu - start, rows, npus)]
     if bias is not None:
-        parts.append(_in_rows(bias[:, np.newaxis], npu - start, rows, npus))
+        parts.append(in_rows(bias[:, np.newaxis], npu - start, rows, npus))
     at = replace(lo.rows(f"{lo.node.output}/weights", np.concatenate(parts, axis=1), start), npu=npu)
     return at, None if bias is None else at.shifted(ELEMENT * rows * columns)
 
 
-def _in_rows(values: Array, first: int, rows: int, npus: int) -> Array:
+def in_rows(values: Array, first: int, rows: int, npus: int) -> Array:
     """(npus, rows * columns): channel o of (O, columns) in block row (first + o) // npus."""
     columns = values.shape[1]
-    grid = np.zeros((rows * npus, columns), np.float32)
+    grid = np.zeros((rows * npus, columns), values.dtype)
     grid[first : first + len(values)] = values
     return grid.reshape(rows, npus, columns).swapaxes(0, 1).reshape(npus, rows * columns)
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from npuc.ir import Array, Node
+from npuc.ir import Node
 from npuc.ops import given
 from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
-from npuc.targets.bm1684.lowering.conv_calls import Form, block_rows, convolve, form_of, padding, weight_image
+from npuc.targets.bm1684.lowering.conv_calls import (
+    Form,
+    block_diagonal,
+    block_rows,
+    convolve,
+    form_of,
+    padding,
+    weight_image,
+)
 from npuc.targets.bm1684.lowering.elementwise import activation
-from npuc.targets.bm1684.lowering.kernel import Call, Pair
+from npuc.targets.bm1684.lowering.kernel import Call, Pair, call
 from npuc.targets.bm1684.lowering.streaming import stream, streams
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
@@ -74,7 +80,7 @@ def _groups(lo: Lowering, form: Form, x: Tensor, out: Tensor, group: int) -> Ite
     for first in range(0, group, together):
         a, b = first * outputs, (first + together) * outputs
         part = form.channels(a, b)
-        part = replace(part, weights=_block_diagonal(part.weights, together))
+        part = replace(part, weights=block_diagonal(part.weights, together))
         if together == group:
             yield part, x, out
         else:
@@ -90,16 +96,6 @@ def _together(group: int, inputs: int, outputs: int, npus: int) -> int:
         return steps, group // count
 
     return min((count for count in range(1, group + 1) if group % count == 0), key=cost)
-
-
-def _block_diagonal(weights: Array, groups: int) -> Array:
-    """Dense weights of merged groups, with zeros for input channels that a group does not read."""
-    outputs, inputs = weights.shape[0] // groups, weights.shape[1]
-    dense = np.zeros((len(weights), groups * inputs, *weights.shape[2:]), np.float32)
-    for g in range(groups):
-        rows = slice(g * outputs, (g + 1) * outputs)
-        dense[rows, g * inputs : (g + 1) * inputs] = weights[rows]
-    return dense
 
 
 def _depthwise_calls(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> None:
@@ -123,11 +119,9 @@ def _depthwise_piece(
     at, bias = weight_image(lo, form.weights.reshape(-1, kh * kw), form.bias, images[0][1].at.npu, rows)
     calls = list[Call]()
     for x, out in images:
-        args = (
-            out.at, x.at, at, bias or at, x.shape, kh, kw, bias is not None,
-            padding(w, x.shape, out.shape), Pair(*w.strides), Pair(*w.dilations),
-        )  # fmt: skip
-        calls.append(Call("bdc_depthwise2d", args, (x.at.buffer, at.buffer), out.at.buffer))
+        window = (padding(w, x.shape, out.shape), Pair(*w.strides), Pair(*w.dilations))
+        operands = (out.at, x.at, at, bias or at, x.shape)
+        calls.append(call("bdc_depthwise2d", *operands, kh, kw, bias is not None, *window))
         calls += activation(last, out)
     lo.emit(*calls)
 
@@ -166,7 +160,7 @@ def _spread(lo: Lowering, x: Tensor, strides: tuple[int, ...], read: tuple[int, 
     to = step._replace(h=step.h * strides[0], w=strides[1])
     of = None if pixels == x.shape else x.stride(lo.machine)
     lo.emit(
-        Call("bdc_32bit_set_C", (spread.at, 0.0, spread.shape, None), (), spread.at.buffer),
-        Call("bdc_32bit_cpy", (spread.at, x.at, pixels, to, of), (x.at.buffer,), spread.at.buffer),
+        call("bdc_32bit_set_C", spread.at, 0.0, spread.shape, None),
+        call("bdc_32bit_cpy", spread.at, x.at, pixels, to, of),
     )
     return spread

@@ -13,7 +13,7 @@ from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.attributes import ACTIVATION, MAX, MIN
 from npuc.targets.bm1684.lowering.context import Lowering
-from npuc.targets.bm1684.lowering.kernel import Arg, Call
+from npuc.targets.bm1684.lowering.kernel import Call, call
 from npuc.targets.bm1684.lowering.tensors import Tensor, local_shape
 from npuc.targets.bm1684.machine.local_memory import Dim4
 
@@ -32,7 +32,7 @@ def activation(node: Node, on: Tensor) -> tuple[Call, ...]:
 
 
 def _relu(on: Tensor) -> Call:
-    return Call("bdc_relu", (on.at, on.at, on.shape, None, None), (on.at.buffer,), on.at.buffer)
+    return call("bdc_relu", on.at, on.at, on.shape, None, None)
 
 
 def _clip(on: Tensor, low: float, high: float) -> list[Call]:
@@ -40,14 +40,10 @@ def _clip(on: Tensor, low: float, high: float) -> list[Call]:
     if low == 0:
         calls.append(_relu(on))
     elif low > -inf:
-        calls.append(_with_constant("max_C", on, on, low))
+        calls.append(call("bdc_max_C", on.at, on.at, float(low), on.shape, None, None))
     if high < inf:
-        calls.append(_with_constant("min_C", on, on, high))
+        calls.append(call("bdc_min_C", on.at, on.at, float(high), on.shape, None, None))
     return calls
-
-
-def _with_constant(name: str, to: Tensor, x: Tensor, value: float) -> Call:
-    return Call(f"bdc_{name}", (to.at, x.at, float(value), x.shape, None, None), (x.at.buffer,), to.at.buffer)
 
 
 def binary(lo: Lowering, node: Node) -> None:
@@ -59,9 +55,9 @@ def binary(lo: Lowering, node: Node) -> None:
     left, right = _operands(lo, node)
     like = left if left.shape == local_shape(lo.graph.shape(node.output), left.shape.w) else right
     out = _result(lo, node, like, right if like is left else left)
-    args = (out.at, left.at, right.at, out.shape, None, _repeating(lo, left, out), _repeating(lo, right, out))
-    call = Call(f"bdc_{BINARY[node.op]}", args, (left.at.buffer, right.at.buffer), out.at.buffer)
-    lo.emit(call, *activation(node, out))
+    strides = (None, _repeating(lo, left, out), _repeating(lo, right, out))
+    made = call(f"bdc_{BINARY[node.op]}", out.at, left.at, right.at, out.shape, *strides)
+    lo.emit(made, *activation(node, out))
     lo.define(node.output, out)
 
 
@@ -172,15 +168,13 @@ class Function:
     def to(self, name: str, *values: float, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
         """Appends out = name(of, *values); `of` defaults to x, `out` to y."""
         to, x = out or self.y, of or self.x
-        args: tuple[Arg, ...] = (to.at, x.at, *map(float, values), x.shape, None, None)
-        self.calls.append(Call(f"bdc_{name}", args, (x.at.buffer,), to.at.buffer))
+        self.calls.append(call(f"bdc_{name}", to.at, x.at, *map(float, values), x.shape, None, None))
         return to
 
     def both(self, name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         """Appends out = name(a, b); `out` defaults to y."""
         to = out or self.y
-        args = (to.at, a.at, b.at, to.shape, None, None, None)
-        self.calls.append(Call(f"bdc_{name}", args, (a.at.buffer, b.at.buffer), to.at.buffer))
+        self.calls.append(call(f"bdc_{name}", to.at, a.at, b.at, to.shape, None, None, None))
         return to
 
     def series(
@@ -191,14 +185,13 @@ class Function:
         limited = self.to("max_C", low, out=self.temporary(), of=x)
         if high is not None:
             self.to("min_C", high, out=limited, of=limited)
-        args = (to.at, limited.at, work.at, x.shape, TERMS)
-        self.calls.append(Call(f"bdc_{name}_tunable", args, (limited.at.buffer, work.at.buffer), to.at.buffer))
+        self.calls.append(call(f"bdc_{name}_tunable", to.at, limited.at, work.at, x.shape, TERMS))
         return to
 
     def root(self, name: str, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
         """Appends sqrt or rsqrt, which do not compute in place."""
         to, x = out or self.y, of or self.x
-        self.calls.append(Call(f"bdc_{name}", (to.at, x.at, x.shape), (x.at.buffer,), to.at.buffer))
+        self.calls.append(call(f"bdc_{name}", to.at, x.at, x.shape))
         return to
 
 

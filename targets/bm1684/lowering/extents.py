@@ -13,11 +13,7 @@ from itertools import product
 from typing import NamedTuple
 
 from npuc.targets.bm1684.lowering.kernel import Arg, Call, Local
-from npuc.targets.bm1684.machine.local_memory import (
-    Dim4,
-    block,
-    okk_128_byte_aligned_stride_for_32bit,
-)
+from npuc.targets.bm1684.machine.local_memory import Dim4, block, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine
 
 MOST = Dim4(65_535, 4095, 2047, 2047)

@@ -21,8 +21,8 @@ from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.targets.bm1684.lowering import rules
 from npuc.targets.bm1684.lowering.context import Lowering
-from npuc.targets.bm1684.lowering.conv_calls import Image, block_rows, padding
-from npuc.targets.bm1684.lowering.kernel import Call, Pair
+from npuc.targets.bm1684.lowering.conv_calls import Image, block_diagonal, block_rows, in_rows, padding
+from npuc.targets.bm1684.lowering.kernel import Call, Pair, call
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
@@ -151,7 +151,7 @@ def _layer(zeros: Zeros, lo: Lowering, node: Node, channels: int) -> _Layer:
     assert len(set(shift.tolist())) == 1
     return _Layer(
         window_of(node, w.shape[2:]),
-        _depthwise_rows(w) if depthwise else _dense_rows(_block_diagonal(w, GROUP(node))),
+        _depthwise_rows(w) if depthwise else _dense_rows(block_diagonal(w, GROUP(node))),
         chip_bias(w, bias, shift, *ends).astype("<i2"),
         depthwise,
         int(shift[0]),
@@ -174,16 +174,6 @@ def _dense_rows(w: Array) -> Array:
     return rows.reshape(outputs, -1).view(np.uint8)
 
 
-def _block_diagonal(w: Array, groups: int) -> Array:
-    """Dense weights of merged groups, with zeros for input channels that a group does not read."""
-    outputs, inputs = len(w) // groups, w.shape[1]
-    dense = np.zeros((len(w), groups * inputs, *w.shape[2:]), np.int8)
-    for g in range(groups):
-        rows = slice(g * outputs, (g + 1) * outputs)
-        dense[rows, g * inputs : (g + 1) * inputs] = w[rows]
-    return dense
-
-
 def _piece(lo: Lowering, layer: _Layer, images: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
     """Emits one step: weights in `rows` block rows, used for every image."""
     at, bias = _weight_image(lo, layer, images[0][1].at.npu, rows)
@@ -192,39 +182,23 @@ def _piece(lo: Lowering, layer: _Layer, images: Sequence[tuple[Tensor, Tensor]],
 
 def _call(layer: _Layer, image: Image, x: Tensor, out: Tensor) -> Call:
     w = layer.window
-    pads = padding(w, x.shape, out.shape)
-    reads = (x.at.buffer, image[0].buffer)
+    places, window = (out.at, x.at, *image, x.shape), (*w.kernel, padding(w, x.shape, out.shape), Pair(*w.strides))
+    numbers = (layer.shift, layer.in_signed, layer.relu)
     if layer.depthwise:
-        args = (
-            out.at, x.at, *image, x.shape, *w.kernel, pads, Pair(*w.strides), layer.shift, layer.in_signed,
-            layer.relu,
-        )  # fmt: skip
-        return Call("bdc_fix8b_depthwise2d", args, reads, out.at.buffer)
-    args = (
-        out.at, x.at, *image, x.shape, out.shape.c, *w.kernel, pads, Pair(*w.strides), Pair(*w.dilations),
-        layer.shift, layer.in_signed, layer.relu, layer.upper,
-    )  # fmt: skip
-    return Call("bdc_fix8b_conv2d", args, reads, out.at.buffer)
+        return call("bdc_fix8b_depthwise2d", *places, *window, *numbers)
+    return call("bdc_fix8b_conv2d", *places, out.shape.c, *window, Pair(*w.dilations), *numbers, layer.upper)
 
 
 def _weight_image(lo: Lowering, layer: _Layer, npu: int, rows: int) -> Image:
     """Places weights and, behind them, biases in block rows, starting at an NPU; returns both addresses."""
     start, npus = (npu, len(layer.rows)) if rows == 1 else (0, lo.machine.npus)
     grids = [
-        _in_rows(values, npu - start, rows, npus)
+        in_rows(values, npu - start, rows, npus)
         for values in (layer.rows, np.ascontiguousarray(layer.bias[:, None]).view(np.uint8))
     ]
     words = [_whole_words(grid) for grid in grids]
     at = replace(lo.rows(f"{lo.node.output}/weights", np.concatenate(words, axis=1).view("<f4"), start), npu=npu)
     return at, at.shifted(words[0].shape[1])
-
-
-def _in_rows(values: Array, first: int, rows: int, npus: int) -> Array:
-    """(npus, rows * columns): channel o of (O, columns) in block row (first + o) // npus."""
-    columns = values.shape[1]
-    grid = np.zeros((rows * npus, columns), np.uint8)
-    grid[first : first + len(values)] = values
-    return grid.reshape(rows, npus, columns).swapaxes(0, 1).reshape(npus, rows * columns)
 
 
 def _whole_words(values: Array) -> Array:
@@ -243,11 +217,11 @@ def _max_pool(zeros: Zeros, lo: Lowering, node: Node) -> None:
         images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(shape.n)]
     pads = padding(w, x.shape, shape)
 
-    def call(source: Tensor, target: Tensor) -> Call:
-        args = (target.at, source.at, source.shape, *w.kernel, pads, Pair(*w.strides), signed)
-        return Call("bdc_fix8b_max_pool2d", args, (source.at.buffer,), target.at.buffer)
+    def pooled(source: Tensor, target: Tensor) -> Call:
+        window = (*w.kernel, pads, Pair(*w.strides))
+        return call("bdc_fix8b_max_pool2d", target.at, source.at, source.shape, *window, signed)
 
-    lo.emit(*(call(*pair) for pair in images))
+    lo.emit(*(pooled(*pair) for pair in images))
     lo.define(node.output, out)
 
 
@@ -260,32 +234,27 @@ def _sum(lo: Lowering, node: Node) -> None:
     *zeros, zero = ZEROS(node)
     factors, shifts, unsigned = FACTORS(node), SHIFTS(node), zero == UNSIGNED
 
-    def call(out: Tensor, operands: Sequence[Tensor], work: Tensor) -> Call:
+    def summed(out: Tensor, operands: Sequence[Tensor], work: Tensor) -> Call:
         signed = [z != UNSIGNED for z in zeros]
-        reads = tuple(each.at.buffer for each in (*operands, work))
         places = (out.at, *(each.at for each in operands), work.at, out.shape)
         if len(operands) == 1:
-            args = (*places, factors[0], shifts[0], signed[0], unsigned)
-            return Call("bdc_fix8b_rescale", args, reads, out.at.buffer)
-        args = (*places, Pair(*factors), Pair(*shifts), *signed, unsigned)
-        return Call("bdc_fix8b_sum", args, reads, out.at.buffer)
+            return call("bdc_fix8b_rescale", *places, factors[0], shifts[0], signed[0], unsigned)
+        return call("bdc_fix8b_sum", *places, Pair(*factors), Pair(*shifts), *signed, unsigned)
 
-    _by_block_rows(lo, node, node.inputs, call)
+    _by_block_rows(lo, node, node.inputs, summed)
 
 
 def _relu(zeros: Zeros, lo: Lowering, node: Node) -> None:
     """IntRelu on signed elements: max(x, 0)."""
     assert zeros.get(node.output, 0) != UNSIGNED
 
-    def call(out: Tensor, operands: Sequence[Tensor], work: Tensor) -> Call:
-        (x,) = operands
-        args = (out.at, x.at, work.at, out.shape, 1, 0, True, True)
-        return Call("bdc_fix8b_rescale", args, (x.at.buffer, work.at.buffer), out.at.buffer)
+    def limited(out: Tensor, operands: Sequence[Tensor], work: Tensor) -> Call:
+        return call("bdc_fix8b_rescale", out.at, operands[0].at, work.at, out.shape, 1, 0, True, True)
 
-    _by_block_rows(lo, node, node.inputs[:1], call)
+    _by_block_rows(lo, node, node.inputs[:1], limited)
 
 
-def _by_block_rows(lo: Lowering, node: Node, names: Sequence[str], call: Calls) -> None:
+def _by_block_rows(lo: Lowering, node: Node, names: Sequence[str], computed: Calls) -> None:
     """Emits a call per 64 channels of four images; all calls share a work tensor for 16-bit products."""
     first = lo.local(names[0])
     operands = [first, *(lo.local(name, npu=first.at.npu) for name in names[1:])]
@@ -303,7 +272,7 @@ def _by_block_rows(lo: Lowering, node: Node, names: Sequence[str], call: Calls) 
                 behind = min(start + piece.c, first.shape.c)
                 target, *sources = (each.channels(start, behind, lo.machine) for each in images)
                 between = replace(work, at=replace(work.at, npu=target.at.npu))
-                yield call(target, sources, between)
+                yield computed(target, sources, between)
 
     lo.emit(*made())
     lo.define(node.output, out)

@@ -94,6 +94,13 @@ class Call:
         return replace(self, args=tuple(place(arg) for arg in self.args))
 
 
+def call(name: str, *args: Arg, adds: bool = False) -> Call:
+    """A call that writes its first argument and reads the others; adds: it adds to what the first one holds."""
+    to, *others = (arg.buffer if isinstance(arg, Local) else None for arg in args)
+    reads = dict.fromkeys(name for name in (*others, to if adds else None) if name is not None)
+    return Call(name, args, tuple(reads), to)
+
+
 @frozen
 class Load:
     """Constant or input data that a later step reads; `call` returns the calls for columns [first, last)."""

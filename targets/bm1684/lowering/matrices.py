@@ -13,8 +13,8 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.bm1684.lowering import moves
-from npuc.targets.bm1684.lowering.kernel import Call, System
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
+from npuc.targets.bm1684.lowering.kernel import Call, System, call
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, block
 from npuc.targets.bm1684.machine.parameters import Machine
 
@@ -31,21 +31,23 @@ def loads(tensor: Tensor, view: View, machine: Machine) -> tuple[Call, ...]:
     """The calls that fill (M, C, 1, W) from a view (M, K) whose column axis is a single dimension."""
     (_, columns), shape = view.shape, tensor.shape
     parts = list(_parts(tensor, columns, machine))
-    calls = [call for part, first, stride in parts for call in _load(part, view, first, stride, machine)]
+    calls = [
+        each
+        for part, first, stride in parts
+        for each in moves.loads(part, _columns(view, first, part.shape), machine, stride)
+    ]
     row_stride = _whole_rows(view, tensor)
     if row_stride is not None:
         system = System(view.region, ELEMENT * view.offset)
-        args = (tensor.at, system, shape.n, columns, shape.w, row_stride)
-        calls = [Call("gdma_32bit_matrix_S2L", args, (), tensor.at.buffer)]
+        extents = (shape.n, columns, shape.w, row_stride)
+        calls = [call("gdma_32bit_matrix_S2L", tensor.at, system, *extents)]
     rest = shape.c * shape.w - columns
     if rest == 0:
         return tuple(calls)
     last, first, stride = parts[-1]
     behind = Tensor(Dim4(shape.n, 1, rest, 1), last.at.shifted(ELEMENT * (columns - first)))
-    column = view.sliced(1, columns - 1, 1)
-    assert column is not None
-    repeated = column.repeated((shape.n, rest)).reshaped(behind.shape)
-    assert repeated is not None
+    column = known(view.sliced(1, columns - 1, 1))
+    repeated = known(column.repeated((shape.n, rest)).reshaped(behind.shape))
     return (*calls, *moves.loads(behind, repeated, machine, stride._replace(h=1)))
 
 
@@ -55,8 +57,7 @@ def stores(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...]:
     row_stride = _whole_rows(view, tensor)
     if row_stride is not None:
         system = System(view.region, ELEMENT * view.offset)
-        args = (system, tensor.at, shape.n, columns, shape.w, row_stride)
-        return (Call("gdma_32bit_matrix_L2S", args, (tensor.at.buffer,)),)
+        return (call("gdma_32bit_matrix_L2S", system, tensor.at, shape.n, columns, shape.w, row_stride),)
     calls: list[Call] = []
     for part, first, stride in _parts(tensor, columns, machine):
         calls += moves.stores(_columns(view, first, part.shape), part, machine, stride)
@@ -75,16 +76,8 @@ def _parts(tensor: Tensor, columns: int, machine: Machine) -> Iterator[tuple[Ten
         yield Tensor(Dim4(shape.n, 1, 1, rest), at), whole * shape.w, stride
 
 
-def _load(part: Tensor, view: View, first: int, stride: Dim4, machine: Machine) -> tuple[Call, ...]:
-    return moves.loads(part, _columns(view, first, part.shape), machine, stride)
-
-
 def _columns(view: View, first: int, shape: Dim4) -> View:
-    found = view.sliced(1, first, shape.c * shape.w)
-    assert found is not None
-    shaped = found.reshaped(shape)
-    assert shaped is not None
-    return shaped
+    return known(known(view.sliced(1, first, shape.c * shape.w)).reshaped(shape))
 
 
 def _whole_rows(view: View, tensor: Tensor) -> int | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 
 from npuc.frozen import frozen
-from npuc.targets.bm1684.lowering.kernel import Call, System
+from npuc.targets.bm1684.lowering.kernel import Call, System, call
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4
@@ -56,25 +56,24 @@ def copies(to: View, source: View) -> tuple[Call, ...]:
             Dim4(n.a, c.a, h.a, w.a),
             Dim4(n.b, c.b, h.b, w.b),
         )
-        calls.append(Call("gdma_32bit_cpy_S2S", args))
+        calls.append(call("gdma_32bit_cpy_S2S", *args))
     return tuple(calls)
 
 
 def price(calls: Iterable[Call], machine: Machine) -> int:
     """GDMA cycles of moves to, from and within system memory."""
     found = 0
-    for call in calls:
-        shape, to, source = call.args[2:5]
+    for each in calls:
+        shape, to, source = each.args[2:5]
         assert isinstance(shape, Dim4) and isinstance(to, Dim4) and isinstance(source, Dim4)
-        one = timing.cpy_L2S if call.name.endswith("L2S") else timing.cpy_S2L
+        one = timing.cpy_L2S if each.name.endswith("L2S") else timing.cpy_S2L
         found += one(timing.move(shape, to, source), machine)
     return found
 
 
 def copy(to: Tensor, source: Tensor, machine: Machine) -> Call:
     """The copy between local tensors, which may start at different NPUs."""
-    args = (to.at, source.at, to.shape, to.stride(machine), source.stride(machine))
-    return Call("gdma_32bit_cpy_L2L", args, (source.at.buffer,), to.at.buffer)
+    return call("gdma_32bit_cpy_L2L", to.at, source.at, to.shape, to.stride(machine), source.stride(machine))
 
 
 def _between(tensor: Tensor, view: View, stride: Dim4, machine: Machine, *, store: bool) -> Iterator[Call]:
@@ -97,9 +96,9 @@ def _between(tensor: Tensor, view: View, stride: Dim4, machine: Machine, *, stor
             shape = Dim4(dn.extent, count, dh.extent, dw.extent)
             outside, inside = Dim4(dn.a, c_stride, dh.a, dw.a), Dim4(dn.b, stride.c, dh.b, dw.b)
             if store:
-                yield Call("gdma_32bit_cpy_L2S", (system, local, shape, outside, inside), (local.buffer,))
+                yield call("gdma_32bit_cpy_L2S", system, local, shape, outside, inside)
             else:
-                yield Call("gdma_32bit_cpy_S2L", (local, system, shape, inside, outside), (), local.buffer)
+                yield call("gdma_32bit_cpy_S2L", local, system, shape, inside, outside)
 
 
 def _steps(axis: Sequence[tuple[int, int]], stride: int) -> list[_Dim]:

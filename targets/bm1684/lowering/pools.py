@@ -16,7 +16,7 @@ from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.conv_calls import band, padding
 from npuc.targets.bm1684.lowering.elementwise import Function, activation
-from npuc.targets.bm1684.lowering.kernel import Call, Local
+from npuc.targets.bm1684.lowering.kernel import Call, Local, call
 from npuc.targets.bm1684.lowering.matrices import padded
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.lowering.vectors import over_vector, pooled, with_one
@@ -67,8 +67,7 @@ def _times(lo: Lowering, out: Tensor, factors: Array) -> Call:
     npus = npus if start else min(lo.machine.npus, out.at.npu + out.shape.c)
     image = lo.rows(f"{lo.node.output}/factors", np.tile(factors.ravel(), (npus, 1)), start)
     at = Local(image.buffer, out.at.npu)
-    args = (out.at, out.at, at, out.shape, None, None, Dim4(0, 0, out.shape.w, 1))
-    return Call("bdc_mul", args, (out.at.buffer, at.buffer), out.at.buffer)
+    return call("bdc_mul", out.at, out.at, at, out.shape, None, None, Dim4(0, 0, out.shape.w, 1))
 
 
 def batch_norm(lo: Lowering, node: Node) -> None:
@@ -86,8 +85,7 @@ def batch_norm(lo: Lowering, node: Node) -> None:
         calls = [with_columns("mul", out, x, factors, lo), with_columns("add", out, out, offsets, lo)]
     else:
         factors, offsets = per_channel(lo, values, x.at.npu)
-        args = (out.at, x.at, factors, offsets, x.shape, None, None)
-        calls = [Call("bdc_scale_bias", args, (x.at.buffer, factors.buffer), out.at.buffer)]
+        calls = [call("bdc_scale_bias", out.at, x.at, factors, offsets, x.shape, None, None)]
     lo.emit(*calls, *activation(node, out))
     lo.define(node.output, out)
 
@@ -102,8 +100,7 @@ def _per_column(lo: Lowering, values: Array, like: Tensor) -> tuple[Local, ...]:
 def with_columns(name: str, out: Tensor, x: Tensor, row: Local, lo: Lowering) -> Call:
     """A binary function of every row of a matrix and a single row."""
     repeated = None if x.shape.n == 1 else x.stride(lo.machine)._replace(n=0)
-    args = (out.at, x.at, row, x.shape, None, None, repeated)
-    return Call(f"bdc_{name}", args, (x.at.buffer, row.buffer), out.at.buffer)
+    return call(f"bdc_{name}", out.at, x.at, row, x.shape, None, None, repeated)
 
 
 def per_channel(lo: Lowering, values: Array, npu: int) -> tuple[Local, ...]:
@@ -139,13 +136,12 @@ def prelu(lo: Lowering, node: Node) -> None:
 def _sloped(lo: Lowering, slope: Array, x: Tensor, y: Tensor) -> Call:
     """y = slope * x, with one slope or one per channel."""
     if slope.size == 1:
-        args = (y.at, x.at, float(slope.flat[0]), x.shape, None, None)
-        return Call("bdc_mul_C", args, (x.at.buffer,), y.at.buffer)
+        return call("bdc_mul_C", y.at, x.at, float(slope.flat[0]), x.shape, None, None)
     if len(lo.graph.shape(lo.node.output)) < 3:
         (slopes,) = _per_column(lo, slope.reshape(1, -1), x)
         return with_columns("mul", y, x, slopes, lo)
     (slopes,) = per_channel(lo, slope.reshape(1, -1), x.at.npu)
-    return Call("bdc_scale", (y.at, x.at, slopes, x.shape, None, None), (x.at.buffer, slopes.buffer), y.at.buffer)
+    return call("bdc_scale", y.at, x.at, slopes, x.shape, None, None)
 
 
 def instance_norm(lo: Lowering, node: Node) -> None:
@@ -164,8 +160,8 @@ def instance_norm(lo: Lowering, node: Node) -> None:
     g.root("sqrt", out=deviation)
     lo.emit(*f.calls, over_vector("avg", squares, one), *g.calls, with_one(lo, "div", y, y, deviation))
     factors, offsets = per_channel(lo, np.stack([scale.reshape(-1), bias.reshape(-1)]), x.at.npu)
-    args = (y.at, y.at, factors, offsets, x.shape, None, None)
-    lo.emit(Call("bdc_scale_bias", args, (y.at.buffer, factors.buffer), y.at.buffer), *activation(node, y))
+    scaled = call("bdc_scale_bias", y.at, y.at, factors, offsets, x.shape, None, None)
+    lo.emit(scaled, *activation(node, y))
     lo.define(node.output, y)
 
 

@@ -12,9 +12,9 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import activation
-from npuc.targets.bm1684.lowering.kernel import Call, Local
+from npuc.targets.bm1684.lowering.kernel import Call, Local, call
 from npuc.targets.bm1684.lowering.matrices import padded
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.matrix_width import CHANNELS_MOST, best_width
 
@@ -59,8 +59,7 @@ def _batched(lo: Lowering, node: Node) -> None:
         for name, shape in zip(node.inputs, (left, right), strict=True)
     ]
     to, W = lo.destination(node.output), best_width(K, N, lo.machine).W
-    target = to.reshaped((count, M, N))
-    assert target is not None
+    target = known(to.reshaped((count, M, N)))
     for index in range(count):
         a, b, c = (_matrix_of(each, index) for each in (*views, target))
         x = lo.fetch(f"{node.output}/left", a, _shape(M, K, ceil_div(K, lo.machine.npus)))
@@ -77,17 +76,12 @@ def _of_batch(lo: Lowering, view: View, count: int) -> View:
     shape = (count, *view.shape[-2:])
     found = view.reshaped(shape)
     if found is None or any(len(merged(axis)) > 1 for axis in found.axes):
-        found = lo.continuous(view).reshaped(shape)
-    assert found is not None
+        return known(lo.continuous(view).reshaped(shape))
     return found
 
 
 def _matrix_of(view: View, index: int) -> View:
-    part = view.sliced(0, index, 1)
-    assert part is not None
-    found = part.reshaped(view.shape[1:])
-    assert found is not None
-    return found
+    return known(known(view.sliced(0, index, 1)).reshaped(view.shape[1:]))
 
 
 def _bias(lo: Lowering, node: Node) -> Array | None:
@@ -127,12 +121,10 @@ def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None
     source, to = _rows(lo, lo.view(node.inputs[0])), lo.destination(node.output)
     if len(merged(source.axes[0])) > 1 or len(merged(source.axes[1])) > 1:
         source = lo.continuous(source)
-    target = to.reshaped((rows, N))
-    assert target is not None
+    target = known(to.reshaped((rows, N)))
     for first in range(0, rows, most):
         count = min(most, rows - first)
-        part, place = source.sliced(0, first, count), target.sliced(0, first, count)
-        assert part is not None and place is not None
+        part, place = (known(each.sliced(0, first, count)) for each in (source, target))
         x = lo.fetch(f"{node.output}/left", part, one[0]._replace(n=count))
         out = lo.new(f"{node.output}/product", one[1]._replace(n=count))
         _multiply(lo, node, (x, out), right, bias, W)
@@ -206,10 +198,7 @@ def _left_width(lo: Lowering, K: int) -> int:
 
 def _rows(lo: Lowering, view: View) -> View:
     """All matrices of a batch, stacked into one."""
-    shape = (prod(view.shape[:-1]), view.shape[-1])
-    found = view.reshaped(shape) or lo.continuous(view).reshaped(shape)
-    assert found is not None
-    return found
+    return lo.reshaped(view, (prod(view.shape[:-1]), view.shape[-1]))
 
 
 def _shape(rows: int, N: int, W: int) -> Dim4:
@@ -218,11 +207,9 @@ def _shape(rows: int, N: int, W: int) -> Dim4:
 
 def _call(p: _Product, out: Tensor, left: Local, right: Local, bias: Local | None, *, add: bool) -> Call:
     columns = ceil_div(p.N, p.width) * p.width  # with the padding of a partial last channel
-    args = (
-        out.at, left, right, bias or right, p.rows, p.K, columns, p.left_width, p.width, bias is not None, add,
-    )  # fmt: skip
-    reads = (left.buffer, right.buffer, *((out.at.buffer,) if add else ()))
-    return Call("bdc_matmul", args, reads, out.at.buffer)
+    widths = (p.left_width, p.width)
+    operands = (left, right, bias or right)
+    return call("bdc_matmul", out.at, *operands, p.rows, p.K, columns, *widths, bias is not None, add, adds=add)
 
 
 def _finish(lo: Lowering, node: Node, out: Tensor) -> None:
@@ -231,7 +218,5 @@ def _finish(lo: Lowering, node: Node, out: Tensor) -> None:
         lo.define(node.output, out)
         return
     view = lo.destination(node.output)
-    matrix = view.reshaped((out.shape.n, lo.graph.shape(node.output)[-1]))
-    assert matrix is not None
-    lo.store(matrix, out)
+    lo.store(known(view.reshaped((out.shape.n, lo.graph.shape(node.output)[-1]))), out)
     lo.define_view(node.output, view)

@@ -28,8 +28,8 @@ from npuc.ops.attributes import (
 from npuc.ops.resize import interpolation
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
-from npuc.targets.bm1684.lowering.kernel import Call, Local
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape
+from npuc.targets.bm1684.lowering.kernel import Call, Local, call
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, local_shape
 from npuc.targets.bm1684.machine.local_memory import Dim4
 
 
@@ -41,10 +41,7 @@ def reshape(lo: Lowering, node: Node) -> None:
         if same is not None:
             lo.define(node.output, same)
             return
-    view = lo.view(name)
-    shaped = view.reshaped(shape) or lo.continuous(view).reshaped(shape)
-    assert shaped is not None  # a contiguous view can have every shape
-    lo.define_view(node.output, shaped)
+    lo.define_view(node.output, lo.reshaped(lo.view(name), shape))
 
 
 def _same_bytes(x: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor | None:
@@ -141,9 +138,8 @@ def _reversed(lo: Lowering, view: View, axis: int) -> View:
 
 
 def _sliced(lo: Lowering, view: View, axis: int, start: int, count: int, step: int = 1) -> View:
-    found = view.sliced(axis, start, count, step) or lo.continuous(view).sliced(axis, start, count, step)
-    assert found is not None
-    return found
+    found = view.sliced(axis, start, count, step)
+    return found or known(lo.continuous(view).sliced(axis, start, count, step))
 
 
 def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int) -> None:
@@ -163,9 +159,7 @@ def gather(lo: Lowering, node: Node) -> None:
     to = lo.scratch_view((*view.shape[:axis], len(indices), *view.shape[axis + 1 :]))
     for first, count, start, step in runs(indices.tolist()):
         lo.emit(*moves.copies(_sliced(lo, to, axis, first, count), _sliced(lo, view, axis, start, count, step)))
-    found = to.reshaped(lo.graph.shape(node.output))
-    assert found is not None
-    lo.define_view(node.output, found)
+    lo.define_view(node.output, known(to.reshaped(lo.graph.shape(node.output))))
 
 
 def runs(indices: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
@@ -194,8 +188,8 @@ def pad(lo: Lowering, node: Node) -> None:
     stride = y.stride(lo.machine)
     at = y.at.shifted(ELEMENT * (pads[2] * stride.h + pads[3]))
     lo.emit(
-        Call("bdc_32bit_set_C", (y.at, VALUE(node), y.shape, None), (), y.at.buffer),
-        Call("bdc_32bit_cpy", (at, x.at, x.shape, stride, None), (x.at.buffer,), y.at.buffer),
+        call("bdc_32bit_set_C", y.at, VALUE(node), y.shape, None),
+        call("bdc_32bit_cpy", at, x.at, x.shape, stride, None),
     )
     lo.define(node.output, y)
 
@@ -287,7 +281,7 @@ def _interpolate(lo: Lowering, to: Tensor, x: Tensor, axis: int, taps: tuple[Arr
             weight = float(weights[tap, first])
             if tap == 0 or weight != 0:
                 made = _tap(lo, (to, first, step), (x, start, reach), axis, count)
-                calls.append(_weighted(made, weight, to, x, first=tap == 0))
+                calls.append(_weighted(made, weight, first=tap == 0))
     lo.emit(*calls)
 
 
@@ -310,15 +304,11 @@ def _tap(lo: Lowering, to: Cut, x: Cut, axis: int, count: int) -> tuple[Local, L
     return a, b, shape, a_stride, b_stride
 
 
-def _weighted(
-    made: tuple[Local, Local, Dim4, Dim4, Dim4], weight: float, to: Tensor, x: Tensor, *, first: bool
-) -> Call:
-    a, b, shape, a_stride, b_stride = made
+def _weighted(made: tuple[Local, Local, Dim4, Dim4, Dim4], weight: float, *, first: bool) -> Call:
     if first and weight == 1:
-        return Call("bdc_32bit_cpy", (a, b, shape, a_stride, b_stride), (x.at.buffer,), to.at.buffer)
-    args = (a, b, weight, shape, a_stride, b_stride)
-    name, reads = ("mul_C", (x.at.buffer,)) if first else ("mac_C", (x.at.buffer, to.at.buffer))
-    return Call(f"bdc_{name}", args, reads, to.at.buffer)
+        return call("bdc_32bit_cpy", *made)
+    to, x, *rest = made
+    return call("bdc_mul_C" if first else "bdc_mac_C", to, x, weight, *rest, adds=not first)
 
 
 def _progressions(indices: Array, weights: Array) -> Iterator[tuple[int, int, int]]:
@@ -355,18 +345,8 @@ def _repeat(lo: Lowering, node: Node) -> None:
     stride = y.stride(lo.machine)
     rows, columns = result[2] // shape[2], result[3] // shape[3]
     to = stride._replace(h=stride.h * rows, w=columns)
-    places = [(i, j) for i in range(rows) for j in range(columns)]
-    lo.emit(
-        *(
-            Call(
-                "bdc_32bit_cpy",
-                (y.at.shifted(ELEMENT * (i * stride.h + j)), x.at, x.shape, to, None),
-                (x.at.buffer,),
-                y.at.buffer,
-            )
-            for i, j in places
-        )
-    )
+    places = [y.at.shifted(ELEMENT * (i * stride.h + j)) for i in range(rows) for j in range(columns)]
+    lo.emit(*(call("bdc_32bit_cpy", at, x.at, x.shape, to, None) for at in places))
     lo.define(node.output, y)
 
 
@@ -412,10 +392,5 @@ def space_to_depth(lo: Lowering, node: Node) -> None:
 
 
 def _reordered(lo: Lowering, node: Node, inner: tuple[int, ...], order: tuple[int, ...]) -> None:
-    view = lo.view(node.inputs[0])
-    parts = view.reshaped(inner) or lo.continuous(view).reshaped(inner)
-    assert parts is not None
-    moved = parts.transposed(order)
-    grouped = moved.reshaped(lo.graph.shape(node.output))
-    assert grouped is not None  # extents are products of neighbours
-    lo.define_view(node.output, grouped)
+    moved = lo.reshaped(lo.view(node.inputs[0]), inner).transposed(order)
+    lo.define_view(node.output, known(moved.reshaped(lo.graph.shape(node.output))))

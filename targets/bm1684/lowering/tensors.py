@@ -12,12 +12,7 @@ from math import prod
 
 from npuc.frozen import frozen
 from npuc.targets.bm1684.lowering.kernel import Local
-from npuc.targets.bm1684.machine.local_memory import (
-    Dim4,
-    block,
-    ceil_div,
-    okk_128_byte_aligned_stride_for_32bit,
-)
+from npuc.targets.bm1684.machine.local_memory import Dim4, block, ceil_div, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine
 
 ELEMENT = 4
@@ -120,6 +115,12 @@ class View:
             self,
             axes=tuple(axis if prod(e for e, _ in axis) == extent else ((extent, 0),) for axis, extent in found),
         )
+
+
+def known(view: View | None) -> View:
+    """A view of which the caller knows that its four dimensions suffice."""
+    assert view is not None
+    return view
 
 
 def _take(waiting: list[Dim], extent: int) -> list[Dim] | None:

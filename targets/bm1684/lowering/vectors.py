@@ -11,9 +11,9 @@ from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import Function
 from npuc.targets.bm1684.lowering.extents import MOST
-from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
+from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair, call
 from npuc.targets.bm1684.lowering.orders import ordered
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 
 MOVES = 8
@@ -33,8 +33,7 @@ def pooled(
     name: str, x: Tensor, out: Tensor, kernel: tuple[int, ...], pads: Padding, strides: tuple[int, ...]
 ) -> Call:
     """max_pool2d or avg_pool2d."""
-    args = (out.at, x.at, x.shape, kernel[0], kernel[1], pads, Pair(strides[0], strides[1]))
-    return Call(f"bdc_{name}_pool2d", args, (x.at.buffer,), out.at.buffer)
+    return call(f"bdc_{name}_pool2d", out.at, x.at, x.shape, *kernel, pads, Pair(*strides))
 
 
 def over_vector(name: str, x: Tensor, out: Tensor) -> Call:
@@ -45,8 +44,7 @@ def over_vector(name: str, x: Tensor, out: Tensor) -> Call:
 def with_one(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Call:
     """A binary function of every element of a vector and one number per vector."""
     repeated = one.stride(lo.machine)._replace(h=0, w=0)
-    args = (out.at, x.at, one.at, x.shape, None, None, repeated)
-    return Call(f"bdc_{name}", args, (x.at.buffer, one.at.buffer), out.at.buffer)
+    return call(f"bdc_{name}", out.at, x.at, one.at, x.shape, None, None, repeated)
 
 
 def softmax(lo: Lowering, node: Node) -> None:
@@ -103,15 +101,13 @@ def _over_images(lo: Lowering, name: str, x: Tensor, one: Tensor) -> Iterator[Ca
     images = [x.image(at, lo.machine) for at in range(x.shape.n)]
     for at, image in enumerate(images[1:]):
         first = images[0] if at == 0 else one
-        args = (one.at, first.at, image.at, one.shape, None, None, None)
-        yield Call(f"bdc_{name}", args, (first.at.buffer, image.at.buffer), one.at.buffer)
+        yield call(f"bdc_{name}", one.at, first.at, image.at, one.shape, None, None, None)
 
 
 def _with_image(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Call:
     """A binary function of every image and a single one."""
     repeated = one.stride(lo.machine)._replace(n=0)
-    args = (out.at, x.at, one.at, x.shape, None, None, repeated)
-    return Call(f"bdc_{name}", args, (x.at.buffer, one.at.buffer), out.at.buffer)
+    return call(f"bdc_{name}", out.at, x.at, one.at, x.shape, None, None, repeated)
 
 
 def reduction(lo: Lowering, node: Node) -> None:
@@ -161,8 +157,9 @@ def _each(
     source = _flat(lo, lo.view(node.inputs[0]).transposed(order), (count, length), whole=len(cuts) == 1)
     to, found = _destination(lo, node, order, Dim4(1, count, *form), len(cuts)) if keep else _of_vectors(lo, node)
     for first, behind in cuts:
-        part, target = (each if len(cuts) == 1 else each.sliced(0, first, behind - first) for each in (source, to))
-        assert part is not None and target is not None
+        part, target = (
+            each if len(cuts) == 1 else known(each.sliced(0, first, behind - first)) for each in (source, to)
+        )
         x = lo.fetch(f"{node.output}/vectors", part, Dim4(1, behind - first, *form))
         lo.store(target, compute(lo, x))
     lo.define_view(node.output, found)
@@ -172,17 +169,14 @@ def _flat(lo: Lowering, view: View, shape: tuple[int, int], *, whole: bool) -> V
     """The view as vectors (count, length); for parts of it, with a single dimension of vectors."""
     flat = view.reshaped(shape)
     if flat is None or not (whole or len(merged(flat.axes[0])) == 1):
-        flat = lo.continuous(view).reshaped(shape)
-    assert flat is not None
+        return known(lo.continuous(view).reshaped(shape))
     return flat
 
 
 def _of_vectors(lo: Lowering, node: Node) -> tuple[View, View]:
     """The destination of one number per vector: flat, and in the result's shape."""
     view = lo.destination(node.output)
-    flat = view.reshaped((prod(view.shape), 1))
-    assert flat is not None
-    return flat, view
+    return known(view.reshaped((prod(view.shape), 1))), view
 
 
 def _destination(lo: Lowering, node: Node, order: Sequence[int], form: Dim4, cuts: int) -> tuple[View, View]:
@@ -194,8 +188,7 @@ def _destination(lo: Lowering, node: Node, order: Sequence[int], form: Dim4, cut
         return direct, view
     shape = lo.graph.shape(node.output)
     rows = lo.scratch_view((form.c, form.h * form.w))
-    ordered = rows.reshaped([shape[axis] for axis in order])
-    assert ordered is not None
+    ordered = known(rows.reshaped([shape[axis] for axis in order]))
     return rows, ordered.transposed([order.index(axis) for axis in range(len(shape))])
 
 

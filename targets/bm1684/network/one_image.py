@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuc.ir import Attr, Graph, Node
+from npuc.ir import Graph, Node
 from npuc.ops.attributes import PERM
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.images import TIDY
@@ -28,15 +28,10 @@ def _behind_one(rewriter: Rewriter, node: Node) -> bool:
     shape, perm = rewriter.shape(node.inputs[0]), PERM(node)
     if shape[:1] == (1,) and perm[0] == 0:
         return False
-    x, y = (rewriter.fresh(f"{name}/image") for name in (node.inputs[0], node.output))
-    led: dict[str, Attr] = {"shape": (1, *shape)}
-    back: dict[str, Attr] = {"shape": rewriter.shape(node.output)}
-    rewriter.replace(
-        node,
-        Node("Reshape", node.inputs, (x,), led, x, node.sources),
-        Node("Transpose", (x,), (y,), {"perm": (0, *(axis + 1 for axis in perm))}, y, node.sources),
-        Node("Reshape", (y,), node.outputs, back, node.output, node.sources),
-    )
+    image = rewriter.part(node, "Reshape", node.inputs, f"{node.inputs[0]}/image", shape=(1, *shape))
+    moved = (0, *(axis + 1 for axis in perm))
+    result = rewriter.part(node, "Transpose", image.outputs, f"{node.output}/image", perm=moved)
+    rewriter.replace(node, image, result, rewriter.back(node, result.output))
     return True
 
 

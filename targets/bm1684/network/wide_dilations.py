@@ -73,18 +73,14 @@ def _padded(rewriter: Rewriter, node: Node, window: Window, factors: tuple[int, 
     ]
     more = [-each % factor for each, factor in zip(extents, factors, strict=True)]
     behind = [end + each for end, each in zip(window.ends, more, strict=True)]
-    attrs: dict[str, Attr] = {"pads": (0, 0, *window.begins, 0, 0, *behind)}
-    y = rewriter.fresh(f"{x}/padded")
-    return Node("Pad", (x,), (y,), attrs, y, node.sources), extents[0] + more[0], extents[1] + more[1]
+    pad = rewriter.part(node, "Pad", (x,), f"{x}/padded", pads=(0, 0, *window.begins, 0, 0, *behind))
+    return pad, extents[0] + more[0], extents[1] + more[1]
 
 
 def _moved(
     rewriter: Rewriter, node: Node, x: str, inner: tuple[int, ...], perm: tuple[int, ...], shape: tuple[int, ...]
 ) -> list[Node]:
     """Reshape -> Transpose -> Reshape."""
-    split, turned, y = (rewriter.fresh(f"{x}/{each}") for each in ("split", "turned", "moved"))
-    return [
-        Node("Reshape", (x,), (split,), {"shape": inner}, split, node.sources),
-        Node("Transpose", (split,), (turned,), {"perm": perm}, turned, node.sources),
-        Node("Reshape", (turned,), (y,), {"shape": shape}, y, node.sources),
-    ]
+    split = rewriter.part(node, "Reshape", (x,), f"{x}/split", shape=inner)
+    turned = rewriter.part(node, "Transpose", split.outputs, f"{x}/turned", perm=perm)
+    return [split, turned, rewriter.part(node, "Reshape", turned.outputs, f"{x}/moved", shape=shape)]

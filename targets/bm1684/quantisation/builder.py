@@ -17,8 +17,8 @@ from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.quantize.arithmetic.weights import FINEST_SHIFT, LARGEST_WEIGHT, average_taps
 from npuc.quantize.calibration.histograms import Histogram
-from npuc.quantize.network.build import Builder, expect_weights, free_steps
-from npuc.quantize.network.construction import Quantised, int8_name
+from npuc.quantize.network.build import Builder, IntegerForm, expect_weights, free_steps
+from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import average_kernel, data_inputs
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.reach import expect_within_reach
@@ -55,7 +55,7 @@ def quantise(
 class _Builder(Builder):
     """Builds the integer operators of BM1684."""
 
-    def form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+    def form(self, node: Node) -> IntegerForm:
         """The integer operator, its attributes and its constant inputs."""
         if is_relu(node) and self.same_steps(node) and self.zeros[node.output] == UNSIGNED:
             self.limits(node)
@@ -72,19 +72,20 @@ class _Builder(Builder):
             if (x.zero, y.zero) == (UNSIGNED, 0):
                 return self._multiplied(node)
             return SUM, self._shifted(node, data_inputs(node)), ()
-        return super().form(node)
+        op, attrs, extra = super().form(node)
+        return op, {**attrs, "relu": 0} if "relu" in attrs and self.behind(node) else attrs, extra
 
     def limits(self, node: Node) -> tuple[int, int] | None:
         """None: an upper limit coincides with saturation or is refused (E205)."""
         if "Clip" in (ACTIVATION(node), node.op) and self.highest(node) != 127:
             raise UnsupportedOperator("E205", "a limit below the largest integer", node=node.name, op=node.op)
 
-    def sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+    def sum(self, node: Node, relu: int) -> IntegerForm:
         """A sum in which every operand has its own factor and shift."""
         del relu
         return SUM, self._shifted(node, node.inputs), ()
 
-    def _multiplied(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+    def _multiplied(self, node: Node) -> IntegerForm:
         """Rescales an unsigned tensor to a signed one by a convolution: a sum of unsigned operands is unsigned."""
         (x,), (_, channels, *_) = data_inputs(node), self.float.shape(node.output)
         (factor,), (shift,) = self._numbers(node, (x,))
@@ -145,31 +146,12 @@ class _Builder(Builder):
             return GROUP(node) == self.float.shape(node.inputs[0])[1] > 1
         return node.op in ("AveragePool", "GlobalAveragePool")
 
-    def convert(self, node: Node) -> None:
-        """Adds a separate IntRelu after layers that cannot compute a ReLU with a signed result."""
+    def behind(self, node: Node) -> IntegerForm | None:
+        """An IntRelu after layers that cannot compute a ReLU with a signed result."""
         signed = (ACTIVATION(node) in ("Relu", "Clip") or is_relu(node)) and not self.zeros[node.output]
         rescaled = is_relu(node) and not self.same_steps(node)
-        if not signed or not (node.op == "Add" or self.depthwise(node) or rescaled):
-            super().convert(node)
-            return
         self.limits(node)
-        inputs = tuple(self.as_int8(name) for name in node.inputs[: 2 if node.op == "Add" else 1])
-        op, attrs, extra = self.form(node)
-        result = int8_name(node.output)
-        free = f"{result}/unlimited"
-        self.stand(free, node.output)
-        name = node.name or node.output
-        self.add(
-            Node(
-                op,
-                (*inputs, *extra),
-                (free,),
-                {**attrs, **({"relu": 0} if "relu" in attrs else {})},
-                name,
-                node.sources,
-            )
-        )
-        self.add(Node("IntRelu", (free,), (result,), {}, f"{name}/limits", node.sources))
+        return ("IntRelu", {}, ()) if signed and (node.op == "Add" or self.depthwise(node) or rescaled) else None
 
 
 def _best_shift(node: Node, wide: Array, offset: Array) -> int:

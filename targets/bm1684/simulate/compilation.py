@@ -1,8 +1,7 @@
 """The model of the interface, compiled from npuc's own sources with the system's C compiler.
 
 Objects are kept in the user's cache folder, under a hash of their sources, compiler and flags. Nothing of an
-artefact is ever compiled: a table of calls is data, which the interpreter executes. Kernels in C are compiled only
-if a caller has their sources, as tests do.
+artefact is ever compiled: a table of calls is data, which the interpreter executes.
 """
 
 from __future__ import annotations
@@ -56,18 +55,6 @@ def interpreting_library(folder: Path) -> Path:
     return shared_library({TABLE.name: TABLE.read_bytes()}, folder)
 
 
-def program(sources: Mapping[str, bytes], folder: Path) -> Path:
-    """Builds an executable in a folder from kernel sources (by file name) and the model.
-
-    Raises ArtefactError (E507) if there is no compiler or it refuses a source.
-    """
-    objects = sorted(_model(compiler()).glob("*.o"))
-    made = folder / "program"
-    files = _written(sources, folder)
-    _compile([*FLAGS, "-I", str(MODEL), "-o", made.name, *files, *map(str, objects), "-lm"], folder)
-    return made
-
-
 def shared_library(sources: Mapping[str, bytes], folder: Path) -> Path:
     """Builds a library of kernels in a folder that takes the calls from a library loaded before it.
 
@@ -75,11 +62,11 @@ def shared_library(sources: Mapping[str, bytes], folder: Path) -> Path:
     """
     made = folder / "kernels.so"
     flags = ["-shared", "-fPIC", "-DUSING_CMODEL", "-I", str(MODEL)]
-    _compile([*FLAGS, *flags, "-o", made.name, *_written(sources, folder)], folder)
+    build([*FLAGS, *flags, "-o", made.name, *written(sources, folder)], folder)
     return made
 
 
-def _written(sources: Mapping[str, bytes], folder: Path) -> list[str]:
+def written(sources: Mapping[str, bytes], folder: Path) -> list[str]:
     """Writes sources to a folder; returns the names of the C files."""
     for name, text in sources.items():
         (folder / name).write_bytes(text)
@@ -102,9 +89,9 @@ def _compile_model(sources: Sequence[str], kept: Path) -> None:
     """Compiles the model into a temporary folder, which is renamed when complete."""
     staging = Path(tempfile.mkdtemp(prefix=f".{kept.name}.", dir=kept.parent))
     try:
-        _compile([*FLAGS, "-I", str(MODEL), "-c", *sources], staging)
+        build([*FLAGS, "-I", str(MODEL), "-c", *sources], staging)
         objects = sorted(each.name for each in staging.glob("*.o"))
-        _compile([*FLAGS, "-o", INTERPRETER, *objects, "-lm"], staging)
+        build([*FLAGS, "-o", INTERPRETER, *objects, "-lm"], staging)
         staging.rename(kept)
     except OSError:  # another process was faster
         if not kept.is_dir():
@@ -117,7 +104,7 @@ def _version(compiler: str) -> str:
     return interrupts.run([compiler, "--version"]).stdout
 
 
-def _compile(arguments: Sequence[str], folder: Path) -> None:
+def build(arguments: Sequence[str], folder: Path) -> None:
     """Runs the compiler in a folder. Raises ArtefactError (E507) with the first error line."""
     done = interrupts.run([compiler(), *arguments], folder)
     if done.returncode:

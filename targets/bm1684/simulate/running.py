@@ -75,11 +75,12 @@ class Runner:
         if observe is not None:
             shown = [layers for _, layers in found]
             integers = bool(self.contents.steps)
-            for name in shown[0] if integers else shown[0].keys() - results[0].keys():
-                observe(name, np.stack([each[name] for each in shown]))
-            for name in tensors.keys() - feeds.keys():
-                if tensors[name].dtype == np.int8:
-                    observe(name, tensors[name])
+            for name in shown[0]:
+                if integers or name not in results[0]:
+                    observe(name, np.stack([each[name] for each in shown]))
+            for name, values in tensors.items():
+                if name not in feeds and values.dtype == np.int8:
+                    observe(name, values)
         tensors |= {name: np.stack([result[name] for result in results]) for name in results[0]}
         if self._converted(waiting, tensors):
             raise damaged("no step gives an output")

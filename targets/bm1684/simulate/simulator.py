@@ -1,22 +1,18 @@
 """Runs kernels on npuc's own model of the OKKernel interface, in a child process.
 
-A kernel is a table of calls, or C code, that runs on an image of system memory. It changes the image and logs the
-calls that it made, whose cycles come from `timing`.
+A kernel is a table of calls that runs on an image of system memory. It changes the image and logs the calls that
+it made, whose cycles come from `timing`.
 """
 
 from __future__ import annotations
 
 import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from npuc import interrupts
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.simulate import calls, compilation
@@ -37,34 +33,6 @@ class Part:
     bytes: int
 
 
-@frozen
-class Run:
-    """The result of a kernel: system memory (bytes,) uint8, the calls it made and their cost."""
-
-    memory: Array
-    calls: tuple[Call, ...]
-    cost: Cost
-
-
-def simulate(sources: Mapping[str, bytes], kernel: str, arguments: bytes, memory: Array, machine: Machine) -> Run:
-    """Compiles C sources and runs a kernel of them once; see `run`."""
-    with tempfile.TemporaryDirectory(prefix="npuc-") as name:
-        return run(compilation.program(sources, Path(name)), kernel, arguments, memory, machine)
-
-
-def run(program: Path, kernel: str, arguments: bytes, memory: Array, machine: Machine) -> Run:
-    """Runs a kernel by name, with its packed arguments, on an image of system memory (bytes,) uint8.
-
-    program: the result of compilation.program. The image starts at SYSTEM_START.
-    Raises ArtefactError (E503), with the reason, for a call that the machine does not allow.
-    """
-    with tempfile.TemporaryDirectory(prefix="npuc-") as name:
-        image = Path(name) / "memory"
-        memory.astype(np.uint8, copy=False).tofile(image)
-        made = _called(program, kernel, arguments, image, machine)
-        return Run(np.fromfile(image, np.uint8), made, calls.total(made, machine))
-
-
 def carry_out(table: bytes, arguments: bytes, image: Path, machine: Machine, parts: Sequence[Part] = ()) -> Cost:
     """Runs a table, with the addresses of its regions, on a file that is system memory from SYSTEM_START on.
 
@@ -73,14 +41,17 @@ def carry_out(table: bytes, arguments: bytes, image: Path, machine: Machine, par
     """
     file = image.with_name("table")
     file.write_bytes(table)
-    made = _called(compilation.interpreter(), f"@{file}", arguments, image, machine, parts)
+    made = called(compilation.interpreter(), f"@{file}", arguments, image, machine, parts)
     return calls.total(made, machine)
 
 
-def _called(
+def called(
     program: Path, kernel: str, arguments: bytes, image: Path, machine: Machine, parts: Sequence[Part] = ()
 ) -> tuple[Call, ...]:
-    """Runs a kernel on the image; returns the calls that it made."""
+    """Runs a kernel of an executable on the image of system memory; returns the calls that it made.
+
+    Raises ArtefactError (E503), with the reason, for a call that the machine does not allow.
+    """
     paths = (image.with_name("arguments"), image, image.with_name("calls"))
     paths[0].write_bytes(arguments or b"\0")
     numbers = (machine.npus, machine.local_bytes, machine.lanes, SYSTEM_START)

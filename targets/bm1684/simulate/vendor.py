@@ -9,16 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-
-import numpy as np
 
 from npuc import interrupts
 from npuc.errors import ArtefactError
-from npuc.frozen import frozen
-from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
 from npuc.targets.bm1684.simulate import compilation
 from npuc.text import page
@@ -27,14 +21,6 @@ LIBRARY = "libbackend_bm1684.so"
 VARIABLE = "NPUC_OKK_LIBS"
 CHILD = Path(__file__).with_name("vendor_run.py")
 LOG = compilation.MODEL / "vendor_log.c"
-
-
-@frozen
-class VendorRun:
-    """The result of a kernel on the vendor's model: system memory (bytes,) uint8, and its cycles."""
-
-    memory: Array
-    cycles: int
 
 
 def library(folder: str | None = None) -> Path:
@@ -53,22 +39,6 @@ def library(folder: str | None = None) -> Path:
     return found.resolve()
 
 
-def run(
-    sources: Mapping[str, bytes], kernel: str, arguments: bytes, memory: Array, folder: str | None = None
-) -> VendorRun:
-    """Runs a kernel of these C sources on an image of system memory (bytes,) uint8 that starts at SYSTEM_START.
-
-    Raises ArtefactError: E507 without the library or a compiler, E503 if the vendor's model refuses a call.
-    """
-    wanted = library(folder)
-    with tempfile.TemporaryDirectory(prefix="npuc-") as name:
-        image = Path(name) / "memory"
-        memory.astype(np.uint8, copy=False).tofile(image)
-        kernels = compilation.shared_library(sources, Path(name))
-        cycles = _called(wanted, kernels, kernel, arguments, image)
-        return VendorRun(np.fromfile(image, np.uint8), cycles)
-
-
 def carry_out(table: bytes, arguments: bytes, image: Path, folder: str | None = None) -> int:
     """Runs a table, with the addresses of its regions, on a file that is system memory; returns its cycles.
 
@@ -77,11 +47,11 @@ def carry_out(table: bytes, arguments: bytes, image: Path, folder: str | None = 
     wanted, file = library(folder), image.with_name("table")
     file.write_bytes(table)
     kernels = compilation.interpreting_library(image.parent)
-    return _called(wanted, kernels, f"@{file}", arguments, image)
+    return called(wanted, kernels, f"@{file}", arguments, image)
 
 
-def _called(wanted: Path, kernels: Path, kernel: str, arguments: bytes, image: Path) -> int:
-    """Runs a kernel, which changes the image; returns its cycles."""
+def called(wanted: Path, kernels: Path, kernel: str, arguments: bytes, image: Path) -> int:
+    """Runs a kernel of a library, which changes the image; returns its cycles."""
     log = image.with_name("log")
     log.mkdir()
     libraries = (compilation.shared_library({LOG.name: LOG.read_bytes()}, log), wanted)

@@ -50,7 +50,7 @@ def assembled(program: Program, text: bytes) -> Program:
         **program.manifest,
         "steps": _steps(program.manifest, words),
         "instructions": table,
-        "isa": "extended" if any(map(_extends, words)) else "documented",
+        "isa": isa.needed(words),
     }
     made = Program(manifest, {**program.files, "itcm.bin": image}, program.evidence)
     try:
@@ -72,11 +72,6 @@ def _lines(text: bytes) -> Iterator[Line]:
         word = lines.assemble(line, number)
         if word is not None:
             yield Line(number, word)
-
-
-def _extends(word: Instruction) -> bool:
-    """Whether the document does not define the word."""
-    return not isinstance(word, (Layer, Reshape)) or word.operation is None or not word.operation.documented
 
 
 def _expect_run(program: Program) -> None:

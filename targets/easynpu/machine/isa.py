@@ -233,6 +233,12 @@ class Undefined:
 Instruction = Layer | Reshape | Operand | Control | Halt | Undefined
 
 
+def needed(words: Iterable[Instruction]) -> str:
+    """The instruction set that a program needs: "documented" if the document defines all its words."""
+    operations = [word.operation if isinstance(word, (Layer, Reshape)) else None for word in words]
+    return "documented" if all(each and each.documented for each in operations) else "extended"
+
+
 @frozen
 class Extension:
     """An extension word: its opcode, its fields, and its effect on the next layer word."""

@@ -119,9 +119,7 @@ def _opcode(name: str, number: int) -> tuple[type[Instruction], int]:
     base, *flags = name.split(".")
     if base not in isa.BY_MNEMONIC or not set(flags) <= {"fused", "stored"}:
         raise _bad(
-            number,
-            f"unknown instruction '{name}'",
-            f"one of {', '.join([*isa.BY_MNEMONIC, *isa.EXTENSIONS])}",
+            number, f"unknown instruction '{name}'", f"one of {', '.join([*isa.BY_MNEMONIC, *isa.EXTENSIONS])}"
         )
     opcode = isa.BY_MNEMONIC[base].opcode | FUSED * ("fused" in flags) | STORED * ("stored" in flags)
     cls = isa.word_type(opcode)

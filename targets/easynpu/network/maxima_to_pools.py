@@ -37,8 +37,8 @@ def _least(rewriter: Rewriter, node: Node) -> bool:
         if name in rewriter.constants:
             names.append(rewriter.constant(-rewriter.constants[name], f"{node.output}/negative"))
         else:
-            names.append(rewriter.fresh(f"{name}/negative"))
-            nodes.append(Node("Neg", (name,), (names[-1],), {}, names[-1], node.sources))
+            nodes.append(rewriter.part(node, "Neg", (name,), f"{name}/negative"))
+            names.append(nodes[-1].output)
     largest = rewriter.fresh(f"{node.output}/negative")
     inner = replace(node, op="Max", inputs=tuple(names), outputs=(largest,))
     rewriter.replace(node, *nodes, inner, Node("Neg", (largest,), node.outputs, {}, node.name, node.sources))
@@ -54,9 +54,8 @@ def _pooled(rewriter: Rewriter, node: Node) -> bool:
     nodes: list[Node] = []
 
     def step(op: str, inputs: tuple[str, ...], stem: str, **attrs: Attr) -> str:
-        y = rewriter.fresh(f"{node.output}/{stem}")
-        nodes.append(Node(op, inputs, (y,), attrs, y, node.sources))
-        return y
+        nodes.append(rewriter.part(node, op, inputs, f"{node.output}/{stem}", **attrs))
+        return nodes[-1].output
 
     for name in node.inputs:
         full = name if rewriter.shape(name) == shape else step("Expand", (name,), "full", shape=shape)
@@ -73,11 +72,8 @@ def _with_constant(rewriter: Rewriter, node: Node) -> bool:
     if found is None or not np.isfinite(rewriter.constants[found[1]]).all():
         return False
     x, c = found
-    above, rectified = rewriter.fresh(f"{node.output}/above"), rewriter.fresh(f"{node.output}/rectified")
-    rewriter.replace(
-        node,
-        Node("Sub", (x, c), (above,), {}, above, node.sources),
-        Node("Relu", (above,), (rectified,), {}, rectified, node.sources),
-        Node("Add", (rectified, c), node.outputs, {}, node.name, node.sources),
-    )
+    above = rewriter.part(node, "Sub", (x, c), f"{node.output}/above")
+    rectified = rewriter.part(node, "Relu", above.outputs, f"{node.output}/rectified")
+    result = Node("Add", (rectified.output, c), node.outputs, {}, node.name, node.sources)
+    rewriter.replace(node, above, rectified, result)
     return True

@@ -43,10 +43,10 @@ def _resize(rewriter: Rewriter, node: Node) -> bool:
     x = node.inputs[0]
 
     def step(op: str, inputs: tuple[str, ...], extents: tuple[int, ...]) -> str:
-        y = rewriter.fresh(f"{node.output}/{'x'.join(map(str, extents))}")
         attrs = {"shape": extents} if op == "Reshape" else {}
-        nodes.append(Node(op, inputs, (y,), attrs, y, node.sources))
-        return y
+        stem = f"{node.output}/{'x'.join(map(str, extents))}"
+        nodes.append(rewriter.part(node, op, inputs, stem, **attrs))
+        return nodes[-1].output
 
     for group in _joint(axes, shape):
         first, last = group[0], group[-1] + 1
@@ -57,8 +57,7 @@ def _resize(rewriter: Rewriter, node: Node) -> bool:
         image = step("Reshape", (x,), (before, matrix.shape[1], behind))
         x = step("MatMul", (name, image), (before, matrix.shape[0], behind))
         shape = (*shape[:first], *sizes[first:last], *shape[last:])
-    back = Node("Reshape", (x,), node.outputs, {"shape": sizes}, node.output, node.sources)
-    rewriter.replace(node, *nodes, back)
+    rewriter.replace(node, *nodes, rewriter.back(node, x))
     return True
 
 

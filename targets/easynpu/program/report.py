@@ -139,22 +139,16 @@ def manifest(
     lowered: Lowered, quantised: Quantised, machine: Machine, *, documented: bool
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The target's part of the manifest, and the files it describes."""
-    uses_extensions = not all(map(_is_documented, lowered.words))
     entry = {
         "target": "easynpu",
         "machine": machine.as_dict(),
-        "isa": "documented" if documented or not uses_extensions else "extended",
+        "isa": "documented" if documented else isa.needed(lowered.words),
         "steps": [steps.as_json(step) for step in lowered.steps],
         "instructions": instruction_table(lowered.jobs, quantised.graph),
         "placements": _placements(lowered, quantised.scales),
         "report": summary(lowered, quantised, machine),
     }
     return entry, {"itcm.bin": isa.words_to_bytes(lowered.words), "weight.bin": lowered.weights}
-
-
-def _is_documented(word: isa.Instruction) -> bool:
-    """Whether the document defines the word."""
-    return isinstance(word, (Layer, Reshape)) and word.operation is not None and word.operation.documented
 
 
 def _placements(lowered: Lowered, scales: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -86,10 +86,7 @@ class PeArray(wiring.Component):
         gathered = Signal(WORD, name=f"gathered{row}")
         entry = self.entry[row]
         one = entry.word_select(selected.channel, BYTE)
-        m.d.sync += [
-            ifmap.eq(Mux(selected.broadcast, one.replicate(LANES), entry)),
-            operand.eq(gathered),
-        ]
+        m.d.sync += [ifmap.eq(Mux(selected.broadcast, one.replicate(LANES), entry)), operand.eq(gathered)]
         with m.If(self.operand_valid & (self.operand_row == row)):
             m.d.sync += gathered.eq(self.operand)
         result = Signal(WORD, name=f"result{row}")

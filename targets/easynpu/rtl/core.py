@@ -319,10 +319,7 @@ class Core(wiring.Component):
     def _registers(self, m: Module, index: Value, write: Value, register: Signal) -> None:
         controller, was_busy = self.controller, Signal()
         control = write & (index == CONTROL) & ~controller.busy & ~controller.paused
-        m.d.comb += [
-            controller.go.eq(control),
-            controller.resume.eq(write & (index == RESUME)),
-        ]
+        m.d.comb += [controller.go.eq(control), controller.resume.eq(write & (index == RESUME))]
         with m.If(control):
             m.d.sync += [controller.count.eq(self.write_data[:PAUSE]), controller.pause.eq(self.write_data[PAUSE])]
         m.d.sync += was_busy.eq(controller.busy)

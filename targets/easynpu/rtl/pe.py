@@ -134,11 +134,7 @@ class Pe(wiring.Component):
         first = self.machine.psum_write_first or self.machine.pe_rows > 1
         read = file.read_port(transparent_for=(write,) if first else ())
         self.written = write.data
-        m.d.comb += [
-            read.addr.eq(self.read_address),
-            write.addr.eq(self.write_address),
-            write.en.eq(self.valid),
-        ]
+        m.d.comb += [read.addr.eq(self.read_address), write.addr.eq(self.write_address), write.en.eq(self.valid)]
         return read.data
 
     def _feed(self, m: Module, stored: Any) -> None:

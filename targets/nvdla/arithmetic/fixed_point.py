@@ -162,12 +162,7 @@ def quantise_weights(
         wanted = np.maximum(wanted, np.abs(total) * steps / most * 1.01)
     rounded = np.rint(total / 2.0**bias_shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
     return Weights(
-        scaled.reshape(w.shape),
-        rounded.astype(np.int16),
-        bias_shift,
-        multiplier.astype(np.int16),
-        shift,
-        truncate,
+        scaled.reshape(w.shape), rounded.astype(np.int16), bias_shift, multiplier.astype(np.int16), shift, truncate
     )
 
 

@@ -33,15 +33,7 @@ from npuc.ops import OPS
 from npuc.ops.attributes import KERNEL_SHAPE, SIZE, Attribute
 from npuc.ops.integer import convolve
 from npuc.targets.nvdla.arithmetic import transformed
-from npuc.targets.nvdla.arithmetic.attributes import (
-    CONVERTER,
-    LE,
-    LO,
-    RECIPROCALS,
-    TRUNCATE,
-    WINOGRAD,
-    ZERO,
-)
+from npuc.targets.nvdla.arithmetic.attributes import CONVERTER, LE, LO, RECIPROCALS, TRUNCATE, WINOGRAD, ZERO
 from npuc.targets.nvdla.arithmetic.normalisation import ResponseTables, square_sums
 from npuc.targets.nvdla.formats.precision import fp17_of_bits, half_away
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS

@@ -16,7 +16,7 @@ def write_pooling(writer: Writer, operation: Pooling, *, flies: bool = False) ->
     across = {"KERNEL_WIDTH": width - 1, "KERNEL_STRIDE_WIDTH": window.stride_x - 1}
     _cube_in(writer, "PDP", source)
     if not flies:
-        _place(writer, "PDP", source)
+        writer.cube("PDP", "D_SRC", source)
         _fetch(writer, source, window, across)
     for extent, value in (("WIDTH", result.width), ("HEIGHT", result.height), ("CHANNEL", result.channels)):
         writer.set(f"PDP.D_DATA_CUBE_OUT_{extent}", **{f"CUBE_OUT_{extent}": value - 1})
@@ -32,16 +32,14 @@ def write_pooling(writer: Writer, operation: Pooling, *, flies: bool = False) ->
     for count in range(1, 8):
         value = count * window.value & PAD_VALUE_BITS
         writer.set(f"PDP.D_POOLING_PADDING_VALUE_{count}_CFG", **{f"PAD_VALUE_{count}X": value})
-    writer.address("PDP", "D_DST_BASE_ADDR", result.address)
-    writer.raw("PDP.D_DST_LINE_STRIDE", result.line_stride)
-    writer.raw("PDP.D_DST_SURFACE_STRIDE", result.surface_stride)
+    writer.cube("PDP", "D_DST", result)
     writer.set("PDP.D_DST_RAM_CFG", DST_RAM_TYPE=writer.ram(result.address))
 
 
 def _fetch(writer: Writer, source: Surface, window: KernelWindow, across: dict[str, int]) -> None:
     """PDP_RDMA."""
     _cube_in(writer, "PDP_RDMA", source)
-    _place(writer, "PDP_RDMA", source)
+    writer.cube("PDP_RDMA", "D_SRC", source)
     writer.set("PDP_RDMA.D_FLYING_MODE", FLYING_MODE="OFF_FLYING")
     writer.set("PDP_RDMA.D_SRC_RAM_CFG", SRC_RAM_TYPE=writer.ram(source.address))
     writer.set("PDP_RDMA.D_OPERATION_MODE_CFG", SPLIT_NUM=0)
@@ -55,9 +53,3 @@ def _cube_in(writer: Writer, block: str, source: Surface) -> None:
     for extent, value in extents.items():
         writer.set(f"{block}.D_DATA_CUBE_IN_{extent}", **{f"CUBE_IN_{extent}": value - 1})
     writer.set(f"{block}.D_DATA_FORMAT", INPUT_DATA=source.precision.upper())
-
-
-def _place(writer: Writer, block: str, source: Surface) -> None:
-    writer.address(block, "D_SRC_BASE_ADDR", source.address)
-    writer.raw(f"{block}.D_SRC_LINE_STRIDE", source.line_stride)
-    writer.raw(f"{block}.D_SRC_SURFACE_STRIDE", source.surface_stride)

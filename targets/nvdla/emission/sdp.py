@@ -8,14 +8,7 @@ from npuc.targets.nvdla.operations.operation import Fetch, Ramp, Sdp, Surface, T
 
 
 def write_sdp(
-    writer: Writer,
-    sdp: Sdp,
-    source: Surface | None,
-    result: Surface,
-    *,
-    winograd: bool = False,
-    flies: bool = False,
-    batches: int = 1,
+    writer: Writer, sdp: Sdp, source: Surface | None, result: Surface, *, winograd: bool, flies: bool, batches: int
 ) -> None:
     """SDP on a map in memory, or behind the convolution pipeline if there is no source.
 
@@ -29,9 +22,7 @@ def write_sdp(
         for extent, value in extents.items():
             writer.set(f"{block}.D_DATA_CUBE_{extent}", **{extent: value})
     if source is not None:
-        writer.address("SDP_RDMA", "D_SRC_BASE_ADDR", source.address)
-        writer.raw("SDP_RDMA.D_SRC_LINE_STRIDE", source.line_stride)
-        writer.raw("SDP_RDMA.D_SRC_SURFACE_STRIDE", source.surface_stride)
+        writer.cube("SDP_RDMA", "D_SRC", source)
         writer.set("SDP_RDMA.D_SRC_DMA_CFG", SRC_RAM_TYPE=writer.ram(source.address))
     for letter, unit, fetch in (("B", "BS", sdp.x1.fetch), ("N", "BN", sdp.x2.fetch), ("E", "EW", None)):
         _fetch(writer, letter, unit, fetch)
@@ -44,9 +35,7 @@ def write_sdp(
         "OUT_PRECISION": result.precision.upper(),
     }
     writer.set("SDP_RDMA.D_FEATURE_MODE_CFG", **mode, **precisions)
-    writer.address("SDP", "D_DST_BASE_ADDR", result.address)
-    writer.raw("SDP.D_DST_LINE_STRIDE", result.line_stride)
-    writer.raw("SDP.D_DST_SURFACE_STRIDE", result.surface_stride)
+    writer.cube("SDP", "D_DST", result)
     if batches > 1:
         writer.raw("SDP.D_DST_BATCH_STRIDE", result.height * result.line_stride)
     for unit, stage in (("BS", sdp.x1), ("BN", sdp.x2)):
@@ -71,9 +60,7 @@ def _fetch(writer: Writer, letter: str, unit: str, fetch: Fetch | None) -> None:
     ram = writer.ram(fetch.address)
     fields = {"DISABLE": "NO", "DATA_USE": fetch.use, "DATA_SIZE": size, "DATA_MODE": mode, "RAM_TYPE": ram}
     writer.set(register, **{f"{letter}RDMA_{key}": value for key, value in fields.items()})
-    writer.address("SDP_RDMA", f"D_{unit}_BASE_ADDR", fetch.address)
-    writer.raw(f"SDP_RDMA.D_{unit}_LINE_STRIDE", fetch.line_stride)
-    writer.raw(f"SDP_RDMA.D_{unit}_SURFACE_STRIDE", fetch.surface_stride)
+    writer.cube("SDP_RDMA", f"D_{unit}", fetch)
 
 
 def _unit(writer: Writer, name: str, unit: Unit) -> None:
@@ -89,8 +76,7 @@ def _unit(writer: Writer, name: str, unit: Unit) -> None:
         shift = stage.alu_shift if part == "ALU" else stage.shift
         source = "REG" if value is not None or not (stage.alu if part == "ALU" else stage.multiply) else "MEM"
         writer.set(
-            f"SDP.D_DP_{name}_{part}_CFG",
-            **{f"{name}_{part}_SRC": source, f"{name}_{part}_SHIFT_VALUE": shift},
+            f"SDP.D_DP_{name}_{part}_CFG", **{f"{name}_{part}_SRC": source, f"{name}_{part}_SHIFT_VALUE": shift}
         )
         writer.set(f"SDP.D_DP_{name}_{part}_SRC_VALUE", **{f"{name}_{part}_OPERAND": (value or 0) & 0xFFFF})
 

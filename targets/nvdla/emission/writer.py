@@ -5,7 +5,7 @@ from __future__ import annotations
 from npuc.targets.nvdla.machine.commands import Command, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.operations.operation import KernelWindow
+from npuc.targets.nvdla.operations.operation import Fetch, KernelWindow, Surface
 
 
 class Writer:
@@ -33,6 +33,12 @@ class Writer:
         """Writes the low and the high word of an address."""
         self.raw(f"{block}.{stem}_LOW", value)
         self.raw(f"{block}.{stem}_HIGH", value >> 32)
+
+    def cube(self, block: str, stem: str, place: Surface | Fetch) -> None:
+        """Writes the address and the strides of a cube in memory."""
+        self.address(block, f"{stem}_BASE_ADDR", place.address)
+        self.raw(f"{block}.{stem}_LINE_STRIDE", place.line_stride)
+        self.raw(f"{block}.{stem}_SURFACE_STRIDE", place.surface_stride)
 
 
 def padding(writer: Writer, title: str, window: KernelWindow) -> None:

@@ -16,15 +16,7 @@ from npuc.host import HostStep
 from npuc.program import Program
 from npuc.targets.nvdla.export import c_run
 from npuc.targets.nvdla.machine.parameters import BYTES, SRAM_BASE, Machine
-from npuc.targets.nvdla.program.artefact import (
-    WRITE,
-    Contents,
-    Segment,
-    TensorMove,
-    decode,
-    records_of,
-    register_map_of,
-)
+from npuc.targets.nvdla.program.artefact import WRITE, Contents, Segment, TensorMove, records_of
 
 SOURCES = Path(__file__).parent / "c"
 KINDS = ("NPUC_WRITE", "NPUC_POLL", "NPUC_WAIT")
@@ -124,8 +116,8 @@ def _records(program: Program) -> Sequence[Sequence[int]]:
 
 def _commands(program: Program, contents: Contents) -> Iterable[str]:
     """Initialisers of the commands; writes of the low word of a DRAM address have a kind of their own."""
-    registers = register_map_of(contents.machine)
-    decode(program.files.get("registers.bin", b""), registers)  # checks the records, or raises E502
+    registers = contents.registers
+    contents.commands(program)  # checks the records, or raises E502
     for kind, address, mask, value in _records(program):
         dram = kind == WRITE and not contents.machine.in_sram(value)
         low = dram and "ADDR_LOW" in registers.at(address).name

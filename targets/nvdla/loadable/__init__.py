@@ -8,9 +8,8 @@ from npuc.targets.nvdla.loadable import flatbuffer, schema
 from npuc.targets.nvdla.loadable import task as tasks
 from npuc.targets.nvdla.loadable.firmware import RegisterWrite
 from npuc.targets.nvdla.loadable.scheduling import Runner
-from npuc.targets.nvdla.machine.commands import Command, Wait, Write
+from npuc.targets.nvdla.machine.commands import Wait
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.machine.registers import register_map
 
 
 def read(data: bytes) -> schema.Loadable:
@@ -30,25 +29,9 @@ def register_writes(
 
     base: the address of a memory by its id. Raises ArtefactError (E502) for invalid descriptors.
     """
-    steps = (_steps(loadable, each, machine, base, in_order=False) for each in tasks.engine_tasks(loadable))
-    return [[step for step in task if not isinstance(step, Wait)] for task in steps]
-
-
-def commands(loadable: schema.Loadable, machine: Machine, base: Callable[[int], int]) -> list[Command]:
-    """The stock firmware's run of all tasks of the engine, as a register program with its waiting points.
-
-    base: the address of a memory by its id. Raises ArtefactError (E502) for invalid descriptors.
-    """
-    registers = register_map(machine.registers)
-    return [
-        step if isinstance(step, Wait) else Write(registers[step[0]].address, step[1])
-        for task in tasks.engine_tasks(loadable)
-        for step in _steps(loadable, task, machine, base, in_order=True)
-    ]
-
-
-def _steps(
-    loadable: schema.Loadable, task: schema.Task, machine: Machine, base: Callable[[int], int], *, in_order: bool
-) -> list[RegisterWrite | Wait]:
-    address = tasks.addresses(loadable, task, base)
-    return Runner(tasks.read(loadable, task), machine, address, in_order=in_order).steps()
+    found: list[list[RegisterWrite]] = []
+    for task in tasks.engine_tasks(loadable):
+        address = tasks.addresses(loadable, task, base)
+        steps = Runner(tasks.read(loadable, task), machine, address).steps()
+        found.append([step for step in steps if not isinstance(step, Wait)])
+    return found

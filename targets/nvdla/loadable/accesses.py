@@ -94,6 +94,12 @@ class Accesses:
     behind: bool
     """Whether it receives the result of the previous operation in the list through the pipe."""
 
+    @classmethod
+    def of(cls, engine: int, found: Sequence[tuple[str, Pattern]], *, behind: bool) -> Accesses:
+        """Those of an operation with these cubes."""
+        reads = tuple(place for name, place in found if name != RESULT)
+        return cls(engine, reads, tuple(place for name, place in found if name == RESULT), behind)
+
 
 def ends(operations: Sequence[Accesses]) -> list[int]:
     """For every operation the last one of its pipe chain; once that has ended, the whole chain has."""

@@ -5,7 +5,7 @@ Writes go to a register file; an operation consists of its blocks' register grou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from npuc.frozen import frozen
@@ -99,18 +99,19 @@ def _uses_table(group: Group) -> bool:
 
 def _joined(enabled: Mapping[str, Sequence[_Enabled]], machine: Machine) -> list[Captured]:
     """The operations by pipe chains, in the order in which chains were complete."""
-    convolutions = iter(enabled["CONV"])
-    pooled = [(each, _pdp(each)) for each in enabled["PDP"]]
+    atom_bytes, convolutions = machine.atom_bytes, iter(enabled["CONV"])
+    pooled = [(each, _captured(of.PDP, each, pdp_of)) for each in enabled["PDP"]]
     flying = iter([pair for pair in pooled if pair[1].behind])
     chains = [(each.at, [captured]) for each, captured in pooled if not captured.behind]
-    chains += [(each.at, [_cdp(each)]) for each in enabled["CDP"]]
-    chains += [(each.at, [_rubik(each)]) for each in enabled["RBK"]]
+    chains += [(each.at, [_captured(of.CDP, each, cdp_of)]) for each in enabled["CDP"]]
+    chains += [(each.at, [_captured(of.RUBIK, each, rubik_of)]) for each in enabled["RBK"]]
     for each in enabled["SDP"]:
-        sdp, at = _sdp(each, machine), each.at
+        sdp, at = _captured(of.SDP, each, lambda read: sdp_of(read, atom_bytes)), each.at
         chain = [sdp]
         if sdp.behind:
             first = next(convolutions)
-            chain, at = [_convolution(first, machine), sdp], max(at, first.at)
+            chain.insert(0, _captured(of.CONV, first, lambda read: convolution_of(read, atom_bytes)))
+            at = max(at, first.at)
         if sdp.surfaces.result.type == of.HARDWARE:
             last, pdp = next(flying)
             chain, at = [*chain, pdp], max(at, last.at)
@@ -118,39 +119,11 @@ def _joined(enabled: Mapping[str, Sequence[_Enabled]], machine: Machine) -> list
     return [each for _, chain in sorted(chains, key=lambda pair: pair[0]) for each in chain]
 
 
-def _addresses(read: ReadBack) -> dict[str, int]:
-    return {name.removeprefix("surfaces."): address for name, address in read.addresses.items()}
-
-
-def _convolution(enabled: _Enabled, machine: Machine) -> Captured:
+def _captured(
+    engine: int, enabled: _Enabled, described: Callable[[ReadBack], tuple[of.Operation, Any]]
+) -> Captured:
     read = ReadBack(enabled.groups)
-    op, surfaces = convolution_of(read, machine.atom_bytes)
-    return Captured(of.CONV, op, surfaces, _addresses(read))
-
-
-def _sdp(enabled: _Enabled, machine: Machine) -> Captured:
-    read = ReadBack(enabled.groups)
-    op, surfaces = sdp_of(read, machine.atom_bytes)
-    return Captured(
-        of.SDP, op, surfaces, _addresses(read), enabled.lut, behind=surfaces.source.type == of.HARDWARE
-    )
-
-
-def _pdp(enabled: _Enabled) -> Captured:
-    read = ReadBack(enabled.groups)
-    op, surfaces = pdp_of(read)
-    own = own_reciprocals(read, op)
-    behind = surfaces.source.type == of.HARDWARE
-    return Captured(of.PDP, op, surfaces, _addresses(read), behind=behind, reciprocals=own)
-
-
-def _cdp(enabled: _Enabled) -> Captured:
-    read = ReadBack(enabled.groups)
-    op, surfaces = cdp_of(read)
-    return Captured(of.CDP, op, surfaces, _addresses(read), enabled.lut)
-
-
-def _rubik(enabled: _Enabled) -> Captured:
-    read = ReadBack(enabled.groups)
-    op, surfaces = rubik_of(read)
-    return Captured(of.RUBIK, op, surfaces, _addresses(read))
+    op, surfaces = described(read)
+    addresses = {name.removeprefix("surfaces."): address for name, address in read.addresses.items()}
+    own = own_reciprocals(read, op) if isinstance(op, of.Pdp) else None
+    return Captured(engine, op, surfaces, addresses, enabled.lut, surfaces.source.type == of.HARDWARE, own)

@@ -23,8 +23,7 @@ from npuc.targets.nvdla.loadable.places import MAPS, WEIGHTS, Layout, Use, place
 from npuc.targets.nvdla.loadable.ports import SOFTMAX_SCALE, Port, Ports
 from npuc.targets.nvdla.loadable.structures import pack
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.model.memory import Pattern
-from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection import Constants
 
 PAGE = schema.ALIGNMENT
@@ -55,9 +54,8 @@ def composed(program: Program, ports: Ports) -> schema.Loadable:
 
 def _built(program: Program, ports: Ports, machine: Machine) -> Built:
     contents = Contents.of(program.manifest)
-    commands = decode(program.files.get("registers.bin", b""), register_map_of(machine))
     segment = ports.segment
-    held = captured(commands[segment.start : segment.start + segment.count], machine)
+    held = captured(contents.commands(program)[segment.start : segment.start + segment.count], machine)
     constants = _constants(program, contents)
     end = aligned(contents.dram.base + contents.dram.bytes, PAGE)
     scratch = end + APART // 2
@@ -141,11 +139,8 @@ def _engine_lists(built: Built, machine: Machine, data: int) -> list[tuple[str, 
 
 
 def _accesses(each: Captured, machine: Machine) -> Accesses:
-    """The memory that an operation accesses."""
     found = list(cubes(each.op, each.surfaces, machine.atom_bytes, by_memory))
-    reads: list[Pattern] = [place for name, place in found if name != RESULT]
-    writes = [place for name, place in found if name == RESULT]
-    return Accesses(each.engine, tuple(reads), tuple(writes), each.behind)
+    return Accesses.of(each.engine, found, behind=each.behind)
 
 
 def _cpu_lists(softmax: Sequence[Port], machine: Machine, data: int, base: int) -> list[tuple[str, int, bytes]]:

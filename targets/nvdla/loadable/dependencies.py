@@ -15,15 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from npuc.targets.nvdla.loadable.accesses import Accesses, Needed, before
-from npuc.targets.nvdla.loadable.descriptors import (
-    COMPLETED,
-    ENABLED,
-    ENGINES,
-    NONE,
-    PROGRAMMED,
-    Common,
-    Consumer,
-)
+from npuc.targets.nvdla.loadable.descriptors import COMPLETED, ENABLED, ENGINES, NONE, PROGRAMMED, Common, Consumer
 
 
 def graph(operations: Sequence[Accesses]) -> list[Common]:

@@ -11,11 +11,9 @@ from npuc.frozen import frozen
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.loadable import emulation, schema
 from npuc.targets.nvdla.loadable import task as tasks
-from npuc.targets.nvdla.loadable.scheduling import Runner
+from npuc.targets.nvdla.loadable.scheduling import run_of
 from npuc.targets.nvdla.loadable.structures import size, unpack
-from npuc.targets.nvdla.machine.commands import Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory, Nvdla
 
 BASE = 0x8000_0000
@@ -74,10 +72,7 @@ def _bases(loadable: schema.Loadable) -> dict[int, int]:
 
 def _engine(loadable: schema.Loadable, task: schema.Task, nvdla: Nvdla, bases: Mapping[int, int]) -> None:
     """Runs the firmware's register writes on the functional model."""
-    address = tasks.addresses(loadable, task, bases.__getitem__)
-    registers = register_map(nvdla.machine.registers)
-    steps = Runner(tasks.read(loadable, task), nvdla.machine, address, in_order=True).steps()
-    nvdla.execute(step if isinstance(step, Wait) else Write(registers[step[0]].address, step[1]) for step in steps)
+    nvdla.execute(run_of(loadable, task, nvdla.machine, bases.__getitem__))
 
 
 def _cpu(loadable: schema.Loadable, task: schema.Task, nvdla: Nvdla, bases: Mapping[int, int]) -> None:

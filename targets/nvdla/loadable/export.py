@@ -25,7 +25,7 @@ from npuc.targets.nvdla.loadable.ports import Ports, ports_of, scales
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import Nvdla
-from npuc.targets.nvdla.program.artefact import Contents, Segment, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import Contents, Segment
 from npuc.targets.nvdla.program.running import Runner
 
 FILE = "network.nvdla"
@@ -48,8 +48,8 @@ def _expect_one_memory(program: Program) -> None:
     A loadable can name it (domain 1), but not state its size, and the stock driver's size is unknown.
     """
     contents = Contents.of(program.manifest)
-    commands = decode(program.files.get("registers.bin", b""), register_map_of(contents.machine))
-    if any(isinstance(each, Write) and contents.machine.in_sram(each.value) for each in commands):
+    writes = (each for each in contents.commands(program) if isinstance(each, Write))
+    if any(contents.machine.in_sram(each.value) for each in writes):
         raise ArtefactError(
             "E506",
             f"maps lie in the second memory of {contents.machine.name}",

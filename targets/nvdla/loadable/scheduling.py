@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.loadable import schema
+from npuc.targets.nvdla.loadable import task as tasks
 from npuc.targets.nvdla.loadable.firmware import Firmware, RegisterWrite, has_rdma, programmed
 from npuc.targets.nvdla.loadable.task import Task
-from npuc.targets.nvdla.machine.commands import Wait
+from npuc.targets.nvdla.machine.commands import Command, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
 
@@ -223,3 +225,15 @@ class Runner:
                 self._set_up(engine, each)
         if not last:
             self._submit_next(engine)
+
+
+def run_of(
+    loadable: schema.Loadable, task: schema.Task, machine: Machine, base: Callable[[int], int]
+) -> list[Command]:
+    """The firmware's run of a task, as a register program with its waiting points.
+
+    base: the address of a memory by its id. Raises ArtefactError (E502) for invalid descriptors.
+    """
+    registers, address = register_map(machine.registers), tasks.addresses(loadable, task, base)
+    steps = Runner(tasks.read(loadable, task), machine, address, in_order=True).steps()
+    return [step if isinstance(step, Wait) else Write(registers[step[0]].address, step[1]) for step in steps]

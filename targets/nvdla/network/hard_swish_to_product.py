@@ -14,8 +14,7 @@ def hard_swish_to_product(graph: Graph) -> Graph:
 def _as_product(rewriter: Rewriter, node: Node) -> bool:
     if node.op != "HardSwish":
         return False
-    gate = rewriter.fresh(f"{node.output}/gate")
-    sigmoid = Node("HardSigmoid", node.inputs, (gate,), {"alpha": 1 / 6, "beta": 0.5}, gate, node.sources)
-    product = Node("Mul", (node.inputs[0], gate), node.outputs, {}, node.name, node.sources)
-    rewriter.replace(node, sigmoid, product)
+    gate = rewriter.part(node, "HardSigmoid", node.inputs, f"{node.output}/gate", alpha=1 / 6, beta=0.5)
+    product = Node("Mul", (node.inputs[0], gate.output), node.outputs, {}, node.name, node.sources)
+    rewriter.replace(node, gate, product)
     return True

@@ -135,14 +135,13 @@ def _extended(rewriter: Rewriter, node: Node, x: str, number: int, axis: Axis, m
     names: dict[str, str] = {}
     for role, (start, count) in ends.items():
         if count:
-            names[role] = rewriter.fresh(f"{node.output}/{role}{number}")
             attrs: dict[str, Attr] = {"axes": (number,), "starts": (start,), "ends": (start + 1,), "steps": (1,)}
-            made.append(Node("Slice", (x,), (names[role],), attrs, names[role], node.sources))
+            made.append(rewriter.part(node, "Slice", (x,), f"{node.output}/{role}{number}", **attrs))
+            names[role] = made[-1].output
     copies = {role: (names[role],) * count for role, (_, count) in ends.items() if count}
     parts = (*copies.get("first", ()), x, *copies.get("last", ()))
-    whole = rewriter.fresh(f"{node.output}/wide{number}")
-    made.append(Node("Concat", parts, (whole,), {"axis": number}, whole, node.sources))
-    return whole
+    made.append(rewriter.part(node, "Concat", parts, f"{node.output}/wide{number}", axis=number))
+    return made[-1].output
 
 
 def _conv(rewriter: Rewriter, node: Node, x: str, kernel: Array, strides: tuple[int, int], name: str) -> Node:

@@ -50,8 +50,7 @@ def _on_maps(rewriter: Rewriter, node: Node) -> bool:
 def _as_map(rewriter: Rewriter, node: Node, name: str, shape: Shape, before: list[Node]) -> str:
     """An operand in the map's shape; appends the Reshape of a computed one to `before`."""
     if name not in rewriter.constants:
-        made = rewriter.fresh(f"{name}/map")
-        before.append(Node("Reshape", (name,), (made,), {"shape": shape}, made, node.sources))
-        return made
+        before.append(rewriter.part(node, "Reshape", (name,), f"{name}/map", shape=shape))
+        return before[-1].output
     value = rewriter.constants[name]
     return rewriter.constant(value.reshape(shape if value.size > 1 else (1, 1, 1, 1)), f"{name}/map")

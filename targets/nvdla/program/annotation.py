@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from npuc.annotation import MemoryAnnotation
 from npuc.program import Program
 from npuc.targets.nvdla.machine.commands import Write
-from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents
 
 ADDRESSES = 1 << 32
 ROLES = {
@@ -36,8 +36,7 @@ def constants(program: Program, name: str) -> Iterator[MemoryAnnotation]:
     Raises ArtefactError (E502) if npuc did not write the program.
     """
     contents = Contents.of(program.manifest)
-    registers = register_map_of(contents.machine)
-    given = decode(program.files.get("registers.bin", b""), registers)
+    registers, given = contents.registers, contents.commands(program)
     bases = [image.address for image in contents.dram.images if image.file == name]
     for operation in contents.operations:
         for command in given[operation.start : operation.start + operation.count]:

@@ -18,6 +18,7 @@ from npuc.budget import expect_room, expect_simulable
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.host import HostStep
+from npuc.program import Program
 from npuc.steps import steps_of
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read
@@ -183,17 +184,21 @@ class Contents:
         dram = read(Dram, manifest.get("dram"), "dram")
         if not 0 < dram.bytes <= LARGEST or not 0 <= dram.base < 1 << 40:
             raise damaged(f"dram has {dram.bytes} bytes at {dram.base}")
-        found = cls(
-            steps,
-            read(tuple[Produced, ...], manifest.get("operations"), "operations"),
-            dram,
-            machine,
-        )
+        found = cls(steps, read(tuple[Produced, ...], manifest.get("operations"), "operations"), dram, machine)
         for move in found.moves:
             move.bytes(machine)
         expect_simulable(dram.bytes, "its memory")
         expect_simulable(COPIES * max((prod(each.shape) for each in found.moves), default=0), "a tensor")
         return found
+
+    @property
+    def registers(self) -> RegisterMap:
+        """The registers of the machine."""
+        return register_map(self.machine.registers)
+
+    def commands(self, program: Program) -> list[Command]:
+        """The commands of the program that has this manifest. Raises ArtefactError (E502) for damaged records."""
+        return decode(program.files.get("registers.bin", b""), self.registers)
 
     @property
     def segments(self) -> list[Segment]:
@@ -262,8 +267,3 @@ def _command(number: int, record: Sequence[int], registers: RegisterMap) -> Comm
         )
     source, _, group = sources[value].partition("_DONE_STATUS")
     return Wait(source, int(group))
-
-
-def register_map_of(machine: Machine) -> RegisterMap:
-    """The register map of a machine."""
-    return register_map(machine.registers)

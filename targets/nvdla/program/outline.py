@@ -12,7 +12,7 @@ from npuc.outline import Heading, Line, Name, host_line, names_of
 from npuc.program import Program
 from npuc.targets.nvdla.machine.commands import Command, Write
 from npuc.targets.nvdla.machine.registers import RESERVED, Register, RegisterMap
-from npuc.targets.nvdla.program.artefact import Contents, Produced, TensorMove, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import Contents, Produced, TensorMove
 from npuc.text import count
 
 POINTER = "S_POINTER"
@@ -50,12 +50,11 @@ def outline(program: Program) -> list[Heading]:
     Raises ArtefactError (E502) for a damaged artefact.
     """
     contents = Contents.of(program.manifest)
-    registers = register_map_of(contents.machine)
-    commands = decode(program.files.get("registers.bin", b""), registers)
+    commands = contents.commands(program)
     return [
         *_segments(program, contents, len(commands)),
         *_layers(contents, program.report["layers"]),
-        *_operations(contents, commands, registers),
+        *_operations(contents, commands, contents.registers),
     ]
 
 

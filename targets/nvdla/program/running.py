@@ -18,10 +18,9 @@ from npuc.storage.records import damaged, read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, received
-from npuc.targets.nvdla.machine.commands import Command
 from npuc.targets.nvdla.machine.parameters import SECOND, SRAM_BASE
 from npuc.targets.nvdla.model import Memory, Nvdla
-from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
 
 EXACT_PRODUCTS = 1 << 29
 """Products per sample up to which fp16 is bit-exact by default: half a minute of simulation."""
@@ -45,8 +44,7 @@ class Runner:
         self.contents = Contents.of(program.manifest)
         self.outputs = program.outputs
         self.files = program.files
-        registers = register_map_of(self.contents.machine)
-        self.commands: list[Command] = decode(program.files.get("registers.bin", b""), registers)
+        self.commands = self.contents.commands(program)
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""

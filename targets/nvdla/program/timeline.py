@@ -11,7 +11,7 @@ from npuc.program import Program
 from npuc.storage.records import damaged, read
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE
-from npuc.targets.nvdla.program.artefact import Contents, TensorMove, decode, register_map_of
+from npuc.targets.nvdla.program.artefact import Contents, TensorMove
 from npuc.text import count
 from npuc.timeline import Activity, Buffer, Timeline
 
@@ -125,8 +125,7 @@ def _layers(program: Program) -> tuple[_Layer, ...]:
 
 def _jobs(program: Program, contents: Contents, layers: Sequence[_Layer], ends: Sequence[int]) -> Iterator[_Job]:
     """Every operation, with the time of its layer; ends: the start of each layer, and the end of the last."""
-    registers = register_map_of(contents.machine)
-    commands = decode(program.files.get("registers.bin", b""), registers)
+    registers, commands = contents.registers, contents.commands(program)
     seen = [0] * len(layers)
     for each in contents.operations:
         number = max((at for at, layer in enumerate(layers) if layer.instruction <= each.start), default=None)
@@ -186,7 +185,7 @@ def _banks(contents: Contents, jobs: Sequence[_Job]) -> Iterator[Buffer]:
         value = job.registers.get("CDMA.D_BANK")
         if value is None:
             continue
-        banks = register_map_of(contents.machine)["CDMA.D_BANK"].decoded(value)
+        banks = contents.registers["CDMA.D_BANK"].decoded(value)
         data, weights = size * (banks.DATA_BANK + 1), size * (banks.WEIGHT_BANK + 1)
         yield Buffer("cbuf", "data", 0, data, *job.slot)
         yield Buffer("cbuf", "weights", data, weights, *job.slot)

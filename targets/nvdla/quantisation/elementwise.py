@@ -18,17 +18,7 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, Share, addends, factor, factors, share, two_factors
 from npuc.targets.nvdla.arithmetic.integer import Stage
 from npuc.targets.nvdla.quantisation.builder import Builder
-from npuc.targets.nvdla.quantisation.form import (
-    COMPARISONS,
-    FEW,
-    MAX,
-    SUM,
-    Form,
-    few,
-    per_channel,
-    relu,
-    slopes,
-)
+from npuc.targets.nvdla.quantisation.form import COMPARISONS, FEW, MAX, SUM, Form, few, per_channel, relu, slopes
 from npuc.targets.nvdla.quantisation.tables import every_value, wide_entries
 
 OPERAND_BITS = 30

@@ -161,10 +161,7 @@ class Floats(Builder):
         window = {} if node.op.startswith("Global") else explicit_window(node, kernel, self.float)
         mean = 1 / (kernel[0] * kernel[1])
         if max(kernel) <= MOST_POOL and max(window_of(node, kernel).begins) < MOST_POOL:
-            reciprocals = (
-                bits_of_fp17(1 / kernel[1]),
-                bits_of_fp17(1 / kernel[0]),
-            )  # as in the stock firmware
+            reciprocals = (bits_of_fp17(1 / kernel[1]), bits_of_fp17(1 / kernel[0]))  # as in the stock firmware
             attrs: dict[str, Attr] = {**window, "kernel_shape": kernel, "reciprocals": reciprocals}
             outputs, name = (node.output,), node.name or node.output
             return self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))

@@ -10,10 +10,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION, LEAKY_ALPHA
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
-from npuc.targets.nvdla.arithmetic.fixed_point import (
-    MOST_CONVERTER_SHIFT,
-    factor,
-)
+from npuc.targets.nvdla.arithmetic.fixed_point import MOST_CONVERTER_SHIFT, factor
 from npuc.targets.nvdla.arithmetic.integer import ALU, IDLE, Stage
 
 SUM, MAX, MIN = (ALU.index(name) for name in ("sum", "max", "min"))

@@ -12,11 +12,7 @@ from npuc.ir import Graph, Node
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.operations.operation import (
-    Kernels,
-    Sdp,
-    Surface,
-)
+from npuc.targets.nvdla.operations.operation import Kernels, Sdp, Surface
 from npuc.targets.nvdla.operations.surfaces import View
 from npuc.targets.nvdla.operations.tiling import Geometry
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm

@@ -15,13 +15,7 @@ from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import TILE
 from npuc.targets.nvdla.machine.parameters import MOST_STRIDE
 from npuc.targets.nvdla.operations import timing
-from npuc.targets.nvdla.operations.operation import (
-    Banks,
-    Convolution,
-    Kernels,
-    Surface,
-    Transfer,
-)
+from npuc.targets.nvdla.operations.operation import Banks, Convolution, Kernels, Surface, Transfer
 from npuc.targets.nvdla.operations.tiling import (
     Geometry,
     RowTile,

@@ -15,17 +15,9 @@ from npuc.targets.nvdla.arithmetic.attributes import SHARING, WINOGRAD
 from npuc.targets.nvdla.arithmetic.integer import operands
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.operations.operation import (
-    KernelWindow,
-    Surface,
-)
+from npuc.targets.nvdla.operations.operation import KernelWindow, Surface
 from npuc.targets.nvdla.operations.surfaces import Lanes, View, contiguous, map_shape, spaced, tensor_precision
-from npuc.targets.nvdla.operations.tiling import (
-    Geometry,
-    RowTile,
-    expect_kernels,
-    kernels_together,
-)
+from npuc.targets.nvdla.operations.tiling import Geometry, RowTile, expect_kernels, kernels_together
 from npuc.targets.nvdla.selection.context import Placed
 
 

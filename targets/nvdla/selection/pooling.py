@@ -9,10 +9,7 @@ from npuc.ops.attributes import KERNEL_SHAPE, PADDING
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.arithmetic.attributes import RECIPROCALS
 from npuc.targets.nvdla.model.averages import ONE
-from npuc.targets.nvdla.operations.operation import (
-    Pooling,
-    Surface,
-)
+from npuc.targets.nvdla.operations.operation import Pooling, Surface
 from npuc.targets.nvdla.operations.tiling import RowTile
 from npuc.targets.nvdla.selection.context import Context
 from npuc.targets.nvdla.selection.parts import Part, hardware_window

@@ -19,17 +19,9 @@ from npuc.targets.nvdla.arithmetic.integer import (
 from npuc.targets.nvdla.formats import operands as operand_format
 from npuc.targets.nvdla.formats.operands import Operand
 from npuc.targets.nvdla.machine.parameters import BYTES
-from npuc.targets.nvdla.operations.operation import (
-    Fetch,
-    Ramp,
-    Sdp,
-    Tables,
-    Unit,
-)
+from npuc.targets.nvdla.operations.operation import Fetch, Ramp, Sdp, Tables, Unit
 from npuc.targets.nvdla.operations.surfaces import View
-from npuc.targets.nvdla.operations.tiling import (
-    RowTile,
-)
+from npuc.targets.nvdla.operations.tiling import RowTile
 from npuc.targets.nvdla.selection.context import Context, Placed
 
 

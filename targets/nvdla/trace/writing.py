@@ -184,11 +184,7 @@ class _Polled(_Sequential):
         return _interrupt(0)
 
 
-_PLAYED: Mapping[str, type[_Sequential]] = {
-    SEQUENTIAL: _Sequential,
-    SEQUENCERS: _Sequenced,
-    VERILATOR: _Polled,
-}
+_PLAYED: Mapping[str, type[_Sequential]] = {SEQUENTIAL: _Sequential, SEQUENCERS: _Sequenced, VERILATOR: _Polled}
 
 
 def _interrupt(number: int) -> str:

@@ -6,20 +6,19 @@ from dataclasses import replace
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla.loadable.descriptors import Rubik, Surfaces
-from npuc.targets.nvdla.loadable.firmware.convolution import ram
-from npuc.targets.nvdla.loadable.firmware.lines import Derived, Firmware, ReadBack, Writes, known, lines
+from npuc.targets.nvdla.loadable.firmware.lines import Firmware, ReadBack, Writes, known, lines
 from npuc.targets.nvdla.loadable.structures import assembled
 
 CONTRACTION = lines("""
 RBK.D_MISC_CFG RUBIK_MODE=op.mode IN_PRECISION=op.precision
-RBK.D_DAIN_RAM_TYPE *=:source_ram
+RBK.D_DAIN_RAM_TYPE *=ram(surfaces.source)
 RBK.D_DATAIN_SIZE_0 DATAIN_WIDTH=surfaces.source.width-1 DATAIN_HEIGHT=surfaces.source.height-1
 RBK.D_DATAIN_SIZE_1 *=surfaces.source.channels-1
 RBK.D_DAIN_ADDR_HIGH *=high(surfaces.source)
 RBK.D_DAIN_ADDR_LOW *=low(surfaces.source)
 RBK.D_DAIN_LINE_STRIDE *=surfaces.source.line_stride
 RBK.D_DAIN_SURF_STRIDE *=surfaces.source.surface_stride
-RBK.D_DAOUT_RAM_TYPE *=:result_ram
+RBK.D_DAOUT_RAM_TYPE *=ram(surfaces.result)
 RBK.D_DATAOUT_SIZE_1 *=surfaces.result.channels-1
 RBK.D_DAOUT_ADDR_HIGH *=high(surfaces.result)
 RBK.D_DAOUT_ADDR_LOW *=low(surfaces.result)
@@ -32,26 +31,18 @@ RBK.D_DECONV_STRIDE DECONV_X_STRIDE=op.stride_x-1 DECONV_Y_STRIDE=op.stride_y-1
 ELEMENT_BYTES = (1, 2, 2)
 
 
-def _between_maps(firmware: Firmware, op: Rubik, surfaces: Surfaces) -> int:
-    lanes = firmware.atom_bytes // known(ELEMENT_BYTES, op.precision)
-    return -(-surfaces.result.channels // lanes) * surfaces.source.surface_stride
-
-
-DERIVED: Derived = {
-    "source_ram": lambda _, __, surfaces: ram(surfaces.source),
-    "result_ram": lambda _, __, surfaces: ram(surfaces.result),
-    "between_maps": _between_maps,
-    "between_rows": lambda _, op, surfaces: op.stride_y * surfaces.result.line_stride,
-}
-
-
 def rubik(firmware: Firmware, op: Rubik, surfaces: Surfaces) -> Writes:
     """The writes of an operation, without an RDMA. Raises ArtefactError (E502) for other modes, which npuc never
     uses.
     """
     if op.mode:
         raise ArtefactError("E502", f"RUBIK in mode {op.mode}", limit="0: contract")
-    yield from firmware.writes(CONTRACTION, op, surfaces, DERIVED)
+    lanes = firmware.atom_bytes // known(ELEMENT_BYTES, op.precision)
+    derived = {
+        "between_maps": -(-surfaces.result.channels // lanes) * surfaces.source.surface_stride,
+        "between_rows": op.stride_y * surfaces.result.line_stride,
+    }
+    yield from firmware.writes(CONTRACTION, op, surfaces, derived)
 
 
 def rubik_of(read: ReadBack) -> tuple[Rubik, Surfaces]:

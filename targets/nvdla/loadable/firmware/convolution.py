@@ -69,7 +69,7 @@ PIXEL_SIGN_OVERRIDE=op.pixel_override
 CDMA.D_DATAIN_SIZE_0 DATAIN_WIDTH=surfaces.source.width-1 DATAIN_HEIGHT=surfaces.source.height-1
 CDMA.D_DATAIN_SIZE_1 *=surfaces.source.channels-1
 CDMA.D_DATAIN_SIZE_EXT_0 DATAIN_WIDTH_EXT=op.csc_width-1 DATAIN_HEIGHT_EXT=op.csc_height-1
-CDMA.D_DAIN_RAM_TYPE *=:source_ram
+CDMA.D_DAIN_RAM_TYPE *=ram(surfaces.source)
 CDMA.D_DAIN_ADDR_HIGH_0 *=high(surfaces.source)
 CDMA.D_DAIN_ADDR_LOW_0 *=low(surfaces.source)
 CDMA.D_DAIN_ADDR_HIGH_1 *=:second_high
@@ -85,7 +85,7 @@ CDMA.D_FETCH_GRAIN *=op.fetch_grain-1
 CDMA.D_WEIGHT_FORMAT *=op.weight_format
 CDMA.D_WEIGHT_SIZE_0 *=op.bytes_per_kernel-1
 CDMA.D_WEIGHT_SIZE_1 *=surfaces.result.channels-1
-CDMA.D_WEIGHT_RAM_TYPE *=:weight_ram
+CDMA.D_WEIGHT_RAM_TYPE *=ram(surfaces.weight)
 CDMA.D_WEIGHT_ADDR_HIGH *=high(surfaces.weight)
 CDMA.D_WEIGHT_ADDR_LOW *=low(surfaces.weight)
 CDMA.D_WEIGHT_BYTES *=surfaces.weight.size
@@ -120,53 +120,29 @@ CDMA.D_BANK DATA_BANK=op.data_bank-1 WEIGHT_BANK=op.weight_bank-1
 )
 
 
-def ram(cube: Cube) -> int:
-    """RAM_TYPE of a cube; 1: main memory (DRAM)."""
-    return 1 - min(cube.type, 1)
-
-
-def _pixel(op: Convolution) -> int:
-    return int(op.data_format != FEATURE_FORMAT)
-
-
-def _one_pixel(surfaces: ConvolutionSurfaces) -> int:
-    return int((surfaces.result.width, surfaces.result.height) == (1, 1))
-
-
-def _second(firmware: Firmware, surfaces: ConvolutionSurfaces) -> int:
-    return firmware.at(surfaces.source) + surfaces.second_plane_offset
-
-
-def _line(firmware: Firmware, surfaces: ConvolutionSurfaces) -> int:
-    return surfaces.source.width * firmware.atom_bytes
-
-
-DERIVED: Derived = {
-    "result_address": lambda firmware, _, surfaces: firmware.at(surfaces.result),
-    "result_line": lambda _, __, surfaces: surfaces.result.line_stride,
-    "result_surface": lambda _, __, surfaces: surfaces.result.surface_stride,
-    "one_pixel": lambda _, __, surfaces: _one_pixel(surfaces),
-    "pixel": lambda _, op, __: _pixel(op),
-    "format": lambda _, op, __: op.data_format * _pixel(op) % FEATURE_FORMAT,
-    "atomics": lambda _, __, surfaces: surfaces.result.width * surfaces.result.height - 1,
-    "stride_x": lambda _, op, __: 0 if op.mode else op.window.stride_x - 1,
-    "stride_y": lambda _, op, __: 0 if op.mode else op.window.stride_y - 1,
-    "pad_left": lambda _, op, __: 0 if op.mode else op.window.pad_left,
-    "pad_top": lambda _, op, __: 0 if op.mode else op.window.pad_top,
-    "source_ram": lambda _, __, surfaces: ram(surfaces.source),
-    "weight_ram": lambda _, __, surfaces: ram(surfaces.weight),
-    "second_high": lambda firmware, _, surfaces: _second(firmware, surfaces) >> 32,
-    "second_low": lambda firmware, _, surfaces: _second(firmware, surfaces),
-    "line_packed": lambda firmware, _, surfaces: int(surfaces.source.line_stride == _line(firmware, surfaces)),
-    "surface_packed": lambda firmware, _, surfaces: int(
-        surfaces.source.surface_stride == _line(firmware, surfaces) * surfaces.source.height
-    ),
-    "mean_0": lambda _, op, __: op.means[0],
-    "mean_1": lambda _, op, __: op.means[1],
-    "mean_2": lambda _, op, __: op.means[2],
-    "mean_3": lambda _, op, __: op.means[3],
-}
-"""Winograd: CSC sees neither strides nor padding."""
+def _derived(firmware: Firmware, op: Convolution, surfaces: ConvolutionSurfaces) -> Derived:
+    """Values that no descriptor holds. Winograd: CSC sees neither strides nor padding."""
+    source, result, window = surfaces.source, surfaces.result, op.window
+    pixel, second = int(op.data_format != FEATURE_FORMAT), firmware.at(source) + surfaces.second_plane_offset
+    line = source.width * firmware.atom_bytes
+    return {
+        "result_address": firmware.at(result),
+        "result_line": result.line_stride,
+        "result_surface": result.surface_stride,
+        "one_pixel": int((result.width, result.height) == (1, 1)),
+        "pixel": pixel,
+        "format": op.data_format * pixel % FEATURE_FORMAT,
+        "atomics": result.width * result.height - 1,
+        "stride_x": 0 if op.mode else window.stride_x - 1,
+        "stride_y": 0 if op.mode else window.stride_y - 1,
+        "pad_left": 0 if op.mode else window.pad_left,
+        "pad_top": 0 if op.mode else window.pad_top,
+        "second_high": second >> 32,
+        "second_low": second,
+        "line_packed": int(source.line_stride == line),
+        "surface_packed": int(source.surface_stride == line * source.height),
+        **{f"mean_{at}": mean for at, mean in enumerate(op.means)},
+    }
 
 
 def convolution(firmware: Firmware, op: Convolution, surfaces: ConvolutionSurfaces) -> Writes:
@@ -175,7 +151,7 @@ def convolution(firmware: Firmware, op: Convolution, surfaces: ConvolutionSurfac
         raise ArtefactError("E502", "a convolution's output converter", limit="scale 1, offset 0")
     tables = [*ACCUMULATOR, *SEQUENCE, *FETCH, *(COMPRESSED if op.weight_format else ()), *MEAN]
     tables += MEANS if op.mean_format else ()
-    yield from firmware.writes(tables, op, surfaces, DERIVED)
+    yield from firmware.writes(tables, op, surfaces, _derived(firmware, op, surfaces))
     if op.in_converter.enable:
         yield from firmware.writes(CONVERTER, op, surfaces)
     else:

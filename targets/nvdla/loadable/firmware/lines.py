@@ -4,8 +4,8 @@
     CDMA.D_WEIGHT_ADDR_LOW *=low(surfaces.weight)
 
 `*` is the whole register; `-1` means that the register stores one less; `low` and `high` are the halves of a
-cube's address; `:name` is a value derived by the engine's module, which is not read back. The same lines translate
-descriptors to the firmware's writes, and registers to descriptors.
+cube's address, `ram` is its memory; `:name` is a value derived by the engine's module, which is not read back. The
+same lines translate descriptors to the firmware's writes, and registers to descriptors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def known(values: Sequence[V], number: int, what: str = "a precision or format")
     return values[number]
 
 
-HALF = re.compile(r"(low|high)\((.+)\)")
+OF_CUBE = re.compile(r"(low|high|ram)\((.+)\)")
 PLAIN = re.compile(r"([a-z_0-9.]+?)(-1)?")
 
 
@@ -47,9 +47,10 @@ class Term:
 
     field: str
     source: str
-    """A dotted name from `op` or `surfaces`, a derived value (:name), or empty for half an address."""
+    """A dotted name from `op` or `surfaces`, a derived value (:name), or empty for a cube's address or memory."""
     less: int = 0
-    half: str = ""
+    what: str = ""
+    """Of a cube: low, high or ram."""
     cube: str = ""
 
 
@@ -73,14 +74,20 @@ def lines(text: str) -> tuple[Line, ...]:
 
 
 def _term(name: str, source: str) -> Term:
-    half, plain = HALF.fullmatch(source), PLAIN.fullmatch(source)
-    if half:
-        return Term(name, "", half=half[1], cube=half[2])
+    of_cube, plain = OF_CUBE.fullmatch(source), PLAIN.fullmatch(source)
+    if of_cube:
+        return Term(name, "", what=of_cube[1], cube=of_cube[2])
     return Term(name, plain[1], less=int(bool(plain[2]))) if plain else Term(name, source)
 
 
-Derived = Mapping[str, Callable[["Firmware", Any, Any], int]]
+Derived = Mapping[str, int]
 """Values derived from the operation and its surfaces, by name."""
+NOTHING: Derived = {}
+
+
+def ram(cube: Cube) -> int:
+    """RAM_TYPE of a cube; 1: main memory (DRAM)."""
+    return 1 - min(cube.type, 1)
 
 
 @frozen
@@ -102,10 +109,10 @@ class Firmware:
         """A cube's address; 0 if it has none."""
         return 0 if cube.address == NONE else self.address(cube.address) + cube.offset
 
-    def writes(self, table: Sequence[Line], op: Any, surfaces: Any, derived: Derived | None = None) -> Writes:
+    def writes(self, table: Sequence[Line], op: Any, surfaces: Any, derived: Derived = NOTHING) -> Writes:
         """The writes of a table's lines."""
         for line in table:
-            found = {each.field: self._value(each, op, surfaces, derived or {}) for each in line.terms}
+            found = {each.field: self._value(each, op, surfaces, derived) for each in line.terms}
             if "*" in found:
                 yield line.register, found["*"] & WORD
             else:
@@ -116,10 +123,10 @@ class Firmware:
 
     def _value(self, term: Term, op: Any, surfaces: Any, derived: Derived) -> int:
         if term.source.startswith(":"):
-            return derived[term.source[1:]](self, op, surfaces)
-        if term.half:
-            address = self.at(_found(term.cube, op, surfaces))
-            return address >> 32 if term.half == "high" else address
+            return derived[term.source[1:]]
+        if term.what:
+            cube: Cube = _found(term.cube, op, surfaces)
+            return ram(cube) if term.what == "ram" else self.at(cube) >> 32 * (term.what == "high")
         return _found(term.source, op, surfaces) - term.less
 
 
@@ -145,9 +152,9 @@ class ReadBack:
         """
         for line in table:
             for term in line.terms:
-                if term.half:
+                if term.what in ("low", "high"):
                     self._half(line, term)
-                elif not term.source.startswith(":"):
+                elif not term.what and not term.source.startswith(":"):
                     self._number(line, term)
 
     def of(self, root: str) -> dict[str, int]:
@@ -157,7 +164,7 @@ class ReadBack:
     def _half(self, line: Line, term: Term) -> None:
         value = self._raw(line)
         address = self.addresses.get(term.cube, 0)
-        self.addresses[term.cube] = address | (value << 32 if term.half == "high" else value)
+        self.addresses[term.cube] = address | value << 32 * (term.what == "high")
 
     def _number(self, line: Line, term: Term) -> None:
         group = self.groups[line.block]

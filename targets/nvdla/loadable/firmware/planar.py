@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.targets.nvdla.loadable.descriptors import HARDWARE, NONE, Cdp, Lut, Pdp, Surfaces
-from npuc.targets.nvdla.loadable.firmware.convolution import ram
 from npuc.targets.nvdla.loadable.firmware.lines import Derived, Firmware, ReadBack, Writes, known, lines
 from npuc.targets.nvdla.loadable.firmware.look_up import FP16, look_up_tables
 from npuc.targets.nvdla.loadable.structures import assembled
@@ -28,7 +27,7 @@ PDP_RDMA.D_SRC_BASE_ADDR_LOW *=low(surfaces.source)
 PDP_RDMA.D_SRC_LINE_STRIDE *=surfaces.source.line_stride
 PDP_RDMA.D_SRC_SURFACE_STRIDE *=surfaces.source.surface_stride
 PDP_RDMA.D_DATA_FORMAT *=op.precision
-PDP_RDMA.D_SRC_RAM_CFG *=:source_ram
+PDP_RDMA.D_SRC_RAM_CFG *=ram(surfaces.source)
 PDP_RDMA.D_OPERATION_MODE_CFG *=op.splits-1
 PDP_RDMA.D_POOLING_KERNEL_CFG {ACROSS}
 PDP_RDMA.D_POOLING_PADDING_CFG *=op.window.pad_left
@@ -63,7 +62,7 @@ PDP.D_DST_BASE_ADDR_LOW *=low(surfaces.result)
 PDP.D_DST_BASE_ADDR_HIGH *=high(surfaces.result)
 PDP.D_DST_LINE_STRIDE *=surfaces.result.line_stride
 PDP.D_DST_SURFACE_STRIDE *=surfaces.result.surface_stride
-PDP.D_DST_RAM_CFG *=:result_ram
+PDP.D_DST_RAM_CFG *=ram(surfaces.result)
 PDP.D_DATA_FORMAT *=op.precision
 """)
 CHANNEL_FETCH = lines("""
@@ -74,7 +73,7 @@ CDP_RDMA.D_SRC_BASE_ADDR_LOW *=low(surfaces.source)
 CDP_RDMA.D_SRC_BASE_ADDR_HIGH *=high(surfaces.source)
 CDP_RDMA.D_SRC_LINE_STRIDE *=surfaces.source.line_stride
 CDP_RDMA.D_SRC_SURFACE_STRIDE *=surfaces.source.surface_stride
-CDP_RDMA.D_SRC_DMA_CFG *=:source_ram
+CDP_RDMA.D_SRC_DMA_CFG *=ram(surfaces.source)
 CDP_RDMA.D_DATA_FORMAT *=op.in_precision
 """)
 CHANNEL = lines("""
@@ -82,7 +81,7 @@ CDP.D_DST_BASE_ADDR_LOW *=low(surfaces.result)
 CDP.D_DST_BASE_ADDR_HIGH *=high(surfaces.result)
 CDP.D_DST_LINE_STRIDE *=surfaces.result.line_stride
 CDP.D_DST_SURFACE_STRIDE *=surfaces.result.surface_stride
-CDP.D_DST_DMA_CFG *=:result_ram
+CDP.D_DST_DMA_CFG *=ram(surfaces.result)
 CDP.D_DATA_FORMAT *=op.in_precision
 CDP.D_LRN_CFG *=:reach
 CDP.D_DATIN_OFFSET *=op.in_converter.offset
@@ -99,34 +98,22 @@ def _reciprocal(op: Pdp, size: int) -> int:
     return known(RECIPROCALS[op.precision == FP16], size, "a kernel")
 
 
-DERIVED: Derived = {
-    "source_ram": lambda _, __, surfaces: ram(surfaces.source),
-    "result_ram": lambda _, __, surfaces: ram(surfaces.result),
-    "off_flying": lambda _, __, surfaces: int(surfaces.source.type != HARDWARE),
-    "reciprocal_width": lambda _, op, __: _reciprocal(op, op.kernel_width),
-    "reciprocal_height": lambda _, op, __: _reciprocal(op, op.kernel_height),
-    "reach": lambda _, op, __: (op.local_size - 3) // 2,
-    "in_0": lambda _, op, __: max(op.partial_in[0] - 1, 0),
-    "in_1": lambda _, op, __: max(op.partial_in[1] - 1, 0),
-    "in_2": lambda _, op, __: max(op.partial_in[2] - 1, 0),
-    "out_0": lambda _, op, __: max(op.partial_out[0] - 1, 0),
-    "out_1": lambda _, op, __: max(op.partial_out[1] - 1, 0),
-    "out_2": lambda _, op, __: max(op.partial_out[2] - 1, 0),
-    "padding_1": lambda _, op, __: op.pad_values[0],
-    "padding_2": lambda _, op, __: op.pad_values[1],
-    "padding_3": lambda _, op, __: op.pad_values[2],
-    "padding_4": lambda _, op, __: op.pad_values[3],
-    "padding_5": lambda _, op, __: op.pad_values[4],
-    "padding_6": lambda _, op, __: op.pad_values[5],
-    "padding_7": lambda _, op, __: op.pad_values[6],
-}
+def _derived(op: Pdp, surfaces: Surfaces) -> Derived:
+    widths = (("in", op.partial_in), ("out", op.partial_out))
+    return {
+        "off_flying": int(surfaces.source.type != HARDWARE),
+        "reciprocal_width": _reciprocal(op, op.kernel_width),
+        "reciprocal_height": _reciprocal(op, op.kernel_height),
+        **{f"{side}_{at}": max(width - 1, 0) for side, found in widths for at, width in enumerate(found)},
+        **{f"padding_{at}": value for at, value in enumerate(op.pad_values, 1)},
+    }
 
 
 def pdp(firmware: Firmware, op: Pdp, surfaces: Surfaces) -> Writes:
     """The writes of PDP_RDMA, if the input is in memory, then of PDP."""
     from_memory = surfaces.source.type != HARDWARE
     tables = [*(POOLING_FETCH if from_memory else ()), *POOLING, *(POOLING_SOURCE if from_memory else ())]
-    yield from firmware.writes([*tables, *POOLING_RESULT], op, surfaces, DERIVED)
+    yield from firmware.writes([*tables, *POOLING_RESULT], op, surfaces, _derived(op, surfaces))
 
 
 def pdp_of(read: ReadBack) -> tuple[Pdp, Surfaces]:
@@ -158,10 +145,10 @@ def own_reciprocals(read: ReadBack, op: Pdp) -> tuple[int, int] | None:
 
 def cdp(firmware: Firmware, op: Cdp, surfaces: Surfaces, lut: Lut | None) -> Writes:
     """The writes of CDP_RDMA, then of CDP."""
-    yield from firmware.writes(CHANNEL_FETCH, op, surfaces, DERIVED)
+    yield from firmware.writes(CHANNEL_FETCH, op, surfaces)
     if lut is not None:
         yield from look_up_tables(firmware, "CDP", lut, floating=op.in_precision == FP16)
-    yield from firmware.writes(CHANNEL, op, surfaces, DERIVED)
+    yield from firmware.writes(CHANNEL, op, surfaces, {"reach": (op.local_size - 3) // 2})
 
 
 def cdp_of(read: ReadBack) -> tuple[Cdp, Surfaces]:

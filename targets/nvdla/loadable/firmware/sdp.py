@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.loadable.descriptors import (
-    HARDWARE,
-    NONE,
-    Converter,
-    Cube,
-    Lut,
-    Sdp,
-    SdpSurfaces,
-    SdpUnit,
-)
-from npuc.targets.nvdla.loadable.firmware.convolution import flying, ram
-from npuc.targets.nvdla.loadable.firmware.lines import WORD, Derived, Firmware, ReadBack, Writes, known, lines
+from npuc.targets.nvdla.loadable.descriptors import HARDWARE, NONE, Converter, Cube, Lut, Sdp, SdpSurfaces, SdpUnit
+from npuc.targets.nvdla.loadable.firmware.convolution import flying
+from npuc.targets.nvdla.loadable.firmware.lines import WORD, Derived, Firmware, ReadBack, Writes, known, lines, ram
 from npuc.targets.nvdla.loadable.firmware.look_up import FP16, look_up_tables
 from npuc.targets.nvdla.loadable.structures import assembled
 from npuc.targets.nvdla.model.arithmetic import signed
@@ -43,7 +34,7 @@ SDP_RDMA.D_SRC_BASE_ADDR_LOW *=low(surfaces.source)
 SDP_RDMA.D_SRC_BASE_ADDR_HIGH *=high(surfaces.source)
 SDP_RDMA.D_SRC_LINE_STRIDE *=surfaces.source.line_stride
 SDP_RDMA.D_SRC_SURFACE_STRIDE *=surfaces.source.surface_stride
-SDP_RDMA.D_SRC_DMA_CFG *=:source_ram
+SDP_RDMA.D_SRC_DMA_CFG *=ram(surfaces.source)
 """)
 MODE = (
     "SDP_RDMA.D_FEATURE_MODE_CFG FLYING_MODE=:flying WINOGRAD=op.conv_mode IN_PRECISION=op.source_precision"
@@ -63,7 +54,7 @@ SDP.D_DST_SURFACE_STRIDE *=surfaces.result.surface_stride
 """)
 OUTPUT_MODE = lines("""
 SDP.D_FEATURE_MODE_CFG FLYING_MODE=:flying OUTPUT_DST=:to_pooling WINOGRAD=op.conv_mode BATCH_NUMBER=op.batch-1
-SDP.D_DST_DMA_CFG *=:result_ram
+SDP.D_DST_DMA_CFG *=ram(surfaces.result)
 """)
 BATCHES = lines("SDP.D_DST_BATCH_STRIDE *=op.batch_stride")
 CONVERSION = lines("""
@@ -74,17 +65,12 @@ SDP.D_CVT_SHIFT *=op.out_converter.truncate
 """)
 
 
-def _processing(op: Sdp) -> int:
-    return known(known(PROCESSING, op.result_precision), op.source_precision)
-
-
-DERIVED: Derived = {
-    "flying": lambda _, __, surfaces: int(surfaces.source.type == HARDWARE),
-    "to_pooling": lambda _, __, surfaces: int(surfaces.result.type == HARDWARE),
-    "processing": lambda _, op, __: _processing(op),
-    "source_ram": lambda _, __, surfaces: ram(surfaces.source),
-    "result_ram": lambda _, __, surfaces: ram(surfaces.result),
-}
+def _derived(op: Sdp, surfaces: SdpSurfaces) -> Derived:
+    return {
+        "flying": int(surfaces.source.type == HARDWARE),
+        "to_pooling": int(surfaces.result.type == HARDWARE),
+        "processing": known(known(PROCESSING, op.result_precision), op.source_precision),
+    }
 
 
 def needs_rdma(op: Sdp, surfaces: SdpSurfaces) -> bool:
@@ -98,7 +84,8 @@ def sdp(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces, lut: Lut | None) -> 
     yield "SDP_RDMA.D_FEATURE_MODE_CFG", 0
     for _, letter, _ in UNITS:
         yield f"SDP_RDMA.D_{letter}RDMA_CFG", 0
-    yield from firmware.writes(FETCH_MODE, op, surfaces, DERIVED)
+    derived = _derived(op, surfaces)
+    yield from firmware.writes(FETCH_MODE, op, surfaces, derived)
     if needs_rdma(op, surfaces):
         yield from _rdma(firmware, op, surfaces)
     if lut is not None:
@@ -109,12 +96,12 @@ def sdp(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces, lut: Lut | None) -> 
     yield from _x(firmware, "BN", op.x2)
     yield from _y(firmware, op.y)
     batches = BATCHES if op.batch > 1 else ()
-    yield from firmware.writes([*OUTPUT_MODE, *batches, *CONVERSION], op, surfaces, DERIVED)
+    yield from firmware.writes([*OUTPUT_MODE, *batches, *CONVERSION], op, surfaces, derived)
 
 
 def _rdma(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces) -> Writes:
     in_memory = surfaces.source.type != HARDWARE
-    yield from firmware.writes([*FETCH_CUBE, *(FETCH_SOURCE if in_memory else ())], op, surfaces, DERIVED)
+    yield from firmware.writes([*FETCH_CUBE, *(FETCH_SOURCE if in_memory else ())], op, surfaces)
     cubes = (surfaces.x1, surfaces.x2, surfaces.y)
     for (name, letter, _), unit, cube in zip(UNITS, (op.x1, op.x2, op.y), cubes, strict=True):
         fetched = bool(unit.enable and unit.use and unit.mode != PER_LAYER)

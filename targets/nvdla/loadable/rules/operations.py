@@ -11,7 +11,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import schema
-from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, before, by_memory, cubes, ends
+from npuc.targets.nvdla.loadable.accesses import APART, Accesses, before, by_memory, cubes, ends
 from npuc.targets.nvdla.loadable.structures import size
 from npuc.targets.nvdla.loadable.task import Task, content
 from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, Machine
@@ -42,13 +42,8 @@ class Checked:
     def accesses(self) -> list[Accesses]:
         """The memory that every operation accesses."""
         return [
-            Accesses(
-                common.engine,
-                tuple(place for name, place in found if name != RESULT),
-                tuple(place for name, place in found if name == RESULT),
-                common.fused_parent.index == common.index - 1 and common.index > 0,
-            )
-            for common, found in zip(self.task.common, self.patterns, strict=True)
+            Accesses.of(each.engine, found, behind=each.fused_parent.index == each.index - 1 and each.index > 0)
+            for each, found in zip(self.task.common, self.patterns, strict=True)
         ]
 
 
