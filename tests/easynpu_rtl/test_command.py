@@ -22,7 +22,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import build, core, port, resources
 from tests.easynpu_rtl.rig import needed
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the default machine")]
+pytestmark = pytest.mark.slow
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 MODEL, DATA = str(MODELS / "digits.onnx"), str(MODELS / "digits_test.npz")

@@ -23,10 +23,7 @@ from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.easynpu_rtl.rig import needed
 
 pytestmark = pytest.mark.slow
-MACHINES = [
-    pytest.param("default", marks=pytest.mark.xdist_group("rtl of the default machine")),
-    pytest.param("document", marks=pytest.mark.xdist_group("rtl of the document's machine")),
-]
+MACHINES = ["default", "document"]
 """Two sets of ifmap pads, and one."""
 
 ROOT = Path(__file__).resolve().parents[2]
