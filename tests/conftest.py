@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tiers: dict[pytest.Item, int] = {}
     for item in items:
         file = item.path.relative_to(TESTS).as_posix()
-        slow = f"{file}::{item.name.partition('[')[0]}" in SLOW
+        slow = f"{file}::{item.name.partition('[')[0]}" in SLOW or item.get_closest_marker("slow") is not None
         if slow or file in FAST:
             item.add_marker("slow" if slow else "fast")
         tiers[item] = 0 if slow else 2 if file in FAST else 1
