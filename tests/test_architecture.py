@@ -64,6 +64,8 @@ def _files() -> dict[str, Path]:
 def _statements(tree: ast.AST, *, everywhere: bool) -> Iterator[ast.stmt]:
     """Statements that run: not those under TYPE_CHECKING; those of functions only with everywhere."""
     for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.expr):  # holds no statements
+            continue
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
         if isinstance(child, ast.stmt):

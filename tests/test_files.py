@@ -37,7 +37,7 @@ def locked(path: Path) -> Generator[None]:
 def test_a_writer_killed_at_any_moment_leaves_the_old_artefact_or_the_new_one_whole(
     tmp_path: Path, options: list[str]
 ) -> None:
-    command = [sys.executable, KILLS, tmp_path, "250", *options]
+    command = [sys.executable, KILLS, tmp_path, "120", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "'old'" in done.stdout and "'new'" in done.stdout and "'with leftovers'" in done.stdout

@@ -92,7 +92,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(digits: Digits, tmp_path: Pa
 
 def test_quantize_shares_what_compile_has_found(digits: Digits, tmp_path: Path) -> None:
     cache = tmp_path / "cache.npz"
-    common = ("--target", "easynpu", "--calibration", digits.calibration)
+    common = ("--target", "easynpu", "--calibration", digits.few)
     npuc("quantize", digits.model, "-o", tmp_path / "plain.onnx", *common).done()
     npuc("compile", digits.model, "-o", tmp_path / "p", *common, "--calibration-cache", cache).done()
     before = cache.read_bytes()

@@ -17,7 +17,7 @@ CONV = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
 
 
 def test_a_row_says_what_compile_reports_and_the_time_at_the_clock(digits: Digits, tmp_path: Path) -> None:
-    options = ("--calibration", digits.calibration)
+    options = ("--calibration", digits.few)
     report = npuc("compare", digits.model, "--targets", "easynpu,nvdla-small,bm1684", *options, "--json").json
     assert [row["target"] for row in report["rows"]] == ["easynpu", "nvdla-small", "bm1684"]
     # nv_small's machine has 1 GHz, BM1684 550 MHz; the EasyNPU document names no clock

@@ -38,7 +38,7 @@ def test_the_artefact_is_called_after_the_model_and_lies_in_the_working_director
     digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = npuc("compile", digits.model, "--target", "easynpu", "--calibration", digits.calibration)
+    outcome = npuc("compile", digits.model, "--target", "easynpu", "--calibration", digits.few)
     assert outcome.done().startswith("digits.npu: easynpu, machine default\n") and outcome.err == ""
     assert names(tmp_path) == ["digits.npu"]
 
@@ -110,7 +110,7 @@ def test_the_working_directory_is_not_replaced_even_with_force(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").write_text("mine")
-    compiled(digits.model, Path(), "--force", "--calibration", digits.calibration).refused("E506")
+    compiled(digits.model, Path(), "--force", "--calibration", digits.few).refused("E506")
     assert names(tmp_path) == ["mine"]
 
 
@@ -120,7 +120,7 @@ def test_an_output_that_cannot_be_written_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    outcome = compiled(digits.model, Path(output), "--calibration", digits.calibration)
+    outcome = compiled(digits.model, Path(output), "--calibration", digits.few)
     assert "cannot be written" in outcome.refused("E506")
     assert names(tmp_path) == ["file"]
 
@@ -253,7 +253,7 @@ def test_unusual_file_names_are_fine(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(digits.model.read_bytes())
-    npuc("compile", "--target", "easynpu", "--calibration", digits.calibration, "--", name).done()
+    npuc("compile", "--target", "easynpu", "--calibration", digits.few, "--", name).done()
     assert names(tmp_path) == sorted([name, f"{Path(name).stem}.npu"])
     npuc("verify", "--data", digits.few, "--", name, f"{Path(name).stem}.npu").done()
 

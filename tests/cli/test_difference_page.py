@@ -33,7 +33,7 @@ document.body.dataset.found = JSON.stringify(found);
 @pytest.fixture(scope="module")
 def page(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("difference")
-    options = ("--machine", "large", "--isa", "documented", "--calibration", digits.calibration)
+    options = ("--machine", "large", "--isa", "documented", "--calibration", digits.few)
     npuc("compile", digits.model, "--target", "easynpu", *options, "-o", folder / "large.npu").done()
     npuc("diff", digits.program, folder / "large.npu", "-o", folder / "d.html").done()
     return folder / "d.html"

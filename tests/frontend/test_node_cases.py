@@ -16,8 +16,6 @@ from npuc.frontend.importers import IMPORTERS
 from npuc.interpreter import run
 from npuc.ir import Array
 
-pytestmark = pytest.mark.xdist_group("onnx's node cases")  # onnx makes them once a process
-
 Case = tuple[str, onnx.ModelProto, list[Array], list[Array]]
 
 # Inputs after the first are side inputs of these operators even where they are floats.

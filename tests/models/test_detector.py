@@ -19,7 +19,7 @@ def _outputs(model: onnx.ModelProto, pixels: Any) -> Any:
     return np.concatenate([np.asarray(run.run(None, {"input": each[None]})[0]) for each in pixels])
 
 
-@pytest.mark.parametrize("bias", [-4.0, -9.0])
+@pytest.mark.parametrize("bias", [-6.0, -9.0])
 def test_scores_are_near_1_at_objects_and_at_the_bias_elsewhere(bias: float) -> None:
     seen = scenes(60, (1, 2))
     found = _outputs(detector.build(bias), seen.pixels)

@@ -61,7 +61,7 @@ def verified(
     model: onnx.ModelProto,
     folder: Path,
     name: str = "nvdla-small",
-    samples: int = 3,
+    samples: int = 2,
     tolerance: Tolerance | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def verified(
 def judged(
     made: tuple[Path, Path, program.Program],
     name: str = "nvdla-small",
-    samples: int = 3,
+    samples: int = 2,
     tolerance: Tolerance | None = None,
 ) -> dict[str, Any]:
     """The verification report of a program on noise, with the compile report under `compiled`.

@@ -39,7 +39,7 @@ def test_functions_between_fully_connected_layers_run_on_sdp(op: str, name: str,
 @BOTH
 def test_a_residual_addition_of_rows_is_part_of_the_fully_connected_layer(name: str, tmp_path: Path) -> None:
     nodes = [node("Gemm", "x w", "a"), node("Gemm", "a v", "b"), node("Add", "a b", "c"), node("Relu", "c", "y")]
-    report = verified(network(nodes, (1, 20), {"w": weights(20, 24), "v": weights(24, 24)}), tmp_path, name)
+    report = verified(network(nodes, (1, 20), {"w": weights(20, 24), "v": weights(24, 24)}), tmp_path, name, 3)
     expect_exact(report)
     assert [layer["op"] for layer in report["compiled"]["layers"]] == ["convolution"] * 2
 

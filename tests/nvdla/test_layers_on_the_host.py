@@ -28,7 +28,7 @@ def task(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(model: Path, task: Path) -> Program:
-    return driver.compile_model(model, SMALL, Options(mixed=True), {}, [task / "calibration.npz"])[0]
+    return driver.compile_model(model, SMALL, Options(level="0", mixed=True), {}, [task / "calibration.npz"])[0]
 
 
 def _on_host(compiled: Program) -> list[dict[str, str]]:
@@ -38,7 +38,7 @@ def _on_host(compiled: Program) -> list[dict[str, str]]:
 def test_a_network_gains_with_layers_on_the_host_and_stays_bit_exact(
     model: Path, task: Path, mixed: Program, tmp_path: Path
 ) -> None:
-    array, _ = driver.compile_model(model, SMALL, Options(), {}, [task / "calibration.npz"])
+    array, _ = driver.compile_model(model, SMALL, Options(level="0"), {}, [task / "calibration.npz"])
     samples = data.load([task / "test.npz"], driver.program_inputs(array)).first(10)
     found: dict[bool, float] = {}
     for on_host, compiled in ((False, array), (True, mixed)):

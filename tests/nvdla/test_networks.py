@@ -43,11 +43,11 @@ def test_a_trained_network_keeps_its_classes(model: str, task: str, name: str, t
     made, _ = driver.compile_model(path, target(name), Options(), {}, [calibration])
     program.save(made, tmp_path / "out")
     loaded = program.load(tmp_path / "out")
-    samples = data.load([SHARED / "tasks" / task / "test.npz"], driver.program_inputs(loaded)).first(20)
+    samples = data.load([SHARED / "tasks" / task / "test.npz"], driver.program_inputs(loaded)).first(10)
     assert samples.labels is not None
     found = driver.run_program(loaded, target(name), samples)
-    agreeing = np.argmax(next(iter(found.values())), axis=-1) == samples.labels.reshape(-1)[:20]
-    assert agreeing.sum() >= 14  # the fp32 networks themselves miss a few of these
+    agreeing = np.argmax(next(iter(found.values())), axis=-1) == samples.labels.reshape(-1)[:10]
+    assert agreeing.sum() >= 7  # the fp32 networks themselves miss a few of these
 
 
 def test_the_functional_model_needs_neither_reference_nor_graph(tmp_path: Path) -> None:
