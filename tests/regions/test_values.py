@@ -154,7 +154,8 @@ def test_a_pool_that_onnxruntime_pads_otherwise_is_refused_with_what_to_write() 
     """It leaves dilations out when it pads: 6 x 6 in place of 8 x 7."""
     model = model_of(
         """g (float[1,3,8,7] x) => (float[1,3,8,7] y) {
-        a = AveragePool <auto_pad = "SAME_LOWER", dilations = [2, 2], kernel_shape = [3, 2]> (x) y = Conv (a, w) }""",
+        a = AveragePool <auto_pad = "SAME_LOWER", dilations = [2, 2], kernel_shape = [3, 2]> (x)
+        y = Conv (a, w) }""",
         w=(3, 3, 1, 1),
     )
     model.opset_import[0].version = 19
