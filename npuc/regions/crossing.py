@@ -60,6 +60,10 @@ def _read(network: Network, names: Sequence[str]) -> set[str]:
     return {name for unit in _behind(network, names) for name in unit.reads}
 
 
+OF_SHAPES = "where the model is exported, write the padding before this tensor as pads in place of auto_pad"
+"""onnxruntime takes some automatic padding for another than ONNX defines; see `npuc/verification/padding.py`."""
+
+
 class _Arrays:
     """Values of tensors by sample, in memory or in files."""
 
@@ -79,6 +83,7 @@ class _Arrays:
         """Stores the values of a sample. Raises DataError (E402) if its shape differs."""
         for name, array in self.arrays.items():
             if values[name].shape != array.shape[1:]:
-                limit = f"{list(array.shape[1:])}"
-                raise DataError("E402", f"the host gives {list(values[name].shape)}", tensor=name, limit=limit)
+                reason = f"onnxruntime gives {list(values[name].shape)}"
+                limit = f"{list(array.shape[1:])}, as ONNX defines the operator"
+                raise DataError("E402", reason, tensor=name, limit=limit, remedy=OF_SHAPES)
             array[at] = values[name]

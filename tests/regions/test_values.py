@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import npuc
 from npuc.driver import program_inputs
-from npuc.errors import DataError
+from npuc.errors import DataError, NpucError
 from npuc.program import Port
 from npuc.regions.composite import target_of
 from npuc.storage.data import load, save, varied
@@ -148,3 +148,22 @@ def test_integers_of_dynamic_scales_that_leave_the_network_are_those_of_the_samp
     # by hand: s = (2 + 3) / 255, z = round(3 / s) = 153, y = round(x / s) + z
     assert found["y"].tolist() == [[153, 255, 0, 51, 221, 173]] and found["y"].dtype == np.uint8
     np.testing.assert_allclose(found["s"], [5 / 255], rtol=1e-6)
+
+
+def test_a_pool_that_onnxruntime_pads_otherwise_is_refused_with_what_to_write() -> None:
+    """It leaves dilations out when it pads: 6 x 6 in place of 8 x 7."""
+    model = model_of(
+        """g (float[1,3,8,7] x) => (float[1,3,8,7] y) {
+        a = AveragePool <auto_pad = "SAME_LOWER", dilations = [2, 2], kernel_shape = [3, 2]> (x)
+        y = Conv (a, w) }""",
+        w=(3, 3, 1, 1),
+    )
+    model.opset_import[0].version = 19
+    try:
+        npuc.compile(model, "easynpu", deny="AveragePool")
+    except NpucError as error:
+        (problem,) = error.problems
+        assert (problem.code, problem.tensor) == ("E402", "a")
+        assert "[1, 3, 8, 7]" in problem.limit and "auto_pad" in problem.remedy
+    else:
+        pytest.skip("this onnxruntime pads as ONNX defines")
