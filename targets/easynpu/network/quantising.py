@@ -10,6 +10,7 @@ from npuc.ir import Graph, Node
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
 from npuc.quantize.calibration.histograms import Histogram, source, uniform
+from npuc.quantize.improvement.balance import balanced
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights
@@ -96,9 +97,10 @@ def network(
         )
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, seen(host))
-        if kept:  # synthetic samples do not justify changing the model's own steps
-            return drawn(host), ()
-        return best_weights(drawn(host), recipe, samples, level)
+        start = balanced(drawn(host))
+        if kept:  # synthetic samples do not justify more changes to the model's own integers
+            return start, ()
+        return best_weights(start, recipe, samples, level)
 
     if not options.mixed:
         return best(frozenset())
