@@ -147,15 +147,19 @@ def best_variant(
 
 
 def best_weights(
-    network: Network, recipe: Recipe, samples: Samples, level: Level
+    network: Network, recipe: Recipe, samples: Samples, level: Level, balanced: Network | None = None
 ) -> tuple[Network, tuple[Trial, ...]]:
-    """A network with fixed scales and the weights and biases that suit them best, and the steps tried."""
+    """A network with fixed scales and the weights and biases that suit them best, and the steps tried.
+
+    balanced: the network with weights that need no samples: tried first, and the result where nothing is learned
+    from samples.
+    """
     judged = bool(ends(network.quantised.graph)) and teaches(samples)
     if not level.proposals or not judged:
-        return network, ()
+        return balanced or network, ()
     more = [replace(each, samples=WEIGHT_SAMPLES, below=None) for each in level.rungs if each.proposals]
     top = reduce(lambda below, each: replace(each, below=below), more)
-    return _Climb(_Maker(recipe, samples), top, None, network).improved()
+    return _Climb(_Maker(recipe, samples), top, None, network).improved(balanced)
 
 
 WEIGHT_SAMPLES = 64
@@ -261,8 +265,10 @@ class _Climb:
                 self._improve(network)
         return self.best, tuple(self.steps)
 
-    def improved(self) -> tuple[Network, tuple[Trial, ...]]:
-        """The plain network with better weights and biases, and the steps."""
+    def improved(self, other: Network | None) -> tuple[Network, tuple[Trial, ...]]:
+        """The plain network with better weights and biases, or the other one, and the steps."""
+        if other is not None:
+            self._try("weights balanced", lambda: other)
         for level in self.top.rungs:
             self._enter(level)
             self._improve(self.plain)
