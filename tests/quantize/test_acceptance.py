@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npuc.interpreter import run
-from npuc.ir import Array, Graph
+from npuc.ir import Array, Graph, Node
 from npuc.quantize.improvement import acceptance as judging
 from npuc.quantize.improvement.acceptance import Acceptance, Tail, acceptance
 from npuc.quantize.improvement.levels import LEVELS
@@ -68,6 +68,32 @@ def test_large_outputs_meet_their_own_errors_alone() -> None:
     assert tail.pairs(100) == judging.MOST_PAIRS
     wide = network((1, 4, 1024, 1024), "y", node("Neg", "x", "d"), node("Softmax", "d", "y", axis=1))
     assert Tail.of(wide, ["d"], ["y"]).pairs(32) == 1
+
+
+def test_behind_an_affine_part_samples_need_not_exchange_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sample with its own error has the noise of every sample with every error."""
+    graph = network(
+        (1, 4, 2, 2), "y",
+        node("Conv", "x w", "d"), node("Mul", "d k", "p"), node("Add", "p x", "s"),
+        node("Transpose", "s", "y", perm=(0, 2, 3, 1)),
+        w=weights(4, 4, 1, 1), k=np.arange(1, 5, dtype=np.float32).reshape(1, 4, 1, 1),
+    )  # fmt: skip
+    tail = Tail.of(graph, ["d"], ["y"])
+    assert tail.pairs(8) == 1
+    feeds = list(samples(graph, 5).feeds())
+    exact = tuple(run(graph, feed, ["d"])["d"] for feed in feeds)
+    outputs = {"y": tuple(run(graph, feed)["y"] for feed in feeds)}
+    judge = Acceptance(tuple(feeds), {"d": exact}, outputs, tail)
+    found = {"d": [each + weights(*each.shape) * (1 + index) for index, each in enumerate(exact)]}
+    own = judge.behind(tail, found)
+    monkeypatch.setattr(Tail, "pairs", lambda _tail, count: count)
+    assert own == pytest.approx(judge.behind(tail, found), rel=1e-5)
+
+
+@pytest.mark.parametrize("last", [node("Mul", "d x", "y"), node("Sigmoid", "d", "y"), node("Add", "d s", "y")])
+def test_behind_any_other_part_they_do(last: Node) -> None:
+    nodes = [node("Neg", "x", "d"), node("Mul", "d d", "s"), last]
+    assert Tail.of(network((1, 4, 2, 2), "y", *nodes), ["d"], ["y"]).pairs(8) == 8
 
 
 def test_behind_int8_the_network_s_inputs_and_constants_are_the_sample_s_own() -> None:

@@ -188,6 +188,37 @@ def test_proposals_are_tried_on_the_best_variants_alone() -> None:
     assert len(variants) > 3 and [step.name for step in steps[len(variants) :]] == 3 * proposed
 
 
+@pytest.mark.parametrize("level", ["1", "2"])
+def test_without_channels_to_equalise_no_network_is_tried_twice(level: str) -> None:
+    equal = residual()
+    single = network((1, 4, 8, 8), "y", node("Conv", "x w", "y", activation="Relu"), w=weights(8, 4, 3, 3))
+    trials = [best_network(each, RECIPE, samples(each), LEVELS[level])[1] for each in (equal, single)]
+    with_equal, without = ([step.name for step in steps] for steps in trials)
+    assert any("equalisation" in name for name in with_equal)
+    assert not any("equalisation" in name for name in without)
+    proposed = {", ".join(names) for each in LEVELS[level].rungs for names in each.proposals}
+    variants = [name for name in without if name not in proposed]
+    plain = {str(replace(each, share=None)) for each in LEVELS[level].variants if not each.split}
+    assert set(variants) >= plain
+    at_top = variants[-len(plain) :]
+    assert len(at_top) == len(set(at_top))
+    assert proposed & set(without)  # a variant that is judged alone at this level does not hide its improvement
+
+
+def test_no_node_behind_the_last_layer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npuc.quantize.improvement import lockstep
+
+    graph = residual()
+    data = samples(graph)
+    plain, _ = best_network(graph, RECIPE, data, LEVELS["0"])
+    feeds = list(data.feeds())
+    evidence = sampled(graph, weighted(plain.nodes), feeds, np.arange(len(feeds)) % 4 == 3)
+    ran, run_node = [], lockstep._run  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(lockstep, "_run", lambda *given: ran.append(given[1].op) or run_node(*given))
+    improved(graph, plain.quantised, Shifted(), evidence, [harmful], depth=100)
+    assert [each.op for each in plain.quantised.graph.nodes][len(ran) :] == ["IntConv", "DequantizeLinear"]
+
+
 def test_made_up_and_few_samples_only_give_scales() -> None:
     graph = residual()
     for data in (replace(samples(graph), synthetic=True), samples(graph, 3)):

@@ -7,7 +7,8 @@ ambiguous samples.
 
 The effect of an error on an output depends on the sample, and an ambiguous sample has only one error of its own.
 The errors of the held-out samples are therefore exchanged: every sample is also combined with the errors of its
-neighbours, and the outputs' noise is the mean over all pairs.
+neighbours, and the outputs' noise is the mean over all pairs. Behind an affine part (factors per channel, data
+movement) that mean is the noise of the own errors, which is computed instead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
+from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT
 from npuc.quantize.network.construction import Quantised
 
 MOST_PAIRS = 16
@@ -62,8 +64,16 @@ class Tail:
 
     def pairs(self, samples: int) -> int:
         """The number of samples whose errors each sample is combined with: at least its own."""
+        if all(_is_affine(self.graph, node) for node in self.graph.nodes):
+            return 1
         size = sum(self.graph.tensors[name].size for node in self.graph.nodes for name in node.outputs)
         return max(min(samples, MOST_PAIRS, MOST_ELEMENTS // max(size * samples, 1)), 1)
+
+
+def _is_affine(graph: Graph, node: Node) -> bool:
+    """Whether an error has the same effect on the node's results in every sample."""
+    scales = node.op == "Mul" and any(name in graph.constants for name in node.inputs)
+    return scales or node.op in (*ONNX_MOVEMENT, "Add")
 
 
 @frozen

@@ -19,8 +19,17 @@ from npuc.ops import build
 from npuc.quantize.calibration.histograms import Histogram, computed
 from npuc.quantize.improvement import equalisation
 from npuc.quantize.improvement.acceptance import decibels, ratio
-from npuc.quantize.improvement.levels import LEAST, Level
-from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, divided, teaches
+from npuc.quantize.improvement.levels import Level
+from npuc.quantize.improvement.search import (
+    Network,
+    Recipe,
+    Trial,
+    best_network,
+    best_variant,
+    divided,
+    drawn,
+    teaches,
+)
 from npuc.quantize.network.construction import Quantised, int8_name
 from npuc.storage.data import Samples
 
@@ -64,16 +73,12 @@ def best_bordered(
     other = bordered(graph, training) if judged else None
     if other is None:
         return best_network(graph, recipe, samples, level, method, known)
-    drawn = [
-        best_network(each, recipe, samples, LEAST, method or level.method, known)[0]
-        for each in (graph, other.graph)
-    ]
-    before, after = (_noise(graph, each.quantised, held_out[:JUDGES]) for each in drawn)
+    plain = [drawn(each, recipe, samples, method or level.method, known) for each in (graph, other.graph)]
+    before, after = _noises(graph, [each.quantised for each in plain], held_out[:JUDGES])
     kept = after < before * WORTH
     seconds = process_time() - started
     step = Trial("a scale per channel at the borders", kept, decibels(before), decibels(after), seconds)
-    chosen = drawn[kept]
-    network, steps = best_network(chosen.graph, recipe, samples, level, method, chosen.histograms)
+    network, steps = best_variant(plain[kept], recipe, samples, level, method)
     if kept:
         network = replace(network, integer=other.described(network.quantised))
     return network, (step, *steps)
@@ -128,14 +133,17 @@ def _with_products(graph: Graph, names: Sequence[str]) -> tuple[Graph, frozenset
     return made, frozenset((*taken, *given))
 
 
-def _noise(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> float:
-    """Squared error over squared signal, the mean over the outputs in float."""
+def _noises(graph: Graph, networks: Sequence[Quantised], feeds: Sequence[Mapping[str, Array]]) -> list[float]:
+    """Squared error over squared signal of each integer network, the mean over the outputs in float."""
     from npuc.export_onnx import onnx_bytes
     from npuc.reference import session
 
     names = [name for name in graph.outputs if graph.tensors[name].dtype == "float32"]
-    run = session(onnx_bytes(quantised.graph, names))
     exact = [[values[name].copy() for name in names] for values in computed(graph, feeds, names)]  # views
-    found = [run.run(names, dict(feed)) for feed in feeds]
-    columns = zip(zip(*exact, strict=True), zip(*found, strict=True), strict=True)
-    return float(np.mean([ratio(*each) for each in columns]))
+    noises: list[float] = []
+    for network in networks:
+        run = session(onnx_bytes(network.graph, names))
+        found = [run.run(names, dict(feed)) for feed in feeds]
+        columns = zip(zip(*exact, strict=True), zip(*found, strict=True), strict=True)
+        noises.append(float(np.mean([ratio(*each) for each in columns])))
+    return noises

@@ -48,12 +48,16 @@ def improved(
     constants = dict(integer.constants)
     values = {name: np.stack([feed[name] for feed in sampled.feeds]) for name in integer.inputs}
     last = {name: position for position, node in enumerate(integer.nodes) for name in node.inputs}
+    found = {node: layers.layer(quantised, node) for node in integer.nodes}
+    judged = {node: each for node, each in found.items() if each and each.source in sampled.witnesses}
     for position, node in enumerate(integer.nodes):
-        found = layers.layer(quantised, node)
-        if found is not None and found.source in sampled.witnesses:
+        if node in judged:
             allowed = [each for each in proposals if each is not rounded_in_turn or _depth(integer, node) <= depth]
-            layer = _layer(graph, quantised, sampled, node, found, values[node.inputs[0]])
-            constants.update(layers.constants(quantised, node, _improved(layer, found.weights, allowed)))
+            layer = _layer(graph, quantised, sampled, node, judged[node], values[node.inputs[0]])
+            weights = _improved(layer, judged.pop(node).weights, allowed)
+            constants.update(layers.constants(quantised, node, weights))
+        if not judged:  # no layer reads what follows
+            break
         values.update(_run(integer, node, constants, values))
         for name in set(node.inputs) & values.keys():
             if last[name] == position:

@@ -5,7 +5,7 @@ Every step makes another network, which is kept only if it has less noise on hel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, reduce
 from hashlib import blake2b
@@ -123,25 +123,43 @@ def best_network(
     method: of calibration, instead of the level's. known: the histograms of the graph's tensors, if found before.
     Synthetic samples only determine scales: nothing else is learned from them.
     """
-    maker = _Maker(recipe, samples)
-    plain = maker.drawn(graph, method or level.method, known=known)
+    return best_variant(
+        drawn(graph, recipe, samples, method or level.method, known), recipe, samples, level, method
+    )
+
+
+def drawn(
+    graph: Graph, recipe: Recipe, samples: Samples, method: str, known: Mapping[str, Histogram] | None = None
+) -> Network:
+    """The integer network of a float graph with scales by this method of calibration, and nothing else."""
+    return _Maker(recipe, samples).drawn(graph, method, known=known)
+
+
+def best_variant(
+    plain: Network, recipe: Recipe, samples: Samples, level: Level, method: str | None = None
+) -> tuple[Network, tuple[Trial, ...]]:
+    """`best_network` of the float graph of a network that is already drawn by the level's method."""
     judged = bool(ends(plain.quantised.graph)) and teaches(samples)
     if not level.variants or not judged:
         return plain, ()
-    network, steps = _Climb(maker, level, method, plain).climbed()
+    network, steps = _Climb(_Maker(recipe, samples), level, method, plain).climbed()
     return replace(network, integer=_under_old_names(network.quantised)), steps
 
 
 def best_weights(
-    network: Network, recipe: Recipe, samples: Samples, level: Level
+    network: Network, recipe: Recipe, samples: Samples, level: Level, balanced: Network | None = None
 ) -> tuple[Network, tuple[Trial, ...]]:
-    """A network with fixed scales and the weights and biases that suit them best, and the steps tried."""
+    """A network with fixed scales and the weights and biases that suit them best, and the steps tried.
+
+    balanced: the network with weights that need no samples: tried first, and the result where nothing is learned
+    from samples.
+    """
     judged = bool(ends(network.quantised.graph)) and teaches(samples)
     if not level.proposals or not judged:
-        return network, ()
+        return balanced or network, ()
     more = [replace(each, samples=WEIGHT_SAMPLES, below=None) for each in level.rungs if each.proposals]
     top = reduce(lambda below, each: replace(each, below=below), more)
-    return _Climb(_Maker(recipe, samples), top, None, network).improved()
+    return _Climb(_Maker(recipe, samples), top, None, network).improved(balanced)
 
 
 WEIGHT_SAMPLES = 64
@@ -240,15 +258,17 @@ class _Climb:
                 self._try(level.method, lambda level=level: self._plain(level.method))
             made = [
                 (each.alone, self._try(str(each), lambda each=each: self._variant(each)))
-                for each in level.variants
+                for each in self._variants()
             ]
             found = [each for alone, each in made if each is not None and not alone]
             for network, _ in sorted(found, key=lambda each: each[1])[: level.improved]:
                 self._improve(network)
         return self.best, tuple(self.steps)
 
-    def improved(self) -> tuple[Network, tuple[Trial, ...]]:
-        """The plain network with better weights and biases, and the steps."""
+    def improved(self, other: Network | None) -> tuple[Network, tuple[Trial, ...]]:
+        """The plain network with better weights and biases, or the other one, and the steps."""
+        if other is not None:
+            self._try("weights balanced", lambda: other)
         for level in self.top.rungs:
             self._enter(level)
             self._improve(self.plain)
@@ -257,6 +277,19 @@ class _Climb:
     def _enter(self, level: Level) -> None:
         self.level = level
         self.training = self.learned[: level.samples]
+
+    def _variants(self) -> Collection[Variant]:
+        """The level's variants. Without channels to equalise, of those that differ only in that the last one."""
+        if self._groups(self.plain.graph):
+            return self.level.variants
+        plain = [replace(each, share=None) for each in self.level.variants]
+        return {replace(each, alone=False): each for each in plain}.values()
+
+    def _groups(self, graph: Graph) -> tuple[equalisation.Group, ...]:
+        """What can be equalised without a change of the tensors by which networks are judged."""
+        return tuple(
+            each for each in equalisation.groups(graph) if not self.acceptance.exact.keys() & set(each.tensors)
+        )
 
     def _method(self, of_level: str) -> str:
         """The requested calibration method, otherwise the level's."""
@@ -320,8 +353,7 @@ class _Climb:
 
     def _equalised(self, graph: Graph, method: str, share: float | None) -> Network:
         """The network of this graph by another method, equalised if there is anything to equalise."""
-        found = equalisation.groups(graph) if share is not None else ()
-        groups = tuple(each for each in found if not self.acceptance.exact.keys() & set(each.tensors))
+        groups = self._groups(graph) if share is not None else ()
         known = self.plain.histograms if graph is self.plain.graph else None
         if not groups:
             same = graph is self.plain.graph and method == self._method(self.top.method)

@@ -28,8 +28,10 @@ def least_cost(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
     cost: equally many for every name. bounds: satisfied if all numbers are equal. If names have more neighbours
     than a table allows, the search covers numbers near the last result and repeats until nothing changes.
     """
-    order, width = _order(cost, bounds)
     chosen, before = _allowed(cost, bounds), None
+    if not bounds:
+        return chosen
+    order, width = _order(cost, bounds)
     reach = int(LARGEST_TABLE ** (1 / width) - 1) // 2
     while chosen != before:
         before = chosen

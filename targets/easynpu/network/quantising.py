@@ -10,6 +10,7 @@ from npuc.ir import Graph, Node
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
 from npuc.quantize.calibration.histograms import Histogram, source, uniform
+from npuc.quantize.improvement.balance import balanced
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights
@@ -43,7 +44,7 @@ def network(
 ) -> tuple[Network, tuple[Trial, ...]]:
     """The integer network, and the trials that were made to improve it.
 
-    A model with scales of its own keeps them; real samples improve how its weights fit them. Documented
+    A model with scales of its own keeps them; its weights are balanced, or improved on real samples. Documented
     instructions have no words for the padding of maps with a zero point.
     """
     level, documented = LEVELS[options.level], options.flag(ISA) == DOCUMENTED
@@ -72,7 +73,6 @@ def network(
     if documented:  # the document adds and pools at equal scales: only the ranges of the model's steps are used
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors}, {}
-    kept = samples.synthetic and not free_scales
 
     power_of_two = machine.scales == POWER_OF_TWO
     make = quantiser(best_table, power_of_two=power_of_two)
@@ -96,9 +96,8 @@ def network(
         )
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, seen(host))
-        if kept:  # synthetic samples do not justify changing the model's own steps
-            return drawn(host), ()
-        return best_weights(drawn(host), recipe, samples, level)
+        plain = drawn(host)
+        return best_weights(plain, recipe, samples, level, balanced(plain))
 
     if not options.mixed:
         return best(frozenset())
