@@ -89,11 +89,12 @@ def _layer(
     x_scale, y_scale = quantised.scales[node.inputs[0]], found.scale
     w = graph.constants[source.inputs[1]]
     x_zero = quantised.zeros.get(node.inputs[0], 0)
-    maps = x[:, 0].astype(np.int16) - x_zero  # the witness is of the first image of a batch, too
+    maps = x[:, 0]  # the witness is of the first image of a batch, too
+    taps = taps_under(maps, node, w.shape, witness.places, GROUP(node), x_zero)
     return JudgedLayer(
         exact=w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale),
         bias=float_bias(graph, source).astype(np.float64) / y_scale,
-        found=taps_under(maps, node, w.shape, witness.places, GROUP(node)).astype(np.float32),
+        found=taps.astype(np.float32) - np.float32(x_zero),
         results=witness.results / np.float32(y_scale),
         mean=witness.mean / x_scale,
         sample=witness.places.sample,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -44,15 +45,24 @@ class JudgedLayer:
     largest: float
     limited: bool
 
+    @cached_property
+    def learned(self) -> Array:
+        """The integer network's inputs under the windows to learn from."""
+        return self.found[self.training]
+
+    @cached_property
+    def held_out(self) -> Array:
+        """The same under the windows that are held out."""
+        return self.found[~self.training]
+
     def error(self, weights: LayerWeights) -> float:
         """The squared error of the int8 results under the windows that are held out."""
-        held = ~self.training
         power = weights.power.astype(np.float32)
         bias = (weights.bias + self.x_zero * weights.total).astype(np.float32)
-        acc = sums(self.found[held], weights.w.reshape(len(weights.w), -1)) + bias
+        acc = sums(self.held_out, weights.w.reshape(len(weights.w), -1)) + bias
         found = np.clip(np.floor(acc / power + np.float32(0.5)), self.lowest, self.largest) - self.y_zero
         lowest = max(self.lowest - self.y_zero, 0) if self.limited else self.lowest - self.y_zero
-        exact = np.clip(self.results[held], lowest, self.largest - self.y_zero)
+        exact = np.clip(self.results[~self.training], lowest, self.largest - self.y_zero)
         return float(np.square(found - exact).sum())
 
     def with_bias(self, weights: LayerWeights, bias: Array) -> LayerWeights:
@@ -78,11 +88,11 @@ def bias_by_results(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     Windows of one sample are similar, so the per-sample means count as the observations. A mean difference m with
     standard error e is shrunk by max(0, 1 - e^2 / m^2), the positive part of James and Stein's rule.
     """
-    learned = layer.training
-    found = sums(layer.found[learned], weights.w.reshape(len(weights.w), -1)) / weights.power
-    sample = layer.sample[learned]
-    missing = (layer.results[learned] - layer.bias) - found
-    means = np.stack([missing[sample == each].mean(axis=0) for each in np.unique(sample)]).astype(np.float64)
+    found = sums(layer.learned, weights.w.reshape(len(weights.w), -1)) / weights.power
+    sample = layer.sample[layer.training]
+    missing = (layer.results[layer.training] - layer.bias) - found
+    observed = [missing[sample == each].mean(axis=0) for each in sorted({*sample.tolist()})]
+    means = np.stack(observed).astype(np.float64)
     mean = means.mean(axis=0)
     variance = means.var(axis=0, ddof=1) / len(means) if len(means) > 1 else np.full(len(mean), np.inf)
     shrunk = np.maximum(1 - variance / np.maximum(mean**2, 1e-30), 0)
@@ -102,7 +112,7 @@ def solved(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     Quantization for Generative Pre-trained Transformers", 2022.
     """
     groups, depth = layer.found.shape[1:]
-    x = layer.found[layer.training].transpose(1, 0, 2).astype(np.float64, order="C")
+    x = layer.learned.transpose(1, 0, 2).astype(np.float64, order="C")
     x -= x.mean(axis=1, keepdims=True)
     hessian = x.transpose(0, 2, 1) @ x
     wanted = layer.exact.reshape(groups, -1, depth) * weights.power.reshape(groups, -1, 1)
