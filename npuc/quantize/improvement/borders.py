@@ -130,11 +130,11 @@ def _with_products(graph: Graph, names: Sequence[str]) -> tuple[Graph, frozenset
 
 def _noise(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> float:
     """Squared error over squared signal, the mean over the outputs in float."""
-    from npuc.export_onnx import onnx_bytes
+    from npuc.export_onnx import to_onnx
     from npuc.reference import session
 
     names = [name for name in graph.outputs if graph.tensors[name].dtype == "float32"]
-    run = session(onnx_bytes(quantised.graph, names))
+    run = session(to_onnx(quantised.graph, names))
     exact = [[values[name].copy() for name in names] for values in computed(graph, feeds, names)]  # views
     found = [run.run(names, dict(feed)) for feed in feeds]
     columns = zip(zip(*exact, strict=True), zip(*found, strict=True), strict=True)

@@ -111,13 +111,13 @@ def _run(
     integer: Graph, node: Node, constants: Mapping[str, Array], values: Mapping[str, Array]
 ) -> dict[str, Array]:
     """The node's outputs for all samples, computed by onnxruntime."""
-    from npuc.export_onnx import onnx_bytes
+    from npuc.export_onnx import to_onnx
     from npuc.reference import session
 
     data = dict.fromkeys(_data(node, constants))
     types = {name: integer.tensors[name] for name in data}
     held = {name: constants[name] for name in node.inputs if name in constants}
-    run = session(onnx_bytes(build_graph("layer", [node], types, node.outputs, held, integer.operators)))
+    run = session(to_onnx(build_graph("layer", [node], types, node.outputs, held, integer.operators)))
     count = len(next(iter(values.values())))
     found = [run.run(None, {name: values[name][index, ...] for name in data}) for index in range(count)]
     return {name: np.stack(column) for name, column in zip(node.outputs, zip(*found, strict=True), strict=True)}
