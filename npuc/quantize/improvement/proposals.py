@@ -141,11 +141,12 @@ def _in_order(wanted: Array, hessian: Array) -> Array:
     left, rounded, errors = wanted.copy(), np.empty_like(wanted), np.empty_like(wanted)
     for start in range(0, depth, BLOCK):
         end = min(start + BLOCK, depth)
-        for column in range(start, end):
-            rounded[..., column] = np.clip(np.rint(left[..., column]), -128, 127)
-            error = (left[..., column] - rounded[..., column]) / spread[:, None, column, column]
-            errors[..., column] = error
-            left[..., column + 1 : end] -= error[..., None] * spread[:, None, column, column + 1 : end]
+        columns = np.moveaxis(left[..., start:end], -1, 0).copy()  # (columns, groups, Co): each is contiguous
+        factors = np.moveaxis(spread[:, start:end, start:end], 0, -1)[..., None].copy()
+        for at, column in enumerate(columns):
+            rounded[..., start + at] = whole = np.minimum(np.maximum(np.rint(column), -128), 127)
+            errors[..., start + at] = error = (column - whole) / factors[at, at]
+            columns[at + 1 :] -= error * factors[at, at + 1 :]
         left[..., end:] -= errors[..., start:end] @ spread[:, start:end, end:]
     return rounded
 
