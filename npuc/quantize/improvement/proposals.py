@@ -132,8 +132,8 @@ DAMPING = 0.01
 def _in_order(wanted: Array, hessian: Array) -> Array:
     """int8 weights (groups, Co, K) for the Hessians (groups, K, K), column after column.
 
-    Columns after a block are corrected for all its errors at once. The factor R of the inverse Hessian R^T R is the
-    inverse of the upper triangular factor U of the Hessian U U^T.
+    Columns after a block are corrected for all its errors at once. The factor R of the inverse Hessian, R^T R, is
+    the inverse of the Hessian's upper triangular factor U, U U^T.
     """
     depth = hessian.shape[-1]
     damping = DAMPING * np.trace(hessian, axis1=1, axis2=2) / depth + 1e-6
