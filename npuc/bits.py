@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 from npuc.errors import EncodingError
@@ -41,17 +41,17 @@ class Bits:
     names: Names = ()
     """Names of values in the documentation."""
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Number of bits."""
         return self.high - self.low + 1
 
-    @property
+    @cached_property
     def least(self) -> int:
         """The smallest value."""
         return 1 if self.minus_one else 0
 
-    @property
+    @cached_property
     def most(self) -> int:
         """The largest value."""
         return (1 << self.width) - 1 + self.least

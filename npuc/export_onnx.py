@@ -162,13 +162,8 @@ def to_onnx(
     return model
 
 
-def onnx_bytes(graph: Graph, outputs: Sequence[str] | None = None) -> bytes:
-    """The same as a file's content."""
-    return to_onnx(graph, outputs).SerializeToString(deterministic=True)
-
-
 def onnx_content(graph: Graph, outputs: Sequence[str] | None = None) -> Content:
-    """The same bytes, as pieces if the graph has heavy constants, which are not copied."""
+    """The same as a file's content, in pieces if the graph has heavy constants, which are not copied."""
     weights: dict[str, Array] = {}
     model = to_onnx(graph, outputs, weights)
     return together(model, weights) if weights else model.SerializeToString(deterministic=True)

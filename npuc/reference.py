@@ -78,15 +78,19 @@ def session(
     given = _given(model, mapped)
     if mapped:
         trim()  # a session maps its weights itself
-    opened = partial(_tried, given, mapped, few_runs=few_runs, precise=precise)
+    products = isinstance(model, bytes | Path) or has_integer_products(model)  # the former are searched
+    del model  # it takes as much memory as its bytes
+    opened = partial(_tried, given, mapped, few_runs=few_runs, precise=precise, products=products)
     found = foreign_session(opened) if confined else opened()
     if mapped:
         trim()  # temporary data of the opening
     return found
 
 
-def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool) -> Any:
-    exact = _exact(given, weights) if precise else given
+def _tried(
+    given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool, products: bool
+) -> Any:
+    exact = _exact(given, weights) if precise and products else given
     try:
         return _opened(exact, weights, few_runs=few_runs, precise=precise)
     except Exception:  # onnxruntime raises many unrelated types

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from npuc.errors import ModelError, NpucError, UnsupportedOperator
-from npuc.export_onnx import onnx_bytes
+from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType, type_of
 from npuc.ops import OPS, build, with_operators
@@ -36,7 +36,7 @@ def test_onnxruntime_computes_the_same_of_what_is_exported(name: str) -> None:
     legal = example(name)
     graph = legal.graph()
     feeds = {key: legal.values[key] for key in graph.inputs}
-    expected = session(onnx_bytes(graph)).run(list(graph.outputs), feeds)
+    expected = session(to_onnx(graph)).run(list(graph.outputs), feeds)
     for key, value in zip(graph.outputs, expected, strict=True):
         found = run(graph, feeds)[key]
         assert type_of(np.asarray(value)) == type_of(found)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from npuc.errors import NpucError
-from npuc.export_onnx import onnx_bytes
+from npuc.export_onnx import to_onnx
 from npuc.ir import Array, Node, TensorType
 from npuc.models import MODELS
 from npuc.ops import build
@@ -156,7 +156,7 @@ def test_onnx_adds_the_products_of_16_bits_exactly(channels: int) -> None:
         {"w": w},
         OPERATORS,
     )
-    found = session(onnx_bytes(graph, ["y"])).run(["y"], {"x": x})[0].ravel().tolist()
+    found = session(to_onnx(graph, ["y"])).run(["y"], {"x": x})[0].ravel().tolist()
 
     def rounded(value: int, shift: int) -> int:
         half = (abs(value) + (1 << (shift - 1))) >> shift

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.export_onnx import onnx_bytes
+from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
@@ -61,7 +61,7 @@ def test_a_table_gives_its_entry_for_every_int8() -> None:
 
 
 def _agrees(graph: Graph, feeds: dict[str, Array]) -> None:
-    model = session(onnx_bytes(graph, graph.outputs))
+    model = session(to_onnx(graph, graph.outputs))
     np.testing.assert_array_equal(model.run(["y"], feeds)[0], run(graph, feeds)["y"])
 
 

@@ -13,7 +13,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.quantize.calibration.clipping import METHODS, range_limit
 from npuc.quantize.calibration.histograms import EMPTY, histograms
 from npuc.quantize.improvement import proposals
-from npuc.quantize.improvement.acceptance import acceptance, ends
+from npuc.quantize.improvement.acceptance import Acceptance, acceptance, ends
 from npuc.quantize.improvement.equalisation import equalised, groups, sizes
 from npuc.quantize.improvement.evidence import Places, sampled, sums, taps_under
 from npuc.quantize.improvement.levels import LEVELS, Level
@@ -21,6 +21,7 @@ from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.proposals import JudgedLayer
 from npuc.quantize.improvement.search import Network, Recipe, best_network, divided
 from npuc.quantize.network.build import quantiser
+from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import LayerWeights, Shifted
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
 from npuc.quantize.scales.offsets import offset_inputs, offset_results
@@ -269,6 +270,33 @@ def test_what_windows_see_gives_the_convolution_s_results() -> None:
     found = sums(taps_under(x, graph.nodes[0], w.shape, places, 2), w.reshape(6, -1))
     assert len(found) == 3 * 4 * 8  # every window once
     assert np.allclose(found, expected[places.sample, :, places.row, places.column], atol=1e-5)
+
+
+def test_windows_beyond_the_map_read_the_value_of_padding() -> None:
+    attrs = {"group": 2, "strides": (1, 2), "dilations": (2, 1), "pads": (2, 1, 1, 3)}
+    graph = network((1, 4, 7, 9), "y", node("Conv", "x w", "y", **attrs), w=weights(6, 2, 3, 3))
+    x = RANDOM.integers(-128, 128, (2, 4, 7, 9)).astype(np.int8)
+    padded = np.pad(x, [(0, 0), (0, 0), (2, 1), (1, 3)], constant_values=-7)
+    places = Places.chosen(2, graph.shape("y")[2:], 18, seed=0)
+    found = taps_under(x, graph.nodes[0], (6, 2, 3, 3), places, 2, fill=-7)
+    for window, (sample, row, column) in enumerate(zip(places.sample, places.row, places.column, strict=True)):
+        inputs = padded[sample, :, row : row + 5 : 2, 2 * column : 2 * column + 3]
+        assert np.array_equal(found[window], inputs.reshape(2, 18))
+
+
+def test_no_network_is_judged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Quantised] = []
+    noise = Acceptance.noise
+
+    def counted(self: Acceptance, quantised: Quantised) -> float:
+        judged.append(quantised)
+        return noise(self, quantised)
+
+    monkeypatch.setattr(Acceptance, "noise", counted)
+    graph = residual()
+    _, steps = best_network(graph, replace(RECIPE, zero_points=None), samples(graph), LEVELS["1"])
+    assert len({id(each) for each in judged}) == len(judged)
+    assert next(each for each in steps if each.name == "mse, offsets").before_db is not None
 
 
 def test_networks_are_judged_where_int8_ends_for_good() -> None:

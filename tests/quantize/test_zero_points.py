@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.export_onnx import onnx_bytes
+from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Node, TensorType
 from npuc.ops import build
@@ -90,5 +90,5 @@ def _assert_exported(
     feeds = {name: random.integers(-128, 128, shape).astype(np.int8) for name, shape in shapes.items()}
     types = {name: TensorType(shape, "int8") for name, shape in shapes.items()}
     graph = build("test", [made], types, ["y"], constants)
-    model = onnx.load_model_from_string(onnx_bytes(graph, ["y"]))
+    model = to_onnx(graph, ["y"])
     np.testing.assert_array_equal(reference(model, feeds)["y"], run(graph, feeds)["y"])

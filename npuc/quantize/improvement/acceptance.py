@@ -91,11 +91,11 @@ class Acceptance:
         The mean over the tensors where int8 ends; with outputs after them, the mean of that and the mean over
         those outputs.
         """
-        from npuc.export_onnx import onnx_bytes
+        from npuc.export_onnx import to_onnx
         from npuc.reference import session
 
         names = list(self.exact)
-        run = session(onnx_bytes(quantised.graph, names))
+        run = session(to_onnx(quantised.graph, names))
         columns = zip(*(run.run(names, dict(feed)) for feed in self.feeds), strict=True)
         found = dict(zip(names, columns, strict=True))
         inner = float(np.mean([ratio(self.exact[name], found[name]) for name in names]))

@@ -135,14 +135,14 @@ def _with_products(graph: Graph, names: Sequence[str]) -> tuple[Graph, frozenset
 
 def _noises(graph: Graph, networks: Sequence[Quantised], feeds: Sequence[Mapping[str, Array]]) -> list[float]:
     """Squared error over squared signal of each integer network, the mean over the outputs in float."""
-    from npuc.export_onnx import onnx_bytes
+    from npuc.export_onnx import to_onnx
     from npuc.reference import session
 
     names = [name for name in graph.outputs if graph.tensors[name].dtype == "float32"]
     exact = [[values[name].copy() for name in names] for values in computed(graph, feeds, names)]  # views
     noises: list[float] = []
     for network in networks:
-        run = session(onnx_bytes(network.graph, names))
+        run = session(to_onnx(network.graph, names))
         found = [run.run(names, dict(feed)) for feed in feeds]
         columns = zip(zip(*exact, strict=True), zip(*found, strict=True), strict=True)
         noises.append(float(np.mean([ratio(*each) for each in columns])))

@@ -18,6 +18,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.arithmetic.steadiness import octaves
+from npuc.quantize.calibration.histograms import computed
 from npuc.quantize.network.renaming import renamed
 from npuc.quantize.scales.assignment import components
 
@@ -131,15 +132,9 @@ def _closed(node: Node) -> bool:
 
 def sizes(graph: Graph, found: Sequence[Group], feeds: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """The largest magnitude of every channel of each group's tensors over the samples: tensor -> (C,)."""
-    from npuc.reference import graph_session
-
-    names = [name for group in found for name in group.tensors]
-    if not names:
-        return {}
-    run = graph_session(graph, names)
-    largest = {name: np.zeros(graph.shape(name)[1]) for name in names}
-    for feed in feeds:
-        for name, value in zip(names, run.run(names, dict(feed)), strict=True):
+    largest = {name: np.zeros(graph.shape(name)[1]) for group in found for name in group.tensors}
+    for values in computed(graph, feeds, tuple(largest)):
+        for name, value in values.items():
             largest[name] = np.maximum(largest[name], np.abs(value).max(axis=(0, 2, 3)))
     return largest
 

@@ -15,6 +15,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
+from npuc.quantize.calibration.histograms import computed
 
 MOST_WINDOWS = 2048
 MOST_TAPS = 1 << 21
@@ -45,24 +46,26 @@ class Places:
         return cls(np.repeat(np.arange(samples), count), flat // width, flat % width)
 
 
-def taps_under(x: Array, node: Node, kernel: tuple[int, ...], places: Places, groups: int) -> Array:
+def taps_under(x: Array, node: Node, kernel: tuple[int, ...], places: Places, groups: int, fill: int = 0) -> Array:
     """The inputs under the windows: (windows, groups, channels of a group * taps), in the weights' order.
 
-    x: (samples, C, H, W); kernel: the shape of the weights.
+    x: (samples, C, H, W); kernel: the shape of the weights; fill: the value of padding.
     """
-    window = window_of(node, kernel[2:])
-    padded = window.padded(x, 0, window.extents(node, x.shape[2:]))
-    found = [
-        padded[
-            places.sample,
-            :,
-            places.row * window.strides[0] + row * window.dilations[0],
-            places.column * window.strides[1] + column * window.dilations[1],
-        ]
-        for row in range(window.kernel[0])
-        for column in range(window.kernel[1])
-    ]
-    return np.stack(found, axis=-1).reshape(len(places.sample), groups, -1)
+    window, (height, width) = window_of(node, kernel[2:]), x.shape[2:]
+    row, column = (
+        index[:, None] * stride - begin + dilation * taps
+        for index, stride, begin, dilation, taps in zip(
+            (places.row, places.column),
+            window.strides,
+            window.begins,
+            window.dilations,
+            np.indices(window.kernel).reshape(2, -1),
+            strict=True,
+        )
+    )
+    found = x[places.sample[:, None], :, row.clip(0, height - 1), column.clip(0, width - 1)]
+    found[(row < 0) | (row >= height) | (column < 0) | (column >= width)] = fill
+    return found.transpose(0, 2, 1).reshape(len(found), groups, -1)
 
 
 def sums(taps: Array, w: Array) -> Array:
@@ -103,19 +106,14 @@ def sampled(graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Ar
 
     held_out: (samples,) bool, the samples that are not learned from.
     """
-    from npuc.reference import graph_session
-
     places = {node.output: _places(graph, node, len(feeds)) for node in nodes}
-    read = [name for name in dict.fromkeys(node.inputs[0] for node in nodes) if name not in graph.inputs]
-    run = graph_session(graph, read) if read else None
+    read = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
     results: dict[str, list[Array]] = {node.output: [] for node in nodes}
     seen: dict[str, list[Array]] = {node.output: [] for node in nodes}
-    for index, feed in enumerate(feeds):
-        values = dict(zip(read, run.run(read, dict(feed)), strict=True)) if run else {}
+    for index, values in enumerate(computed(graph, feeds, read)):
         for node in nodes:
             w = graph.constants[node.inputs[1]]
-            x = np.asarray(values.get(node.inputs[0], feed.get(node.inputs[0])))
-            taps = taps_under(x, node, w.shape, places[node.output].of(index), GROUP(node))
+            taps = taps_under(values[node.inputs[0]], node, w.shape, places[node.output].of(index), GROUP(node))
             results[node.output].append(sums(taps, w.reshape(len(w), -1)) + float_bias(graph, node))
             if not held_out[index]:
                 seen[node.output].append(taps.mean(axis=0))

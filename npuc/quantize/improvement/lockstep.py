@@ -93,11 +93,12 @@ def _layer(
     x_scale, y_scale = quantised.scales[node.inputs[0]], found.scale
     w = graph.constants[source.inputs[1]]
     x_zero = quantised.zeros.get(node.inputs[0], 0)
-    maps = x[:, 0].astype(np.int16) - x_zero  # the witness is of the first image of a batch, too
+    maps = x[:, 0]  # the witness is of the first image of a batch, too
+    taps = taps_under(maps, node, w.shape, witness.places, GROUP(node), x_zero)
     return JudgedLayer(
         exact=w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale),
         bias=float_bias(graph, source).astype(np.float64) / y_scale,
-        found=taps_under(maps, node, w.shape, witness.places, GROUP(node)).astype(np.float32),
+        found=taps.astype(np.float32) - np.float32(x_zero),
         results=witness.results / np.float32(y_scale),
         mean=witness.mean / x_scale,
         sample=witness.places.sample,
@@ -114,13 +115,13 @@ def _run(
     integer: Graph, node: Node, constants: Mapping[str, Array], values: Mapping[str, Array]
 ) -> dict[str, Array]:
     """The node's outputs for all samples, computed by onnxruntime."""
-    from npuc.export_onnx import onnx_bytes
+    from npuc.export_onnx import to_onnx
     from npuc.reference import session
 
     data = dict.fromkeys(_data(node, constants))
     types = {name: integer.tensors[name] for name in data}
     held = {name: constants[name] for name in node.inputs if name in constants}
-    run = session(onnx_bytes(build_graph("layer", [node], types, node.outputs, held, integer.operators)))
+    run = session(to_onnx(build_graph("layer", [node], types, node.outputs, held, integer.operators)))
     count = len(next(iter(values.values())))
     found = [run.run(None, {name: values[name][index, ...] for name in data}) for index in range(count)]
     return {name: np.stack(column) for name, column in zip(node.outputs, zip(*found, strict=True), strict=True)}

@@ -156,14 +156,14 @@ def _noises(
     graph: Graph, plain: Quantised, wanted: Collection[str], feeds: Sequence[Mapping[str, Array]]
 ) -> dict[str, float]:
     """Squared error over squared signal of float tensors that have an integer form."""
-    from npuc.export_onnx import onnx_bytes
+    from npuc.export_onnx import to_onnx
     from npuc.reference import graph_session, session
 
     stands = {tensor: name for name, tensor in plain.floats.items() if tensor in wanted}
     if not stands:  # no candidates
         return {}
     floats, integers = list(stands), list(stands.values())
-    exact, integer = graph_session(graph, floats), session(onnx_bytes(plain.graph, integers))
+    exact, integer = graph_session(graph, floats), session(to_onnx(plain.graph, integers))
     signal, error = np.zeros(len(stands)), np.zeros(len(stands))
     for feed in feeds:
         pairs = zip(exact.run(floats, dict(feed)), integer.run(integers, dict(feed)), strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -44,15 +45,24 @@ class JudgedLayer:
     largest: float
     limited: bool
 
+    @cached_property
+    def learned(self) -> Array:
+        """The integer network's inputs under the windows to learn from."""
+        return self.found[self.training]
+
+    @cached_property
+    def held_out(self) -> Array:
+        """The same under the windows that are held out."""
+        return self.found[~self.training]
+
     def error(self, weights: LayerWeights) -> float:
         """The squared error of the int8 results under the windows that are held out."""
-        held = ~self.training
         power = weights.power.astype(np.float32)
         bias = (weights.bias + self.x_zero * weights.total).astype(np.float32)
-        acc = sums(self.found[held], weights.w.reshape(len(weights.w), -1)) + bias
+        acc = sums(self.held_out, weights.w.reshape(len(weights.w), -1)) + bias
         found = np.clip(np.floor(acc / power + np.float32(0.5)), self.lowest, self.largest) - self.y_zero
         lowest = max(self.lowest - self.y_zero, 0) if self.limited else self.lowest - self.y_zero
-        exact = np.clip(self.results[held], lowest, self.largest - self.y_zero)
+        exact = np.clip(self.results[~self.training], lowest, self.largest - self.y_zero)
         return float(np.square(found - exact).sum())
 
     def with_bias(self, weights: LayerWeights, bias: Array) -> LayerWeights:
@@ -78,11 +88,11 @@ def bias_by_results(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     Windows of one sample are similar, so the per-sample means count as the observations. A mean difference m with
     standard error e is shrunk by max(0, 1 - e^2 / m^2), the positive part of James and Stein's rule.
     """
-    learned = layer.training
-    found = sums(layer.found[learned], weights.w.reshape(len(weights.w), -1)) / weights.power
-    sample = layer.sample[learned]
-    missing = (layer.results[learned] - layer.bias) - found
-    means = np.stack([missing[sample == each].mean(axis=0) for each in np.unique(sample)]).astype(np.float64)
+    found = sums(layer.learned, weights.w.reshape(len(weights.w), -1)) / weights.power
+    sample = layer.sample[layer.training]
+    missing = (layer.results[layer.training] - layer.bias) - found
+    observed = [missing[sample == each].mean(axis=0) for each in sorted({*sample.tolist()})]
+    means = np.stack(observed).astype(np.float64)
     mean = means.mean(axis=0)
     variance = means.var(axis=0, ddof=1) / len(means) if len(means) > 1 else np.full(len(mean), np.inf)
     shrunk = np.maximum(1 - variance / np.maximum(mean**2, 1e-30), 0)
@@ -102,7 +112,7 @@ def solved(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     Quantization for Generative Pre-trained Transformers", 2022.
     """
     groups, depth = layer.found.shape[1:]
-    x = layer.found[layer.training].transpose(1, 0, 2).astype(np.float64, order="C")
+    x = layer.learned.transpose(1, 0, 2).astype(np.float64, order="C")
     x -= x.mean(axis=1, keepdims=True)
     hessian = x.transpose(0, 2, 1) @ x
     wanted = layer.exact.reshape(groups, -1, depth) * weights.power.reshape(groups, -1, 1)
@@ -122,22 +132,36 @@ DAMPING = 0.01
 def _in_order(wanted: Array, hessian: Array) -> Array:
     """int8 weights (groups, Co, K) for the Hessians (groups, K, K), column after column.
 
-    Columns after a block are corrected for all its errors at once.
+    Columns after a block are corrected for all its errors at once. The factor R of the inverse Hessian, R^T R, is
+    the inverse of the Hessian's upper triangular factor U, U U^T.
     """
     depth = hessian.shape[-1]
     damping = DAMPING * np.trace(hessian, axis1=1, axis2=2) / depth + 1e-6
     damped = hessian + damping[:, None, None] * np.eye(depth)
-    spread = np.linalg.cholesky(np.linalg.inv(damped)).transpose(0, 2, 1)
+    spread = _inverse(np.linalg.cholesky(damped[:, ::-1, ::-1])[:, ::-1, ::-1])
     left, rounded, errors = wanted.copy(), np.empty_like(wanted), np.empty_like(wanted)
     for start in range(0, depth, BLOCK):
         end = min(start + BLOCK, depth)
-        for column in range(start, end):
-            rounded[..., column] = np.clip(np.rint(left[..., column]), -128, 127)
-            error = (left[..., column] - rounded[..., column]) / spread[:, None, column, column]
-            errors[..., column] = error
-            left[..., column + 1 : end] -= error[..., None] * spread[:, None, column, column + 1 : end]
+        columns = np.moveaxis(left[..., start:end], -1, 0).copy()  # (columns, groups, Co): each is contiguous
+        factors = np.moveaxis(spread[:, start:end, start:end], 0, -1)[..., None].copy()
+        for at, column in enumerate(columns):
+            rounded[..., start + at] = whole = np.minimum(np.maximum(np.rint(column), -128), 127)
+            errors[..., start + at] = error = (column - whole) / factors[at, at]
+            columns[at + 1 :] -= error * factors[at, at + 1 :]
         left[..., end:] -= errors[..., start:end] @ spread[:, start:end, end:]
     return rounded
+
+
+def _inverse(upper: Array) -> Array:
+    """The inverses of upper triangular matrices (groups, K, K), by halves, in fewer products than of full ones."""
+    half = upper.shape[-1] // 2
+    if half < BLOCK:
+        return np.linalg.inv(upper)
+    found = np.zeros_like(upper)
+    found[:, :half, :half] = first = _inverse(upper[:, :half, :half])
+    found[:, half:, half:] = last = _inverse(upper[:, half:, half:])
+    found[:, :half, half:] = -first @ upper[:, :half, half:] @ last
+    return found
 
 
 PROPOSALS: Mapping[str, Proposal] = {

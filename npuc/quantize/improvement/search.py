@@ -245,7 +245,7 @@ class _Climb:
         self.training = self.learned
         self.plain = self.best = plain
         self.acceptance = acceptance(plain.graph, plain.quantised, self.held_out)
-        self.noise = self.acceptance.noise(plain.quantised)
+        self.plain_noise = self.noise = self.acceptance.noise(plain.quantised)
         self.steps: list[Trial] = []
         self.equal: dict[tuple[bool, float | None, int], Network] = {}
         """Equalised networks with their histograms, shared by every method except "output"."""
@@ -324,7 +324,8 @@ class _Climb:
             candidate = make()
         except UnsupportedOperator:  # for example weights that these scales do not allow: the variant is skipped
             return None
-        noise = self.acceptance.noise(candidate.quantised)
+        same = candidate is self.plain  # for example if zero points help no tensor
+        noise = self.plain_noise if same else self.acceptance.noise(candidate.quantised)
         kept = better(noise, self.noise)
         before, after = decibels(self.noise), decibels(noise)
         self.steps.append(Trial(name, kept, before, after, process_time() - started))

@@ -7,8 +7,8 @@ and fast if every name has few neighbours, as with sums, pools and movements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, reduce
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def least_cost(cost: Mapping[str, Array], bounds: Bounds) -> dict[str, int]:
     chosen, before = _allowed(cost, bounds), None
     if not bounds:
         return chosen
-    order, width = _order(cost, bounds)
+    order, width = _order(tuple(cost), tuple(bounds))
     reach = int(LARGEST_TABLE ** (1 / width) - 1) // 2
     while chosen != before:
         before = chosen
@@ -49,7 +49,8 @@ def _near(number: int, reach: int, count: int) -> range:
     )
 
 
-def _order(names: Iterable[str], bounds: Bounds) -> tuple[list[str], int]:
+@lru_cache
+def _order(names: tuple[str, ...], bounds: Bounds) -> tuple[list[str], int]:
     """The names in the order of elimination, fewest neighbours first, and the dimensions of the largest table."""
     tied: dict[str, set[str]] = {name: set() for name in names}
     for coarse, fine, *_ in bounds:
@@ -114,5 +115,11 @@ def _bound_table(bound: tuple[str, str, int, int], numbers: Mapping[str, range])
     coarse, fine, least, most = bound
     if coarse == fine:
         return _Table((coarse,), np.full(len(numbers[coarse]), 0.0 if least <= 0 <= most else np.inf))
-    gap = np.subtract.outer(np.array(numbers[coarse]), np.array(numbers[fine]))
-    return _Table((coarse, fine), np.where((gap >= least) & (gap <= most), 0.0, np.inf))
+    return _Table((coarse, fine), _within(numbers[coarse], numbers[fine], least, most))
+
+
+@lru_cache
+def _within(coarse: range, fine: range, least: int, most: int) -> Array:
+    """0 where the difference of two numbers is within the limits, infinite elsewhere."""
+    gap = np.subtract.outer(np.array(coarse), np.array(fine))
+    return np.where((gap >= least) & (gap <= most), 0.0, np.inf)

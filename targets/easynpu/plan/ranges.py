@@ -86,7 +86,7 @@ class Range:
         readings = readings or readings_of(graph, machine)
         self.chains = Chains(graph, nodes, machine, self.before, shares, readings) if documented else None
         alike = tail is not None and self._shapes(self.outputs) == self._shapes(tail.outputs)
-        if alike and tail is not None and not tail.strips:  # the tail's tiles need no more
+        if alike and tail is not None and not len(tail.grids):  # the tail's tiles need no more
             self.axes = ()
         else:
             self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
@@ -95,25 +95,43 @@ class Range:
         self.too_large: list[Grid] = []
         """Those that were tried and did not fit."""
         self.stored = sum(whole(graph, name).words for name in self.outputs)
-        self.strips = list(self._strips(shares))
+        self.grids = self._grids(shares)
         self.fitting: dict[Grid, bool] = {}
         self.moved: dict[Grid, int | None] = {}
         """What the segments of documented words load, by grid; None if a tile cannot be computed."""
 
     def least(self, weight: float) -> float:
         """The cost of the cheapest strip, whether it fits or not. weight: cycles per word of traffic."""
-        return min((strip.cost(weight) for strip in self.strips), default=inf)
+        return float(self._costs(weight).min(initial=inf))
 
     def best(self, weight: float, limit: float = inf) -> Strip | None:
         """The cheapest strip that fits at a cost below the limit, if any."""
         found: Strip | None = None
-        for cost, at in sorted((strip.cost(weight), at) for at, strip in enumerate(self.strips)):
-            if cost >= limit:
+        costs = self._costs(weight)
+        for at in np.argsort(costs, kind="stable"):
+            if costs[at] >= limit:
                 break
-            strip = self._at_document_s_addresses(self.strips[at]) if self.chains else self.strips[at]
+            strip = self._at_document_s_addresses(self._strip(at)) if self.chains else self._strip(at)
             if strip is not None and strip.cost(weight) < limit and (self.chains or self.fits(strip.grid)):
                 found, limit = strip, strip.cost(weight)
         return found
+
+    def smallest(self) -> Strip | None:
+        """A strip that fits, if any, found quickly: small tiles are tried first."""
+        tiles = self.grids[:, :3].prod(axis=1)
+        for at in np.argsort(-tiles, kind="stable"):
+            strip = self._strip(at)
+            if self._at_document_s_addresses(strip) if self.chains else self.fits(strip.grid):
+                return strip
+        return None
+
+    def _costs(self, weight: float) -> Array:
+        """The cost of the strip with each of the grids (Strip.cost)."""
+        return self.grids[:, 4] + self.grids[:, 3] * weight
+
+    def _strip(self, at: int) -> Strip:
+        *grid, traffic, cycles = self.grids[at].tolist()
+        return Strip(self.nodes, Grid(*grid), traffic, cycles)
 
     def _at_document_s_addresses(self, strip: Strip) -> Strip | None:
         """The strip with what its segments move, if documented words can compute all its tiles."""
@@ -261,10 +279,14 @@ class Range:
         known = {node: node for node in self.nodes}
         return ((known[reader], producer) for reader, producer in self.before.items())
 
-    def _strips(self, shares: Mapping[str, Share]) -> Iterator[Strip]:
-        """Strips with every grid whose largest tile takes no more words than the machine has."""
+    def _grids(self, shares: Mapping[str, Share]) -> Array:
+        """Every grid whose largest tile takes no more words than the machine has, with the numbers of its strip.
+
+        (grids, 5) int64: tiles along channels, rows and columns; words moved; cycles.
+        """
+        found = [np.zeros((0, 5), np.int64)]
         if not self.axes:
-            return
+            return found[0]
         channels, rows, columns = self.axes
         capacities = self.machine.fmap_words, self.machine.skip_words
         alive = _alive(self.nodes, self.tensors, self.outputs, self.before, self.graph)
@@ -277,12 +299,12 @@ class Range:
         tall, wide = rows.largest.max(axis=1) <= MOST_EXTENT, columns.largest.max(axis=1) <= MOST_EXTENT
         tiles = np.multiply.outer(rows.counts, columns.counts)
         few = tiles <= max(FINEST_TILES, MOST_TILES**2)
-        in_turn = few & self._undivided(rows.largest, columns.largest)
+        legal = tall[:, None] & wide & few & self._undivided(rows.largest, columns.largest)
         sums_up = [node for node in self.nodes if node.op == "IntConv" and not is_channelwise(self.graph, node)]
         sections = self.chains is None and len(sums_up) == 1
         chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])
         for parts, deepest, depth in zip(channels.counts, channels.largest, channels.total, strict=True):
-            fitting = tall[:, None] & wide & in_turn & _may_fit(largest * deepest, alive, capacities)
+            fitting = legal & _may_fit(largest * deepest, alive, capacities)
             stream = weights + tables * (parts - 1)
             resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
             again = stream * (not resident)
@@ -290,12 +312,13 @@ class Range:
                 again = max(stream - parts * self.machine.weight_words, 0)
             traffic = (sums * depth)[..., inputs].sum(axis=-1) + self.stored + stream + again * (tiles - 1)
             if sections and not resident and parts == 1:
-                short = tall[:, None] & wide & in_turn & ~fitting & self._in_sections(largest * deepest, alive)
+                short = legal & ~fitting & self._in_sections(largest * deepest, alive)
                 fitting = fitting | short
                 self.roomy |= {Grid(1, rows.counts[r], columns.counts[c]) for r, c in np.argwhere(short)}
-            for r, c in np.argwhere(fitting):
-                grid = Grid(parts, rows.counts[r], columns.counts[c])
-                yield Strip(self.nodes, grid, int(traffic[r, c]), int(sums[r, c] @ cycles))
+            row, column = np.nonzero(fitting)
+            grids = np.full(len(row), parts), np.take(rows.counts, row), np.take(columns.counts, column)
+            found.append(np.stack([*grids, traffic[fitting], sums[fitting] @ cycles], axis=1))
+        return np.concatenate(found)
 
     def _in_sections(self, words: Array, alive: Array) -> Array:
         """The grids for which a placement in sections is not ruled out; words: (..., tensors).

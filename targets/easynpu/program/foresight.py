@@ -7,12 +7,13 @@ from itertools import pairwise
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.combining import with_latest_first
 from npuc.targets.easynpu.layers.repeated import with_repeated
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import expect_words
-from npuc.targets.easynpu.plan.grids import shares_of, tiles_of
+from npuc.targets.easynpu.plan.grids import shares_of
 from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.ranges import Range
 from npuc.targets.easynpu.plan.regions import outputs_of, regions_of, run_of
@@ -53,11 +54,12 @@ def _fits(graph: Graph, array: Sequence[Node], machine: Machine, documented: boo
     for start, end in pairwise(points):
         unit = nodes[start:end]
         ranges = (Range(graph, unit, machine, shares, documented=documented, fine=fine) for fine in (False, True))
-        strip = next(filter(None, (each.best(1) for each in ranges)), None)
-        tiles = tiles_of(graph, unit, strip.grid) if strip is not None else []
-        if not tiles:
+        strip = next(filter(None, (each.smallest() for each in ranges)), None)
+        if strip is None:
             return False
-        run = run_of(graph, unit, machine, tiles[0], documented=documented)
+        outputs = outputs_of(graph, unit)
+        tile = {name: next(strip.grid.windows(map_shape(graph.shape(name)))) for name in outputs}
+        run = run_of(graph, unit, machine, tile, documented=documented)
         for each in placed(run, machine, documented) if run.jobs else ():  # data movement may need no word
             for job in each.jobs[:1]:
                 emit_job(job, machine)
