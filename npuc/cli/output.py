@@ -39,21 +39,21 @@ def answer(report: object, text: str, as_json: bool) -> None:
     say(as_text(report) if as_json else text)
 
 
-def written(output: Path, content: bytes, as_json: bool, text: str = "", **told: object) -> None:
-    """Writes a command's file, and prints its path, its size and what else the command tells."""
+def written(output: Path, content: bytes, as_json: bool, more: str = "", **told: object) -> None:
+    """Writes a command's file, and prints its path, its size and what else the command tells: as text or JSON."""
     from npuc.storage.files import replacing
 
     with replacing(output) as staging:
         staging.write_bytes(content)
     report = {"status": "ok", "output": str(output), "bytes": len(content), **told}
-    answer(report, f"{output}: {len(content):,} bytes{text}", as_json)
+    answer(report, f"{output}: {len(content):,} bytes{more}", as_json)
 
 
-def announce_synthetic(what: str, remedy: str, samples: Sized | None, kind: str = "normal") -> None:
+def announce_synthetic(done: str, remedy: str, samples: Sized | None, kind: str = "normal") -> None:
     """Reports on stderr that synthetic data were used. samples: if known; kind: a description of the data."""
     number = "" if samples is None else f"{len(samples)} "
     noun = "sample" if number == "1 " else "samples"
-    note = f"note: {what} on synthetic data ({number}{kind} {noun}, fixed seed); give real data with {remedy}"
+    note = f"note: {done} on synthetic data ({number}{kind} {noun}, fixed seed); give real data with {remedy}"
     say(note, err=True)
 
 

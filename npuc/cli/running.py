@@ -9,7 +9,7 @@ import click
 
 from npuc.cli.options import PATH, artefact_options, chip_options, data_option, expect_chip_model
 from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened
-from npuc.escaping import shown
+from npuc.escaping import shown, terminal
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -70,7 +70,7 @@ def run(
     shapes = {name: list(values.shape) for name, values in outputs.items()}
     counts = _cycles(runner) if stepper is None else stepper.report()
     lines = [summaries.stepped(shown({"layers": [], **counts}))] if counts else []
-    lines += [f"{name}: {shape} -> {output}" for name, shape in shapes.items()]
+    lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
     answer({"status": "ok", "samples": len(samples), "outputs": shapes, **counts}, "\n".join(lines), as_json)
 
 

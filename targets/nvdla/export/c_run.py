@@ -80,7 +80,7 @@ class _Run:
         """npuc_run.c without its title."""
         body = "".join(f"    {line}\n" if line else "\n" for line in self.statements)
         used = {"inputs": "inputs[", "outputs": "outputs[", "hooks": "hooks)"}
-        unused = "".join(f"    (void){name};\n" for name, text in used.items() if text not in body)
+        unused = "".join(f"    (void){argument};\n" for argument, text in used.items() if text not in body)
         includes = '#include "npuc_run.h"\n\n#include "npuc_steps.h"\n\n#include <math.h>\n#include <string.h>\n\n'
         return "".join([includes, *self.tables, BEGIN, unused, body, "    return 0;\n}\n"])
 
