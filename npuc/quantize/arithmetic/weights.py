@@ -52,6 +52,11 @@ def quantise_weights(
     return IntegerWeights(integers.reshape(w.shape), rounded.astype(np.int32), shift.astype(np.int8))
 
 
+def in_groups(w: Array, groups: int) -> Array:
+    """The weights (Co, C / groups, *taps) of a convolution by groups: (groups, Co / groups, C / groups, taps)."""
+    return w.reshape(groups, -1, w.shape[1], w[0, 0].size)
+
+
 def blocks(kernels: Array) -> Iterator[slice]:
     """Slices of successive kernels (Co, weights of a kernel) with at most TOGETHER weights, or one kernel."""
     rows = max(TOGETHER // max(kernels.shape[1], 1), 1)

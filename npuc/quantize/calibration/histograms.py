@@ -17,6 +17,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.quantize.arithmetic.steadiness import ROOM, octave
+from npuc.quantize.arithmetic.weights import in_groups
 
 BINS = 2048
 BLOCK = 1 << 15
@@ -266,8 +267,7 @@ def output_gains(graph: Graph, nodes: Sequence[Node]) -> dict[str, Array]:
             continue
         shape = graph.shape(node.inputs[0])
         squares = np.square(graph.constants[node.inputs[1]], dtype=np.float64)
-        of_groups = squares.reshape(GROUP(node), -1, squares.shape[1], squares[0, 0].size)
-        gain = of_groups.sum(axis=(1, 3)).ravel()
+        gain = in_groups(squares, GROUP(node)).sum(axis=(1, 3)).ravel()
         relative = gain / gain.mean() if gain.any() else np.ones(shape[1])
         column = relative.reshape(1, -1, *(1 for _ in shape[2:]))
         found[node.inputs[0]] = found.get(node.inputs[0], np.zeros(1)) + column

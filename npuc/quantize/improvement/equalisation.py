@@ -18,6 +18,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.arithmetic.steadiness import octaves
+from npuc.quantize.arithmetic.weights import in_groups
 from npuc.quantize.calibration.histograms import computed
 from npuc.quantize.network.renaming import renamed
 from npuc.quantize.scales.assignment import components
@@ -197,7 +198,7 @@ def _factors(
 
 def _columns(w: Array, groups: int) -> Array:
     """The largest weight of every input channel (C,) of a convolution that sums over channels."""
-    return np.abs(w).reshape(groups, -1, w.shape[1], w[0, 0].size).max(axis=(1, 3)).ravel().astype(np.float64)
+    return in_groups(np.abs(w), groups).max(axis=(1, 3)).ravel().astype(np.float64)
 
 
 def _rescale(nodes: dict[Node, Node], constants: dict[str, Array], node: Node, factors: Array, axis: int) -> None:
