@@ -15,14 +15,14 @@ from onnx import TensorProto, helper, numpy_helper
 from npuc import driver
 from npuc.ir import Array
 from npuc.models import MODELS
-from npuc.program import as_loaded
+from npuc.program import Program, as_loaded
 from npuc.storage.data import varied
 from npuc.target import Options, target
 from npuc.targets.easynpu.simulate import network as networks
 from npuc.targets.easynpu.simulate.merging import Merging
 from npuc.targets.easynpu.simulate.network import Network
 from npuc.targets.easynpu.simulate.origins import Value, ValuePart
-from npuc.targets.easynpu.simulate.running import QuickRunner, Runner
+from npuc.targets.easynpu.simulate.running import WORDS, QuickRunner, Runner
 
 
 @pytest.fixture
@@ -95,6 +95,61 @@ def test_an_average_in_several_words_is_one_integer_convolution(
         np.testing.assert_array_equal(found[output], values)
     assert opened[0]["QLinearConv"] == 11  # the first, four depthwise, four pointwise, the average, the product
     assert opened[0]["Conv"] == 0
+
+
+def _in_few_words(path: Path, nodes: list[onnx.NodeProto], w: Array, shape: tuple[int, ...]) -> Program:
+    """A program for a machine with small memories, of nodes that read x and w and end in y."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, path / "m.onnx")
+    (path / "m.toml").write_text("fmap_words = 300\nskip_words = 300\nweight_words = 300\n", encoding="utf-8")
+    options = Options(machine=str(path / "m.toml"), level="0")
+    return as_loaded(driver.compile_model(path / "m.onnx", target("easynpu"), options, {})[0])
+
+
+def _as_by_words(program: Program) -> None:
+    """Runs a program as a network, and expects the bits of its words."""
+    samples = varied(driver.program_inputs(program)).inputs
+    quick, words = QuickRunner(program), Runner(program)
+    for _ in range(1 + len(words.contents.instructions) // WORDS):
+        quick({name: values[:1] for name, values in samples.items()})
+    found = quick(samples)
+    for output, values in words(samples).items():
+        np.testing.assert_array_equal(found[output], values)
+
+
+@pytest.mark.usefixtures("exact_integers")
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("pad", [0, 1, 2])
+def test_words_with_a_tap_each_are_integer_convolutions_on_whole_maps(
+    pad: int, stride: int, tmp_path: Path, opened: list[Counter[str]]
+) -> None:
+    w = np.random.default_rng(0).normal(0.02, 0.1, (16, 256, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[pad] * 4, strides=[stride] * 2),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    program = _in_few_words(tmp_path, nodes, w, (1, 256, 7, 6))
+    taps = [each for each in target("easynpu").listing(program) if "keep_psum" in str(each)]
+    assert len(taps) > 9  # nine in each of several tiles; in some of them a tap sees the padding only
+    _as_by_words(program)
+    assert opened[0]["ConvInteger"] == 9
+    assert opened[0]["Conv"] == 0
+
+
+def test_tiles_of_a_padded_pool_are_one_operator(tmp_path: Path, opened: list[Counter[str]]) -> None:
+    w = np.random.default_rng(0).normal(0.02, 0.3, (32, 3, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+        helper.make_node("MaxPool", ["c"], ["p"], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
+        helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], pads=[2, 1, 0, 1]),
+    ]
+    program = _in_few_words(tmp_path, nodes, w, (1, 3, 30, 30))
+    assert str(target("easynpu").listing(program)).count("maxpool") > 4
+    _as_by_words(program)
+    assert opened[0]["MaxPool"] == 2
 
 
 def _cut(network: Network, value: Value, start: tuple[int, int, int], end: tuple[int, int, int]) -> Value:

@@ -159,15 +159,20 @@ def _opened(build: Any, *inputs: tuple[str, tuple[int, int, int]]) -> Any:
 FINE = [*((shift, False) for shift in range(1 - FINEST)), *((shift, True) for shift in range(1 - FINEST_POSITIVE))]
 
 
+@pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize(("shift", "relu"), FINE)
-def test_sums_are_rounded_half_up_beside_every_half(shift: int, relu: bool) -> None:
+def test_sums_are_rounded_half_up_beside_every_half(shift: int, relu: bool, terms: int) -> None:
     halves = np.arange(-140, 140)[:, None] * (1 << shift) + ((1 << shift) >> 1)
     bias = np.concatenate([(halves + np.arange(-2, 3)).ravel(), [1 << 24, (1 << 24) + 1, -(1 << 24) - 1, 1 << 30]])
     x = np.array([-128, -1, 0, 1, 127])
     weights, scale = np.ones((len(bias), 1, 1, 1), np.int8), np.full(len(bias), -shift, np.int8)
 
     def build(network: Network, value: Value) -> Value:
-        name = network.convolution(value, weights, bias, scale, {}, relu=relu)
+        if terms == 1:
+            name = network.convolution(value, weights, bias, scale, {}, relu=relu)
+        else:
+            products = ((value, weights, {}), (value, np.zeros_like(weights), {}))
+            name = network.sums(products, bias, scale, relu=relu)
         return network.value(name, len(bias), 1, len(x), raised=True)
 
     feeds = {"x": (x + RAISED).astype(np.uint8).reshape(1, 1, 1, -1)}

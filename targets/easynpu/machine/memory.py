@@ -6,6 +6,7 @@ zero. Source: easynpu, chapters Scheduler (figure data_dist) and Storage.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 
 import numpy as np
@@ -89,8 +90,7 @@ class Map:
     def grid(self) -> Array:
         """The address of every word: (height, width, groups)."""
         at = self.place
-        row, pixel, group = np.ogrid[: self.height, : self.width, : self.groups]
-        return at.base + row * at.row + pixel * at.pixel + group * at.group
+        return at.base + steps((self.height, self.width, self.groups), (at.row, at.pixel, at.group))
 
     @property
     def addresses(self) -> Array:
@@ -121,6 +121,14 @@ class Map:
         if self.place.memory != other.place.memory or first > end or start > last:
             return False
         return len(np.intersect1d(self.addresses, other.addresses, assume_unique=True)) > 0
+
+
+@lru_cache(maxsize=1024)
+def steps(shape: tuple[int, ...], pitches: tuple[int, ...]) -> Array:
+    """The distance of each element of an array from the first, if neighbours along an axis are one pitch apart."""
+    found = sum(index * pitch for index, pitch in zip(np.ogrid[tuple(map(slice, shape))], pitches, strict=True))
+    found.flags.writeable = False
+    return found
 
 
 def low_end(memory: str, base: int, channels: int, width: int) -> Place:

@@ -119,11 +119,15 @@ def _is_product(layer: Layer) -> bool:
 
 
 def window_attributes(layer: Layer) -> dict[str, Any]:
-    """The attributes of the ONNX Conv."""
-    top, left, bottom, right = padding(layer)
+    """The attributes of the ONNX Conv of the rows and columns that windows reach.
+
+    Where all windows are in the padding, that is one row or column, and a negative number is added after it.
+    """
+    pads, seen = padding(layer), zip((layer.Hi, layer.Wi), reached(layer), strict=True)
+    after = (pad + extent - max(kept, 1) for pad, (extent, kept) in zip(pads[2:], seen, strict=True))
     return {
         "strides": (layer.Sh, layer.Sw),
-        "pads": (top, left, max(bottom, 0), max(right, 0)),
+        "pads": (*pads[:2], *after),
         "dilations": (layer.Dh + 1, layer.Dw + 1),
         "group": 1 if is_dense(layer) else layer.Co,
     }

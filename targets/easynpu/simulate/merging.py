@@ -21,9 +21,9 @@ from npuc.ir import Array
 
 ELEMENTWISE = ("Add", "Cast", "Clip", "Floor", "Gather", "Mul", "QLinearAdd", "Relu", "Sub")
 """Operators whose operands have the extents of the result, and give one element each for one of its elements."""
-WEIGHTS = {"Conv": 1, "QLinearConv": 3}
+WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """The input with the weights."""
-PER_CHANNEL = {"Conv": (1, 2), "QLinearConv": (3, 4, 5, 8)}
+PER_CHANNEL = {"Conv": (1, 2), "ConvInteger": (1,), "QLinearConv": (3, 4, 5, 8)}
 """The inputs with a row for each channel of the result."""
 MOST_LEVELS = 64
 """The most operators, one before the other, that become one over all channels at once."""
@@ -62,6 +62,14 @@ class _Sweep:
     def centre(self) -> Pair:
         """The middle of what a result sees: results of windows of several sizes there have the same place."""
         return (self.reach[0] - 1) // 2, (self.reach[1] - 1) // 2
+
+    def results(self, extents: Extents) -> Pair:
+        """The rows and columns of the result for an operand of these extents."""
+        height, width = (
+            (extents[at + 1] + self.before[at] + self.after[at] - self.reach[at]) // self.strides[at] + 1
+            for at in range(2)
+        )
+        return height, width
 
 
 @frozen
@@ -134,9 +142,15 @@ class Merging:
     """Where tiles are padded: a map, an axis, and the row or column where the map has to begin (True) or end."""
     done: list[Operator] = field(default_factory=list[Operator])
     cuts: dict[_View, str] = field(default_factory=dict[_View, str])
+    joined: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict[tuple[tuple[int, ...], ...], int])
+    """The number of the map with the channels of several: by the number, first channel and channels of each."""
+    strides: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    """The stride of convolutions with these weights along an axis of the result (0 rows, 1 columns)."""
 
     def merged(self, operators: Sequence[Operator]) -> list[Operator] | None:
         """Operators that compute the same; None if a tile is padded inside its map."""
+        for each in operators:
+            self._note_strides(each)
         rest = [each for each in operators if not self._seen(each)]
         for each in self.maps:
             self._bound(each)
@@ -149,6 +163,28 @@ class Merging:
         except _Clash:
             return None
         return self.done
+
+    def _note_strides(self, operator: Operator) -> None:
+        """Notes the strides of a convolution of which several results show them."""
+        if operator.op in WEIGHTS and operator.inputs[0] in self.extents:
+            weights, sweep = self._convolution(operator)
+            for axis, count in enumerate(sweep.results(self.extents[operator.inputs[0]])):
+                if count > 1:
+                    self.strides[weights, axis] = sweep.strides[axis]
+
+    def _with_strides(self, operator: Operator, x: _View) -> Operator:
+        """A convolution with the strides of its like: those of a single row or column could be longer."""
+        weights, sweep = self._convolution(operator)
+        strides = tuple(
+            max(own, self.strides.get((weights, axis), 0)) if count == 1 else own
+            for axis, (own, count) in enumerate(zip(sweep.strides, sweep.results(x.extents), strict=True))
+        )
+        return replace(operator, attributes={**operator.attributes, "strides": strides})
+
+    def _convolution(self, operator: Operator) -> tuple[str, _Sweep]:
+        """The weights of a convolution, and its sweep."""
+        weights = operator.inputs[WEIGHTS[operator.op]]
+        return weights, _sweep(self.constants[weights].shape[2:], operator.attributes)
 
     def _bound(self, found: _Map) -> None:
         """Gives a map the rows and columns that all parts of a group have."""
@@ -198,19 +234,13 @@ class Merging:
             if self.over_channels and all(each.start[1:] == first.start[1:] for each in others):
                 return self._side_by_side(operands)
             return self._tile(operator, slots, operands, _Sweep(), sum(each.extents[0] for each in operands))
-        if op == "Pad":
-            _, _, top, left, _, _, bottom, right = self.constants[inputs[1]].tolist()
-            sweep = _Sweep(before=(top, left), after=(bottom, right))
-            return self._tile(
-                replace(operator, inputs=("", "", inputs[2])), slots, operands, sweep, first.extents[0]
-            )
         if op == "MaxPool":
-            return self._tile(
-                operator, slots, operands, _sweep(attributes["kernel_shape"], attributes), first.extents[0]
-            )
+            sweep = _sweep(attributes["kernel_shape"], attributes)
+            return self._tile(operator, slots, operands, sweep, first.extents[0])
         if op in WEIGHTS:
-            channels, _, *kernel = self.constants[inputs[WEIGHTS[op]]].shape
-            return self._tile(operator, slots, operands, _sweep(kernel, attributes), channels)
+            operator = self._with_strides(operator, first)
+            weights, sweep = self._convolution(operator)
+            return self._tile(operator, slots, operands, sweep, len(self.constants[weights]))
         alike = all(each.extents == first.extents for each in others) and not attributes.get("axis")
         held = (self.constants[name] for name in inputs if name in self.constants)
         alike &= op == "Gather" or all(each.size == 1 or each.shape[-2:] == (1, 1) for each in held)
@@ -232,10 +262,7 @@ class Merging:
         (row, up), (column, left) = (
             divmod(first.start[at + 1] - sweep.before[at] + sweep.centre[at], sweep.strides[at]) for at in range(2)
         )
-        height, width = (
-            (first.extents[at + 1] + sweep.before[at] + sweep.after[at] - sweep.reach[at]) // sweep.strides[at] + 1
-            for at in range(2)
-        )
+        height, width = sweep.results(first.extents)
         source = _Source(
             replace(
                 operator,
@@ -270,8 +297,12 @@ class Merging:
         parts = _without_cuts([each for part in parts for each in self._concatenated(part)])
         if len(parts) == 1:
             return parts[0]
-        source = self._as_one(parts, levels - 1) if levels else None
         channels = sum(each.extents[0] for each in parts)
+        window = (0, *parts[0].start[1:]), (channels, *parts[0].extents[1:])
+        key = tuple((each.number, each.start[0], each.extents[0]) for each in parts)
+        if key in self.joined:
+            return _View(self.joined[key], *window)
+        source = self._as_one(parts, levels - 1) if levels else None
         if source is None:
             operands = tuple(
                 replace(each, start=(each.start[0], 0, 0), extents=(each.extents[0], 0, 0)) for each in parts
@@ -282,9 +313,8 @@ class Merging:
         group = tuple(each.number for each in parts)
         self.maps[number].parts.update(group)
         self.maps[number].unbound.add(group)
-        return replace(
-            parts[0], number=number, start=(0, *parts[0].start[1:]), extents=(channels, *parts[0].extents[1:])
-        )
+        self.joined[key] = number
+        return _View(number, *window)
 
     def _concatenated(self, part: _View) -> list[_View]:
         """The parts of a concatenation that is read whole; any other window is its only part."""
@@ -306,19 +336,16 @@ class Merging:
         whole = all(
             each.start[0] == 0 and each.extents[0] == of.channels for each, of in zip(parts, maps, strict=True)
         )
-        if not whole or len(sources) < len(parts) or len({_kind(each) for each in sources}) > 1:
+        if not whole or len(sources) < len(parts) or len({self._kind(each) for each in sources}) > 1:
             return None
-        first, per_channel = sources[0], PER_CHANNEL.get(sources[0].operator.op, ())
-        held = (self.constants.get(name) for at, name in enumerate(first.operator.inputs) if at not in per_channel)
-        if first.operator.op == "Concat" or any(
-            each is not None and each.ndim > 2 and each.size > 1 for each in held
-        ):
+        first, per_channel = sources[0], self._per_channel(sources[0].operator)
+        if first.operator.op == "Concat":
             return None
-        attributes = dict(first.operator.attributes)
+        attributes, has_weights = dict(first.operator.attributes), first.operator.op in WEIGHTS
         columns = [each.operands for each in sources]
-        if attributes.get("group", 1) > 1 or not per_channel:
+        if attributes.get("group", 1) > 1 or not has_weights:
             operands = tuple(self._side_by_side(column, levels) for column in zip(*columns, strict=True))
-            if per_channel:
+            if has_weights:
                 if any(each.operator.attributes["group"] != each.operands[0].extents[0] for each in sources):
                     return None
                 attributes["group"] = operands[0].extents[0]
@@ -333,6 +360,22 @@ class Merging:
         return replace(
             first, operator=replace(first.operator, inputs=tuple(inputs), attributes=attributes), operands=operands
         )
+
+    def _per_channel(self, operator: Operator) -> tuple[int, ...]:
+        """The inputs with a row for each channel of the result."""
+        held = ((at, self.constants.get(name)) for at, name in enumerate(operator.inputs))
+        elementwise = tuple(at for at, value in held if value is not None and value.ndim > 2 and value.size > 1)
+        return PER_CHANNEL.get(operator.op, elementwise)
+
+    def _kind(self, source: _Source) -> tuple[object, ...]:
+        """What operators have in common that may be one over more channels."""
+        operator = source.operator
+        rows = self._per_channel(operator)
+        attributes = sorted((name, str(value)) for name, value in operator.attributes.items() if name != "group")
+        places = tuple(each.start[1:] for each in source.operands)
+        grouped = operator.attributes.get("group", 1) > 1
+        inputs = tuple("" if at in rows else name for at, name in enumerate(operator.inputs))
+        return operator.op, inputs, rows, grouped, tuple(attributes), source.sweep, source.phase, places
 
     def _cut(self, view: _View) -> str:
         """The tensor that is a window."""
@@ -370,9 +413,7 @@ class Merging:
         inputs, attributes = [*operator.inputs], dict(operator.attributes)
         for slot, operand in zip(source.slots, source.operands, strict=True):
             seen, pads = self._needed(found, source, operand)
-            if operator.op == "Pad":
-                inputs[1] = self.constant(np.array([0, 0, *pads[:2], 0, 0, *pads[2:]]))
-            elif operator.op in WEIGHTS:
+            if operator.op in (*WEIGHTS, "MaxPool"):
                 attributes["pads"] = pads
             elif any(pads):
                 raise _Clash
@@ -416,17 +457,6 @@ class Merging:
         name = f"m{len(self.done)}"
         self.done.append(replace(operator, output=name))
         return name
-
-
-def _kind(source: _Source) -> tuple[object, ...]:
-    """What operators have in common that may be one over more channels."""
-    operator = source.operator
-    rows = PER_CHANNEL.get(operator.op, ())
-    attributes = {name: str(value) for name, value in operator.attributes.items() if name != "group"}
-    places = tuple(each.start[1:] for each in source.operands)
-    grouped = operator.attributes.get("group", 1) > 1
-    inputs = tuple("" if at in rows else name for at, name in enumerate(operator.inputs))
-    return operator.op, inputs, grouped, (*sorted(attributes.items()),), source.sweep, source.phase, places
 
 
 def _sweep(kernel: Sequence[int], attributes: Mapping[str, Any]) -> _Sweep:

@@ -7,7 +7,7 @@ Source: arithmetic, whose sums are exact below 2^24 and whose scales are powers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -175,6 +175,34 @@ class Network:
         )
         return self.node("QLinearConv", *inputs, **attributes)
 
+    def sums(
+        self,
+        products: Iterable[tuple[Value, Array, Mapping[str, Any]]],
+        bias: Array,
+        scale: Array,
+        *,
+        relu: bool,
+    ) -> str:
+        """The sum of convolutions without bias, and a bias, requantised as by `convolution`.
+
+        products: maps, weights and attributes.
+        """
+        from onnx import TensorProto
+
+        name, *others = (
+            self.node("ConvInteger", self.raised(x).name, self.constant(w), self.byte(RAISED), **attributes)
+            for x, w, attributes in products
+        )
+        for other in (*others, self.constant(bias.astype(np.int32).reshape(-1, 1, 1))):
+            name = self.node("Add", name, other)
+        exponent = scale.astype(np.int32).reshape(-1, 1, 1)
+        name = self.node("Cast", name, to=TensorProto.FLOAT)
+        name = self.node("Mul", name, self.constant(np.ldexp(np.float32(1), exponent)))
+        half = np.where(exponent < 0, np.float32(0.5), np.float32(0)) + np.float32(RAISED)
+        name = self.node("Add", name, self.constant(half))
+        name = self.node("Clip", name, self.scalar(RAISED if relu else 0), self.scalar(255))
+        return self.node("Cast", name, to=TensorProto.UINT8)
+
     def sum(self, x: Value, y: Value, shift: int) -> str:
         """(x + y) * 2^-shift, rounded half up and saturated, in uint8; shift: 0 to 8.
 
@@ -203,6 +231,14 @@ class Network:
             self._cut[window] = found
             self._window.setdefault(found.number, window)
         return self._cut[window]
+
+    def corner(self, value: Value) -> tuple[int, int]:
+        """The first row and column in the value that this one is cut from."""
+        window = self._window.get(value.number)
+        if window is None or window.value == value:  # a map, whole
+            return 0, 0
+        (_, row, column), (top, left) = window.start, self.corner(window.value)
+        return top + row, left + column
 
     def joined(self, axis: int, parts: Sequence[Value]) -> Value:
         """Values concatenated along an axis of their tensors. Raises NotOneNetwork if other extents differ."""
@@ -242,6 +278,8 @@ class Network:
         operators = self._merged()
         if len(operators) > MOST_NODES:
             raise NotOneNetwork(f"it has more than {MOST_NODES} operators")
+        if any(min(each.attributes.get("pads", [0])) < 0 for each in operators):
+            raise NotOneNetwork("all windows of an operator lie in the padding")
         nodes, used = self._with_own_weights(operators)
         held = [numpy_helper.from_array(value, name) for name, value in used.items()]
         graph = helper.make_graph(nodes, "program", self.inputs, [*self.outputs.values()], held)

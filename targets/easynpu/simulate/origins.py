@@ -13,7 +13,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.targets.easynpu.machine.memory import LANES, groups
+from npuc.targets.easynpu.machine.memory import LANES, groups, steps
 
 NOTHING = -1
 """Marks words where no map was written."""
@@ -40,8 +40,8 @@ class Value:
     @property
     def words(self) -> Array:
         """The number of each of its words: (H, W, C / 16)."""
-        shape = self.height, self.width, groups(self.channels)
-        return np.arange(np.prod(shape)).reshape(shape)
+        per_pixel = groups(self.channels)
+        return steps((self.height, self.width, per_pixel), (self.width * per_pixel, per_pixel, 1))
 
 
 class Origins:
@@ -115,26 +115,15 @@ def _read(
 
 def _window(value: Value, word: Array, channels: int) -> ValuePart:
     """The part of a value that consists of these of its words."""
-    per_pixel = groups(value.channels)
-    pixel, group = np.divmod(word, per_pixel)
-    row, column = np.divmod(pixel, value.width)
-    lines = (row, row[:, 0, 0]), (column, column[0, :, 0]), (group, group[0, 0, :])
-    for axis, (grid, line) in enumerate(lines):
-        shape = [1, 1, 1]
-        shape[axis] = -1
-        steps = np.diff(line)
-        if (grid != line.reshape(shape)).any() or not ((steps == 1).all() or (steps == 0).all()):
-            raise NotOneNetwork("what it reads is no window of a map")
-    (_, rows), (_, columns), (_, lanes) = lines
-    extents = (_extent(rows), _extent(columns))
-    if _extent(lanes) < len(lanes):
-        raise NotOneNetwork("channels are repeated")
-    first = int(lanes[0]) * LANES
-    if first + channels > value.channels:
+    for axis in (0, 1):
+        if word.shape[axis] > 1 and (word == (first := word.take([0], axis))).all():
+            word = first
+    per_pixel, (height, width, lanes) = groups(value.channels), word.shape
+    pixel, group = divmod(int(word[0, 0, 0]), per_pixel)
+    row, column = divmod(pixel, value.width)
+    beyond = column + width > value.width or group + lanes > per_pixel
+    if beyond or (word != word[0, 0, 0] + steps(word.shape, (value.width * per_pixel, per_pixel, 1))).any():
+        raise NotOneNetwork("what it reads is no window of a map")
+    if group * LANES + channels > value.channels:
         raise NotOneNetwork("it reads lanes that hold no channel")
-    return ValuePart(value, (first, int(rows[0]), int(columns[0])), (channels, *extents))
-
-
-def _extent(line: Array) -> int:
-    """The number of rows or columns; one where all are the same."""
-    return len(line) if len(line) == 1 or line[1] != line[0] else 1
+    return ValuePart(value, (group * LANES, row, column), (channels, height, width))

@@ -35,7 +35,7 @@ from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
 from npuc.targets.easynpu.simulate.chains import Stage, chains, check, expect_kept
-from npuc.targets.easynpu.simulate.convolution import padding, reached, window_attributes
+from npuc.targets.easynpu.simulate.convolution import reached, window_attributes
 from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISED, Network
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value, ValuePart, read
@@ -297,22 +297,19 @@ class Walk:
         return network.like(network.node("Clip", x.name, *limits), x, raised=True)
 
     def _max_pool(self, stage: Stage, x: Value) -> Value:
-        network, layer = self.network, stage.layer
-        top, left, bottom, right = padding(layer)
-        name = self._reached(layer, x).name
-        if any((top, left, bottom > 0, right > 0)):
-            pads = np.array([0, 0, top, left, 0, 0, max(bottom, 0), max(right, 0)])
-            least = network.byte(0) if x.bytes else network.scalar(-RAISED)
-            name = network.node("Pad", name, network.constant(pads), least)
-        attributes = {**window_attributes(layer), "kernel_shape": (layer.Hk, layer.Wk)}
-        del attributes["pads"], attributes["group"]
-        return self._result(layer, network.node("MaxPool", name, **attributes), raised=x.bytes)
+        """The largest elements of windows. Raises NotOneNetwork if there might be windows of padding only."""
+        layer, kernel = stage.layer, (stage.layer.Hk, stage.layer.Wk)
+        attributes = {**window_attributes(layer), "kernel_shape": kernel}
+        if any(pad >= extent for pad, extent in zip(attributes["pads"], 2 * kernel, strict=True)):
+            raise NotOneNetwork("windows lie in the padding")
+        del attributes["group"]
+        name = self.network.node("MaxPool", self._reached(layer, x).name, **attributes)
+        return self._result(layer, name, raised=x.bytes)
 
     def _reached(self, layer: isa.Layer, x: Value) -> Value:
-        """The rows and columns of x that windows reach."""
-        if 0 in reached(layer):
-            raise NotOneNetwork("all windows lie in the padding")
-        return self.network.cut(ValuePart(x, (0, 0, 0), (x.channels, *reached(layer))))
+        """The rows and columns of x that windows reach, at least one of each."""
+        height, width = (max(each, 1) for each in reached(layer))
+        return self.network.cut(ValuePart(x, (0, 0, 0), (x.channels, height, width)))
 
     def _result(self, layer: isa.Layer, name: str, *, raised: bool = False) -> Value:
         return self.network.value(name, layer.Co, layer.Ho, layer.Wo, raised=raised)
@@ -371,10 +368,12 @@ class Walk:
             return products
         bound = sum(each.kernel.bound for each in products)
         if self.network.quantised and _is_fine(kernel, bound):
-            if _are_one(products):
+            corners = [self.network.corner(each.x) for each in products]
+            if _are_one(products, corners):
                 return self._in_bytes(products, axis=1)
-            if _are_rows(products):
+            if _are_rows(products, corners):
                 return self._in_bytes(products, axis=2)
+            return self._in_integers(products)
         return self._in_floats(products, bound)
 
     def _in_bytes(self, products: Sums, axis: int) -> Value:
@@ -386,6 +385,13 @@ class Walk:
         name = network.convolution(x, *given, window_attributes(last.layer), relu=relu)
         found = self._result(last.layer, name, raised=True)
         return self._positive(found) if relu else found
+
+    def _in_integers(self, products: Sums) -> Value:
+        """The sum of the products in int32, requantised."""
+        network, (first, *_, last) = self.network, products
+        given = ((each.x, each.kernel.w, window_attributes(each.layer)) for each in products)
+        name = network.sums(given, first.kernel.bias, last.kernel.scale, relu=last.kernel.relu)
+        return self._result(last.layer, name, raised=True)
 
     def _in_floats(self, products: Sums, bound: int) -> Value:
         """The sum of the products in float32. Raises NotOneNetwork for accumulators of 2^24 and more."""
@@ -422,18 +428,23 @@ def _is_fine(kernel: arithmetic.Convolution, bound: int) -> bool:
     return least <= kernel.scale.min() and kernel.scale.max() <= 0 and bound + raised < arithmetic.ACCUMULATOR
 
 
-def _are_one(products: Sums) -> bool:
-    """Whether there is one product, or all are dense convolutions with the same window and extents."""
+def _are_one(products: Sums, corners: Sequence[tuple[int, int]]) -> bool:
+    """Whether there is one product, or all are dense convolutions of the same rows and columns."""
     windows = {(*window_attributes(each.layer).items(), each.x.height, each.x.width) for each in products}
     shapes = {each.kernel.w.shape[2:] for each in products}
     return len(products) == 1 or (
-        len(windows) == len(shapes) == 1 and all(is_dense(each.layer) for each in products)
+        len(windows) == len(shapes) == len({*corners}) == 1 and all(is_dense(each.layer) for each in products)
     )
 
 
-def _are_rows(products: Sums) -> bool:
-    """Whether each product has one result, whose window is its whole map: such products may be rows of one."""
+def _are_rows(products: Sums, corners: Sequence[tuple[int, int]]) -> bool:
+    """Whether each product has one result, whose window is its whole map: successive rows may be rows of one."""
     shapes = {(each.layer.Co, each.x.channels, each.kernel.w.shape[1], each.x.width) for each in products}
+    row, column = corners[0]
+    for each, corner in zip(products, corners, strict=True):
+        if corner != (row, column):
+            return False
+        row += each.x.height
     return len(shapes) == 1 and all(
         (each.layer.Ho, each.layer.Wo) == (1, 1)
         and each.kernel.w.shape[2:] == (each.x.height, each.x.width)
