@@ -17,10 +17,10 @@ from npuc.frontend import load as load_model
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.masks import problems as mask_problems
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
-from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.rewrites import Rewrite, rewrites
 from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples

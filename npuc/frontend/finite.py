@@ -14,7 +14,7 @@ from npuc.frontend.builder import Builder
 from npuc.ir import Array, Node
 from npuc.masks import LAYERS
 from npuc.ops.attributes import AXIS, EPSILON
-from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT
+from npuc.ops.movement import ONNX_MOVEMENT
 
 MODERATE = 1e18
 FINITE = (

@@ -118,3 +118,6 @@ OPERATORS = (
     Op("GlobalAveragePool", "The mean of each channel.", _x(), (Y,), _global_average, infer=_global_types),
     Op("GlobalMaxPool", "The largest element of each channel.", _x(), (Y,), _global_max, infer=_global_types),
 )
+
+SELECTION = ("MaxPool", "GlobalMaxPool")
+"""Operators that select each result from their elements."""

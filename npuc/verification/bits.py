@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from npuc.ir import Array
+from npuc.ops.movement import MOVEMENT
 from npuc.program import Program
-from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.reference import has_integer_products, session, with_outputs
 from npuc.storage.pieces import contents_of
 from npuc.target import Indexing, Target

@@ -20,10 +20,10 @@ from npuc.frontend.binding import with_bound
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, Graph, Node
+from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.program import Program
-from npuc.quantize.scales.constraints import ONNX_MOVEMENT
 from npuc.reference import graph_session, session
 from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph

@@ -23,7 +23,7 @@ from npuc.frontend import load
 from npuc.frontend.reading import read_model
 from npuc.frontend.widening import is_half
 from npuc.ir import Array, Graph, Node
-from npuc.quantize.arithmetic.tables import CONVERSIONS
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.reference import graph_session, present, session, with_outputs
 from npuc.verification.dynamic import without_dynamic_quantisation
 from npuc.verification.padding import has_automatic_padding, model_of

@@ -17,7 +17,9 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import OPS, Operators
 from npuc.ops.accumulators import accumulator_bound
 from npuc.ops.attributes import ACTIVATION, FUSED_INPUT, MAX, PADS
-from npuc.quantize.arithmetic.tables import CONVERSIONS, INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.quantisation import CONVERSIONS
+from npuc.quantize.arithmetic.tables import INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import (
     ACCUMULATOR_LIMIT,
     LARGEST_WEIGHT,
@@ -30,14 +32,7 @@ from npuc.quantize.arithmetic.weights import (
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.network.construction import GraphBuilder, Quantise, Quantised, int8_name
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two
-from npuc.quantize.scales.constraints import (
-    MOVEMENT,
-    average_kernel,
-    constraints_of,
-    data_inputs,
-    floors,
-    tensors_of,
-)
+from npuc.quantize.scales.constraints import average_kernel, constraints_of, data_inputs, floors, tensors_of
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, steps_of
 from npuc.quantize.scales.reach import expect_within_reach
 from npuc.quantize.scales.spans import ANYTHING, Span, limits_of, spans

@@ -22,10 +22,11 @@ from npuc.errors import EncodingError, NpucError, Problem
 from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import COUNT_INCLUDE_PAD, GROUP
+from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.patterns import along_axis
 from npuc.quantize.arithmetic.tables import TABLE_OPS
-from npuc.quantize.scales.constraints import ONNX_MOVEMENT, average_kernel
+from npuc.quantize.scales.constraints import average_kernel
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.fusion import conv_mnemonic
 from npuc.targets.easynpu.layers.kernels import geometry, split_kernel

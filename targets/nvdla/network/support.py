@@ -26,9 +26,11 @@ from npuc.errors import Problem
 from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXIS, COUNT_INCLUDE_PAD, LRN_ALPHA, LRN_BETA, LRN_BIAS, MAX, MIN, SIZE
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
-from npuc.quantize.scales.constraints import MOVEMENT, average_kernel
+from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.scales.constraints import average_kernel
 from npuc.targets.nvdla.arithmetic.normalisation import SIZES
 from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST_STRIDE, Machine
 from npuc.targets.nvdla.quantisation import MOST_POOL

@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.quantize.arithmetic.tables import CONVERSIONS
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.pooling import SELECTION
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.network.construction import GraphBuilder, Quantised
-from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, average_kernel
+from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.integer import IDLE
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS

@@ -13,7 +13,8 @@ import numpy as np
 
 from npuc.ir import Array, Node
 from npuc.ops.attributes import HARD_ALPHA, HARD_BETA, MIN
-from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.ops.quantisation import CONVERSIONS
+from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, Share, addends, factor, factors, share, two_factors
 from npuc.targets.nvdla.arithmetic.integer import Stage

@@ -10,8 +10,9 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.improvement.equalisation import SUFFIX
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
