@@ -7,7 +7,7 @@ may be larger than memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,62 +134,37 @@ def uniform(largest: float) -> Histogram:
 EMPTY = Histogram(np.zeros(BINS, np.int64), 1.0)
 
 
+REMEDY = "calibrate on samples that keep the network finite, or --deny the node that computes this tensor"
+
+
+def _expect_finite(tensor: str, value: Array) -> Array:
+    """The value. Raises DataError (E402) if any of it is infinite or NaN."""
+    if not np.isfinite(value).all():
+        raise DataError("E402", "its value is not finite on a calibration sample", tensor=tensor, remedy=REMEDY)
+    return value
+
+
+def _without_infinities(_tensor: str, value: Array) -> Array:
+    """The values with infinite ones and NaN as zero, which does not count."""
+    finite = np.isfinite(value)
+    return value if finite.all() else np.where(finite, value, value.dtype.type(0))
+
+
 def histograms(
     graph: Graph,
     samples: Iterable[Mapping[str, Array]],
     tensors: Sequence[str],
     domains: Mapping[str, tuple[float, float]] | None = None,
     gains: Mapping[str, Array] | None = None,
+    *,
+    finite: Callable[[str, Array], Array] = _expect_finite,
 ) -> dict[str, Histogram]:
     """The histogram of each named tensor over the samples (each a feed of the graph's inputs).
 
     domains: limits for tensors of which only values within them matter; values beyond count as the limit.
     gains: the weights of a tensor's values, broadcast against it (`output_gains`).
-    Raises DataError (E402) for a value that is infinite or NaN.
+    finite: removes infinite values and NaN from a tensor, or raises: DataError (E402) by default.
     """
-
-    def finite(name: str, value: Array) -> Array:
-        if not np.isfinite(value).all():
-            raise DataError("E402", "its value is not finite on a calibration sample", tensor=name, remedy=REMEDY)
-        return value
-
-    return _histograms(graph, samples, tensors, domains, gains, finite)
-
-
-REMEDY = "calibrate on samples that keep the network finite, or --deny the node that computes this tensor"
-
-
-def histograms_of_finite(
-    graph: Graph,
-    samples: Iterable[Mapping[str, Array]],
-    tensors: Sequence[str],
-    domains: Mapping[str, tuple[float, float]] | None = None,
-    gains: Mapping[str, Array] | None = None,
-) -> dict[str, Histogram]:
-    """`histograms` without infinities and NaN: synthetic samples may lead to them."""
-    return _histograms(graph, samples, tensors, domains, gains, lambda _, value: _without_infinities(value))
-
-
-def _without_infinities(value: Array) -> Array:
-    """The values with non-finite ones as zero, which does not count."""
-    finite = np.isfinite(value)
-    return value if finite.all() else np.where(finite, value, value.dtype.type(0))
-
-
-def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource:
-    """The given source, or the default for this kind of samples."""
-    return given or (histograms_of_finite if synthetic else histograms)
-
-
-def _histograms(
-    graph: Graph,
-    samples: Iterable[Mapping[str, Array]],
-    tensors: Sequence[str],
-    domains: Mapping[str, tuple[float, float]] | None,
-    gains: Mapping[str, Array] | None,
-    finite: Callable[[str, Array], Array],
-) -> dict[str, Histogram]:
-    """finite: removes non-finite values from a tensor, or raises."""
     found = dict.fromkeys(tensors, EMPTY)
     for values in computed(graph, samples, tensors):
         for name, value in values.items():
@@ -197,6 +172,31 @@ def _histograms(
                 value = np.clip(value, *domains[name])
             found[name] = found[name].with_values(finite(name, value), gains.get(name) if gains else None)
     return found
+
+
+histograms_of_finite = partial(histograms, finite=_without_infinities)
+"""`histograms` without infinities and NaN: synthetic samples may lead to them."""
+
+
+class HistogramSource(Protocol):
+    """A function that finds the histograms of tensors, as `histograms`, or a cache in front of it."""
+
+    def __call__(
+        self,
+        graph: Graph,
+        samples: Iterable[Mapping[str, Array]],
+        tensors: Sequence[str],
+        domains: Mapping[str, tuple[float, float]] | None = None,
+        gains: Mapping[str, Array] | None = None,
+        /,
+    ) -> dict[str, Histogram]:
+        """The histogram of each named tensor over the samples."""
+        ...
+
+
+def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource:
+    """The given source, or the default for this kind of samples."""
+    return given or (histograms_of_finite if synthetic else histograms)
 
 
 def computed(
@@ -238,21 +238,6 @@ def _run_into(session: Any, feeds: Mapping[str, Array], values: Mapping[str, Arr
     except Exception:  # onnxruntime raises many unrelated types
         return False
     return True
-
-
-class HistogramSource(Protocol):
-    """A function that finds the histograms of tensors: `histograms`, or a cache in front of it."""
-
-    def __call__(
-        self,
-        graph: Graph,
-        samples: Iterable[Mapping[str, Array]],
-        tensors: Sequence[str],
-        domains: Mapping[str, tuple[float, float]] | None = None,
-        gains: Mapping[str, Array] | None = None,
-    ) -> dict[str, Histogram]:
-        """The histogram of each named tensor over the samples."""
-        ...
 
 
 def output_gains(graph: Graph, nodes: Sequence[Node]) -> dict[str, Array]:
