@@ -96,15 +96,10 @@ def test_a_tensor_that_a_factor_cannot_pass_has_no_border() -> None:
 
 @pytest.mark.parametrize("spread", [True, False])
 def test_borders_are_kept_if_they_gain_half_a_decibel(spread: bool) -> None:
-    even = node("Conv", "x w", "y", group=CHANNELS, pads=PADS)
-    graph = (
-        depthwise()
-        if spread
-        else network((1, CHANNELS, 6, 7), "y", even, w=np.full((CHANNELS, 1, 3, 3), 0.1, np.float32))
-    )
-    data = samples(32, 1)
-    given = data if spread else Samples({"x": np.repeat(data.inputs["x"][:, :, :1], CHANNELS, axis=2)})
-    steps = target("bm1684").quantised(graph, given, Options(level="1", precision="int8"))[1]  # type: ignore[attr-defined]
+    given = samples(32, 3)
+    if not spread:
+        given = Samples({"x": given.inputs["x"] / SPREAD[:, None, None]})
+    steps = target("bm1684").quantised(gated(), given, Options(level="1", precision="int8"))[1]  # type: ignore[attr-defined]
     step = next(each for each in steps if "borders" in each.name)
     assert step.kept == spread == (step.after_db > step.before_db + 0.5)
 
