@@ -13,11 +13,11 @@ from onnx.reference import ReferenceEvaluator
 from npuc.ir import Array
 from npuc.targets.easynpu.simulate.merging import Extents, Merging, Operator
 
-EXTENTS: dict[str, Extents] = {"x": (4, 6, 6), "v": (4, 1, 1), "z": (4, 6, 6)}
+EXTENTS: dict[str, Extents] = {"x": (4, 6, 6), "v": (4, 1, 1), "z": (4, 6, 6), "tall": (4, 8, 6)}
 RANDOM = np.random.default_rng(0)
 CONSTANTS: dict[str, Array] = {
     "0": np.array([0]), "2": np.array([2]), "3": np.array([3]), "4": np.array([4]), "6": np.array([6]),
-    "channels": np.array([1]), "rows": np.array([2]),
+    "7": np.array([7]), "channels": np.array([1]), "rows": np.array([2]),
     "place": RANDOM.normal(size=(1, 4, 3, 6)).astype(np.float32),
     "w": RANDOM.normal(size=(4, 4, 3, 3)).astype(np.float32),
     "u": RANDOM.normal(size=(4, 4, 3, 3)).astype(np.float32),
@@ -42,6 +42,11 @@ def conv(x: str, w: str, y: str, pads: tuple[int, ...] = (0, 0, 0, 0), group: in
 
 GIVEN = {
     "tiles and a channel's number": [*HALVES, of("Mul", "a v", "c"), of("Mul", "b v", "d_"), JOINED],
+    "a channel's number and tiles": [*HALVES, of("Mul", "v a", "c"), of("Mul", "v b", "d_"), JOINED],
+    "channels of a map that ends beside those of one that goes on": [
+        of("Slice", "tall 0 7 rows", "a"),
+        conv("x", "d", "c", (1, 1, 1, 1), group=4), conv("a", "d", "d_", (1, 1, 0, 1), group=4), BESIDE,
+    ],
     "tiles of maps": [
         *HALVES, of("Slice", "z 0 3 rows", "e_"), of("Slice", "z 3 6 rows", "f"),
         of("Add", "a e_", "c"), of("Add", "b f", "d_"), JOINED,
