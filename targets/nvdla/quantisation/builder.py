@@ -54,6 +54,10 @@ class Builder(GraphBuilder, ABC):
         del node
         return tensor
 
+    def covers(self, node: Node, name: str) -> bool:
+        """Whether an operand has the shape of the result, so that it can go through SDP."""
+        return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
+
     @abstractmethod
     def unit(self, tensor: str) -> float:
         """The scale of values between the stages, if the second one works in steps of the tensor."""
