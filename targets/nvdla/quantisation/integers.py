@@ -155,7 +155,7 @@ class Integers(Elementwise):
     def _given_maps(self, node: Node) -> tuple[str, str] | None:
         """The two maps of a sum if the model provides their scales and that of the result."""
         both = self.given.__contains__
-        if not all(map(both, (*node.inputs, node.output))) or not all(self._covers(node, x) for x in node.inputs):
+        if not all(map(both, (*node.inputs, node.output))) or not all(self.covers(node, x) for x in node.inputs):
             return None
         return self.in_order(node)
 
