@@ -91,9 +91,8 @@ def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
     """The samples of .npz files, folders of them and patterns (`files_of`), concatenated.
 
     inputs: name and type of every input of the model. Many files take no more memory than one: each file may keep
-    an equal share of LARGE in memory; larger arrays are read block by block, one file at a time.
-    Raises DataError: E401 for a file that is missing or damaged, a pattern without a match, or an input without an
-    array; E402 for a wrong shape, type or number of samples.
+    an equal share of LARGE in memory; larger arrays are read block by block, one file at a time. pattern without a
+    match; E402 for a wrong shape, type or number of samples.
     """
     files = files_of(paths)
     with budget():
