@@ -15,7 +15,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.storage.pieces import contents_of
 from npuc.storage.records import read
-from npuc.target import Counting, Target
+from npuc.target import Target, cycles_of
 from npuc.verification.described import Layer, described, foreign_evidence
 from npuc.verification.isolation import Alone, Isolated
 from npuc.verification.layerwise import LayerwiseCheck, Sample, bound_model
@@ -71,7 +71,7 @@ class FloatCheck(LayerwiseCheck):
             "bit_exact": None,
             "layers": [self._layer(layer) for layer in self.layers],
             "chip_model": self.chip_model,
-            "cycles": self.run.cycles if isinstance(self.run, Counting) else None,
+            "cycles": cycles_of(self.run),
         }
 
     def _compare(self, sample: Sample) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -43,9 +43,9 @@ def quantise(
     nodes: Sequence[Node],
     histograms: Mapping[str, Histogram],
     method: str = "mse",
-    tabulate: Tabulate | None = None,
     given: Mapping[str, Steps] = NOTHING_GIVEN,
     *,
+    tabulate: Tabulate | None = None,
     power_of_two: bool = False,
 ) -> Quantised:
     """The integer graph of a float graph; these of its nodes become integer.
@@ -62,28 +62,17 @@ def quantise(
     return Builder(graph, nodes, {**chosen, **given}, tabulate).built()
 
 
-def quantiser(tabulate: Tabulate | None, *, power_of_two: bool = False) -> Quantise:
+def quantiser(tabulate: Tabulate, *, power_of_two: bool = False) -> Quantise:
     """`quantise` with a cached search for tables."""
     tables: dict[bytes, Table] = {}
 
     def remembered(values: Array) -> Table:
-        assert tabulate is not None
         key = values.tobytes()
         if key not in tables:
             tables[key] = tabulate(values)
         return tables[key]
 
-    def made(
-        graph: Graph,
-        nodes: Sequence[Node],
-        histograms: Mapping[str, Histogram],
-        method: str,
-        given: Mapping[str, Steps],
-    ) -> Quantised:
-        found = remembered if tabulate else None
-        return quantise(graph, nodes, histograms, method, found, given, power_of_two=power_of_two)
-
-    return made
+    return partial(quantise, tabulate=remembered, power_of_two=power_of_two)
 
 
 MOST_ROUNDS = 4
