@@ -137,7 +137,7 @@ class Unconfined:
             raise _refused(error) from None
 
 
-def foreign_session(opened: Callable[[], Any]) -> Confined | Unconfined:
+def isolated(opened: Callable[[], Any]) -> Confined | Unconfined:
     """The session of an untrusted model, confined if the system supports it."""
     return (Confined if AVAILABLE else Unconfined)(opened)
 

@@ -95,6 +95,16 @@ def constant_weights(graph: Graph, node: Node) -> str | None:
     return f"'{missing[0]}' is computed at run time" if missing else None
 
 
+def slope_per_channel(graph: Graph, node: Node) -> str | None:
+    """The slope is a constant: one number, or one per channel."""
+    slope, shape = graph.constants.get(node.inputs[1]), graph.shape(node.inputs[0])
+    if slope is None:
+        return f"'{node.inputs[1]}' is computed at run time"
+    aligned = (1,) * (len(shape) - slope.ndim) + slope.shape
+    fits = slope.size == 1 or (len(shape) > 1 and slope.size == shape[1] == aligned[1])
+    return None if fits else f"the slope's shape is {list(slope.shape)}"
+
+
 def finite_constants(graph: Graph, node: Node) -> str | None:
     """Constants are finite."""
     wrong = [

@@ -17,10 +17,10 @@ from npuc.frontend import load as load_model
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.masks import problems as mask_problems
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
-from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.rewrites import Rewrite, rewrites
 from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
@@ -137,6 +137,24 @@ def compile_model(
     return found.program, found.samples
 
 
+Step = tuple[str, Graph, Graph]
+"""Name of a pass, the graph before it, the graph after it."""
+Steps = Sequence[Step]
+
+
+def _recorder(hook: Hook | None = None) -> tuple[list[Step], Hook]:
+    """A list, and a hook that adds every pass that changes the graph to it, before it calls the given one."""
+    steps: list[Step] = []
+
+    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
+        if after is not before:
+            steps.append((name, before, after))
+        if hook is not None:
+            hook(name, before, after, seconds)
+
+    return steps, recording
+
+
 @budget()
 def compilation(
     model: Path,
@@ -147,14 +165,7 @@ def compilation(
     hook: Hook | None = None,
 ) -> Compilation:
     """The program of a model with the data for checking it. Raises as compile_model does."""
-    steps: list[tuple[str, Graph, Graph]] = []
-
-    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
-        if after is not before:
-            steps.append((name, before, after))
-        if hook is not None:
-            hook(name, before, after, seconds)
-
+    steps, recording = _recorder(hook)
     options.begin("reading the model")
     graph = accepted(model, target, shapes, options, recording)
     types = input_types(graph)
@@ -177,12 +188,7 @@ def float_passes(model: Path, program: Program, target: Target, told: Sequence[s
 
     told: the rewrites recorded in graph.json. Empty if they differ: the program was compiled with other options.
     """
-    steps: list[tuple[str, Graph, Graph]] = []
-
-    def recording(name: str, before: Graph, after: Graph, _seconds: float) -> None:
-        if after is not before:
-            steps.append((name, before, after))
-
+    steps, recording = _recorder()
     shapes = {port.name: port.shape for port in program.inputs}
     with TemporaryDirectory() as folder:
         try:
@@ -244,10 +250,6 @@ def quantise_model(
     if options.notify is not None:
         options.notify(tried)
     return qdq_model(network), samples
-
-
-Steps = Sequence[tuple[str, Graph, Graph]]
-"""Name of a pass, the graph before it, the graph after it."""
 
 
 def rewrites_of(steps: Steps, target: Target, options: Options) -> list[Rewrite]:

@@ -9,8 +9,8 @@ from npuc.constraints import refused
 from npuc.errors import NpucError, Problem
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
-from npuc.quantize.arithmetic.tables import CONVERSIONS
-from npuc.quantize.scales.constraints import MOVEMENT
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.scales.model_scales import steps_of
 from npuc.steps import computing
 

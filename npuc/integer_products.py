@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from npuc.ir import Array
+from npuc.names import Names
 from npuc.subgraphs import graphs
 
 
@@ -94,15 +95,15 @@ class _Raising:
     def __init__(self, model: onnx.ModelProto, types: Mapping[str, int], outside: Mapping[str, Array]) -> None:
         self.model, self.outside = model, outside
         self.constants = {each.name: each for graph in graphs(model.graph) for each in graph.initializer}
-        self.names = {*types, *self.constants}
+        self.names = Names({*types, *self.constants})
         for graph in graphs(model.graph):
-            self.names.update(name for node in graph.node for name in (*node.input, *node.output))
+            self.names.take(name for node in graph.node for name in (*node.input, *node.output))
         self.made: dict[str, str] = {}
 
     def __call__(self, name: str, nodes: list[onnx.NodeProto]) -> str:
         """The raised tensor; the empty name stands for a zero point of 0. nodes: receives the new nodes."""
         if name and name not in self.constants:
-            wide, sum_, result = (self._unused(f"{name}/{part}") for part in ("wide", "raised", "unsigned"))
+            wide, sum_, result = (self.names.new(f"{name}/{part}") for part in ("wide", "raised", "unsigned"))
             nodes.append(helper.make_node("Cast", [name], [wide], to=TensorProto.INT32))
             nodes.append(helper.make_node("Add", [wide, self._constant("", np.int32)], [sum_]))
             nodes.append(helper.make_node("Cast", [sum_], [result], to=TensorProto.UINT8))
@@ -113,15 +114,9 @@ class _Raising:
         key = f"{name}/{np.dtype(dtype).name}"
         if key not in self.made:
             raised = (np.asarray(self._values(name), np.int16) + RAISED).astype(dtype)
-            self.made[key] = self._unused(key)
+            self.made[key] = self.names.new(key)
             self.model.graph.initializer.append(numpy_helper.from_array(raised, self.made[key]))
         return self.made[key]
-
-    def _unused(self, name: str) -> str:
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
-        return name
 
     def _values(self, name: str) -> Array:
         if not name:

@@ -14,7 +14,7 @@ import numpy as np
 from npuc.errors import Problem
 from npuc.ir import Array, Node
 from npuc.ops.attributes import VALUE
-from npuc.quantize.scales.constraints import ONNX_MOVEMENT
+from npuc.ops.movement import ONNX_MOVEMENT
 
 HEADS = ("Softmax", "LogSoftmax", "ArgMax", "TopK", "ReduceLogSumExp")
 """Operators that ignore what is far below the largest."""

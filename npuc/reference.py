@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npuc.confinement import foreign_session
+from npuc.confinement import isolated
 from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
+from npuc.external_weights import without_weights
 from npuc.ir import Array, Graph
 from npuc.storage.mapped import kept, place_of, trim
 
@@ -81,7 +82,7 @@ def session(
     products = isinstance(model, bytes | Path) or has_integer_products(model)  # the former are searched
     del model  # it takes as much memory as its bytes
     opened = partial(_tried, given, mapped, few_runs=few_runs, precise=precise, products=products)
-    found = foreign_session(opened) if confined else opened()
+    found = isolated(opened) if confined else opened()
     if mapped:
         trim()  # temporary data of the opening
     return found
@@ -231,6 +232,19 @@ def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = Fals
 
     weights: dict[str, Array] = {}
     return session(to_onnx(graph, outputs, weights), weights, few_runs=few_runs)
+
+
+def foreign_session(model: onnx.ModelProto, folder: Path | None = None, *, few_runs: bool = False) -> Any:
+    """A session of a user's model, confined; its heavy constants are moved out of the given model and shared.
+
+    folder: of its external data. Raises ModelError as `session` and `without_weights`.
+    """
+    return session(*without_weights(model, folder), few_runs=few_runs, confined=True)
+
+
+def values_of(session: Any, names: Sequence[str], feed: Mapping[str, Array]) -> dict[str, Array]:
+    """The values of these outputs of a session; none for no names, which onnxruntime reads as all."""
+    return dict(zip(names, session.run(list(names), dict(feed)), strict=True)) if names else {}
 
 
 def present(model: Any, names: Sequence[str]) -> list[str]:

@@ -16,7 +16,9 @@ from npuc.frozen import frozen
 from npuc.grouping import sharing
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, KERNEL_SHAPE
-from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, selects
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.pooling import SELECTION
+from npuc.quantize.scales.constraints import selects
 from npuc.text import count, short
 
 Price = Callable[[Graph, Node], int | None]

@@ -136,6 +136,11 @@ class Counting(Protocol):
         ...
 
 
+def cycles_of(run: Runner) -> int | None:
+    """Cycles of the last sample, if its chip model counts them."""
+    return run.cycles if isinstance(run, Counting) else None
+
+
 class Stepper(Runner, Protocol):
     """A program on a simulator that counts cycles."""
 

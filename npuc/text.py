@@ -63,7 +63,7 @@ def _cell(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case float():
-            return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+            return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
         case int():
             return f"{value:,}"
         case _:

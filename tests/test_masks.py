@@ -110,6 +110,7 @@ CONDITIONS = {
     "a constant below the limit": ("z = Add(s, c)", {"c": np.full(WIDTH, 15.9, np.float32)}, []),
     "a constant at the limit": ("z = Add(s, c)", {"c": np.full(WIDTH, 16.0, np.float32)}, ["Add"]),
     "a negative constant at the limit": ("z = Add(s, c)", {"c": np.full(WIDTH, -16.0, np.float32)}, ["Add"]),
+    "padding far below zero": ("z = Pad(s, ends, low)", {"ends": np.array([0, 0, 0, 2])}, ["Pad"]),
     "logits added to logits": ("t = MatMul(x, v)\n z = Add(s, t)", {}, []),
     "an input through elementwise operators": ("n = Relu(m)\n z = Add(s, n)", {}, ["Relu", "Add"]),
     "an input through a layer": ("n = MatMul(m, v)\n z = Add(s, n)", {}, []),

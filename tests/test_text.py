@@ -27,7 +27,7 @@ def test_a_column_of_flags_is_words() -> None:
 
 
 def test_large_numbers_lose_their_decimals_before_their_digits() -> None:
-    assert table(("n",), [(99.9994,), (12345.678,)]).splitlines() == ["      n", " 99.999", "12345.7"]
+    assert table(("n",), [(99.9994,), (12345.678,)]).splitlines() == ["       n", "  99.999", "12,345.7"]
 
 
 def test_a_table_without_rows_is_its_header() -> None:

@@ -14,7 +14,6 @@ from npuc.escaping import shown, terminal
 if TYPE_CHECKING:
     from npuc.program import Program
     from npuc.storage.data import Samples
-    from npuc.target import Runner
 
 
 @click.command()
@@ -48,6 +47,7 @@ def run(
     from npuc.progress import progress
     from npuc.reports import summaries
     from npuc.storage.data import save
+    from npuc.target import cycles_of
     from npuc.variants import chosen
 
     artefact = chosen(artefact, data, allow_modified=allow_modified)
@@ -68,18 +68,11 @@ def run(
         bar.begin("writing")
         save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
-    counts = _cycles(runner) if stepper is None else stepper.report()
+    cycles = cycles_of(runner)
+    counts = stepper.report() if stepper is not None else {} if cycles is None else {"cycles": cycles}
     lines = [summaries.stepped(shown({"layers": [], **counts}))] if counts else []
     lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
     answer({"status": "ok", "samples": len(samples), "outputs": shapes, **counts}, "\n".join(lines), as_json)
-
-
-def _cycles(runner: Runner) -> dict[str, Any]:
-    """Cycles of the last sample, if the chip model counts them."""
-    from npuc.target import Counting
-
-    cycles = runner.cycles if isinstance(runner, Counting) else None
-    return {} if cycles is None else {"cycles": cycles}
 
 
 @click.command()

@@ -14,7 +14,7 @@ from npuc.frontend.builder import Builder
 from npuc.ir import Array, Node
 from npuc.masks import LAYERS
 from npuc.ops.attributes import AXIS, EPSILON
-from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT
+from npuc.ops.movement import ONNX_MOVEMENT
 
 MODERATE = 1e18
 FINITE = (
@@ -72,7 +72,7 @@ def _unmasked(to: Builder, softmax: Node) -> str:
     node, axis = to.producers.get(x), AXIS(softmax) - len(to.shape(x))
     if node is not None and node.op == "Add":
         for logits, mask in (node.inputs, node.inputs[::-1]):
-            if is_chosen(to, mask) or _removes_a_part(to, mask, axis, to.shape(x)):
+            if is_chosen(to, mask) or _removes_a_part(to, mask, axis):
                 return logits
     return x
 
@@ -85,10 +85,10 @@ def is_chosen(to: Builder, name: str) -> bool:
     return node is not None and node.op == "Where" and all(_all(to, each, np.isfinite) for each in node.inputs[1:])
 
 
-def _removes_a_part(to: Builder, name: str, axis: int, shape: tuple[int, ...]) -> bool:
-    """Whether a mask is a constant of numbers and -inf, with a number along the axis everywhere."""
+def _removes_a_part(to: Builder, name: str, axis: int) -> bool:
+    """Whether a mask is a constant of numbers and -inf, with a number everywhere along the axis, below 0."""
     mask = to.constants.get(name)
-    if mask is None or mask.shape[axis:][:1] != shape[axis:][:1]:
+    if mask is None or mask.ndim < -axis:
         return False
     return bool((mask < np.inf).all() and (mask > -np.inf).any(axis).all())
 
@@ -107,16 +107,18 @@ def _all(to: Builder, name: str, condition: Callable[[Array], Array]) -> bool:
 
 
 def _is_positive(to: Builder, name: str) -> bool:
-    """Whether a tensor is a positive constant, or that plus a sum or mean of squares, or the root of it."""
+    """Whether a tensor is a constant divisor above 0, or that plus a sum or mean of squares, or the root of it."""
+
+    def divides(value: Array) -> Array:
+        return (value > 0) & _is_divisor(value)
+
     node = to.producers.get(name)
     while node is not None and node.op == "Sqrt":
         name = node.inputs[0]
         node = to.producers.get(name)
     if node is None or node.op != "Add":
-        return _all(to, name, lambda value: value > 0)
-    return any(
-        _is_square(to, a) and _all(to, b, lambda value: value > 0) for a, b in (node.inputs, node.inputs[::-1])
-    )
+        return _all(to, name, divides)
+    return any(_is_square(to, a) and _all(to, b, divides) for a, b in (node.inputs, node.inputs[::-1]))
 
 
 def _is_square(to: Builder, name: str) -> bool:

@@ -10,9 +10,8 @@ import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper
 
 from npuc.errors import NpucError
-from npuc.external_weights import without_weights
 from npuc.ir import Array, TensorType
-from npuc.reference import session, with_outputs
+from npuc.reference import foreign_session, with_outputs
 from npuc.subgraphs import subgraphs
 
 SMALL = 1 << 12
@@ -100,7 +99,7 @@ def types_by_onnxruntime(
             port.type.CopyFrom(proto_of(inputs[port.name]))
     names = [name for node in made.graph.node for name in node.output if name]
     try:
-        found = session(*without_weights(with_outputs(made, names), folder), confined=True).get_outputs()
+        found = foreign_session(with_outputs(made, names), folder).get_outputs()
     except NpucError:
         return {}
     return {

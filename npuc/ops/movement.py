@@ -399,3 +399,8 @@ OPERATORS = (
         to_onnx=_blocks_onnx,
     ),
 )
+
+ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
+"""The ONNX operators that only move elements."""
+MOVEMENT = (*ONNX_MOVEMENT, "Interleave")
+"""Operators that only move elements: the same on int8, if all their tensors share one scale."""

@@ -23,7 +23,8 @@ def _little_padding(node: Node, _types: Sequence[TensorType]) -> bool:
     return all(max(b, e) < taps for b, e, taps in zip(window.begins, window.ends, window.kernel, strict=True))
 
 
-def _pool_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+def pool_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """The type of the pooled map; of the element type of x."""
     (x,) = types
     return (TensorType((*x.shape[:2], *window_of(node, WINDOW(node)).extents(node, x.shape[2:])), x.dtype),)
 
@@ -101,7 +102,7 @@ OPERATORS = (
         _max_pool,
         WINDOWED,
         (_little_padding,),
-        _pool_types,
+        pool_types,
         _max_pool_onnx,
     ),
     Op(
@@ -112,9 +113,12 @@ OPERATORS = (
         _average_pool,
         (*WINDOWED, COUNT_INCLUDE_PAD),
         (_little_padding,),
-        _pool_types,
+        pool_types,
         _average_pool_onnx,
     ),
     Op("GlobalAveragePool", "The mean of each channel.", _x(), (Y,), _global_average, infer=_global_types),
     Op("GlobalMaxPool", "The largest element of each channel.", _x(), (Y,), _global_max, infer=_global_types),
 )
+
+SELECTION = ("MaxPool", "GlobalMaxPool")
+"""Operators that select each result from their elements."""

@@ -118,3 +118,6 @@ OPERATORS = (
         (_steps_of_the_axis,),
     ),
 )
+
+CONVERSIONS = ("FakeQuantize", "Rescale")
+"""Operators that change nothing but scale and zero point."""

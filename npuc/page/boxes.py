@@ -39,7 +39,7 @@ def boxes_of(program: Program, steps: Iterable[Report], graph: Report, layers: S
         host_steps()
         number = next((numbers[node] for node in each["nodes"] if node in numbers), None)
         layer, tensor = None if number is None else layers[number], tensors.get(each["tensor"], {})
-        title = _title(each["op"].removeprefix("Int"), layer["op"] if layer else "")
+        title = _title(each["op"], layer["op"] if layer else "")
         reads = (made.get(name, made.get(tensors.get(name, {}).get("float", name), "")) for name in each["inputs"])
         shade = {} if number is None else {key: values[number] for key, values in shades.items()}
         region = next((regions[node] for node in each["nodes"] if node in regions), "")
@@ -58,8 +58,9 @@ def by_node(layers: Sequence[Report]) -> dict[str, int]:
 
 
 def _title(op: str, instruction: str) -> str:
-    """Both names, if they differ."""
-    return op if instruction.lower() in ("", op.lower()) else f"{op} {instruction}"
+    """The operator, and the instruction if its name differs."""
+    name = op.removeprefix("Int")
+    return name if instruction.lower() in ("", name.lower(), op.lower()) else f"{name} {instruction}"
 
 
 def _is_host(step: Report) -> bool:
@@ -75,10 +76,17 @@ def _host_box(step: Report, reads: Sequence[str], parts: Sequence[Report]) -> Bo
         return Box(
             step["outputs"][0], step["op"], f"{step['node']}\n{step['reason']}", tuple(reads), HOT, None, region
         )
-    reasons = [f"{why['op']}: {why['reason']}" for why in part["reasons"]]
     title = ", ".join(dict.fromkeys(why["op"] for why in part["reasons"])) or f"{len(part['nodes'])} nodes"
-    hint = "\n".join([", ".join(part["nodes"]), *reasons])
+    hint = "\n".join([", ".join(part["nodes"]), *reasons(part)])
     return Box(step["outputs"][0], title, hint, tuple(reads), HOT, None, _region(part))
+
+
+def reasons(part: Report) -> list[str]:
+    """Why the operators of a part run on the host, a text for each reason."""
+    ops: dict[str, dict[str, None]] = {}
+    for why in part["reasons"]:
+        ops.setdefault(why["reason"], {})[why["op"]] = None
+    return [f"{', '.join(names)}: {reason}" for reason, names in ops.items()]
 
 
 def _region(part: Report) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from npuc.ir import Array
 from npuc.page.svg import Bands, Scale, horizontal_axis, picture, short_number, tag, text, titled, vertical_axis
+from npuc.quantize.network.construction import float_name
 from npuc.text import count, short
 from npuc.timeline import Buffer, Timeline
 
@@ -41,7 +42,7 @@ def engines(timeline: Timeline, names: Sequence[str]) -> str:
             moved = f"\n{count(each.bytes)} bytes" if each.bytes else ""
             hint = f"{each.tensor or each.label}\n{each.label}\n{cost}{moved}"
             name = each.label if each.layer is None else names[each.layer]
-            parts.append(titled(bar, hint, data_layer=each.layer, data_name=short(name, NAME)))
+            parts.append(titled(bar, hint, data_layer=each.layer, data_name=short(float_name(name), NAME)))
     return picture(WIDTH, bottom + 34, "Timeline of the engines", parts)
 
 
@@ -86,7 +87,7 @@ def _buffer(each: Buffer, across: Scale, up: Scale | Bands, number: int, layer: 
     bar = tag("rect", x=left, y=top, width=width, height=height, class_=f"buffer series{number % 6}")
     last = each.address + each.size - 1
     where = f"bytes {count(each.address)} to {count(last)}, cycles {count(each.start)} to {count(each.end)}"
-    name = short(each.label, NAME) if height > 12 else None
+    name = short(float_name(each.label), NAME) if height > 12 else None
     drawn = titled(bar, f"{each.label}\n{where}", data_layer=layer, data_name=name)
     if each.used is None:
         return drawn

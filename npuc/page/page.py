@@ -15,7 +15,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph
 from npuc.outline import short_names
 from npuc.page import charts, network
-from npuc.page.boxes import SHADES, boxes_of, by_node
+from npuc.page.boxes import SHADES, boxes_of, by_node, reasons
 from npuc.page.passes import passes
 from npuc.page.rendering import rendered
 from npuc.program import Program
@@ -68,7 +68,7 @@ COLUMNS = (
     Column("macs", "MACs", "of convolutions and fully connected layers"),
     Column("cycles", "cycles", "by the cycle model"),
     Column("share", "share %", "of the program's cycles"),
-    Column("utilization", "utilisation", "ideal cycles over cycles"),
+    Column("utilization", "utilisation %", "ideal cycles over cycles"),
     Column("bound", "bound by", "what takes the longest", False),
     Column("bytes", "bytes", "moved between memories and the array"),
     Column("weight_words", "weights", "words of weights, biases and shifts"),
@@ -126,7 +126,7 @@ def _partitions(report: Mapping[str, Any]) -> list[dict[str, str]]:
             "macs": count(each["macs"]),
             "bytes_in": count(each["bytes_in"]),
             "bytes_out": count(each["bytes_out"]),
-            "why": "; ".join(f"{why['op']}: {why['reason']}" for why in each["reasons"]),
+            "why": "; ".join(reasons(each)),
         }
         for each in parts
     ]
@@ -164,7 +164,7 @@ def _figures(report: Report, timeline: Timeline, verification: Report | None) ->
         if verification.get("cycles") is not None and verification["chip_model"] != "own":
             found.append((f"cycles, {verification['chip_model']}'s model", count(verification["cycles"])))
         exact = {True: "yes", False: "NO", None: "-"}[verification["bit_exact"]]
-        found.append(("bit exact", f"{exact} ({count(verification['samples'])} samples)"))
+        found.append((f"bit exact, {count(verification['samples'])} samples", exact))
         worst = min(
             (each["sqnr_db"] for each in verification["outputs"] if each["sqnr_db"] is not None), default=None
         )
@@ -178,7 +178,7 @@ def _memory(name: str, use: Report) -> dict[str, Any]:
         "peak": count(use["peak_bytes"]),
         "bound": count(use["lower_bound_bytes"]),
         "capacity": "-" if use["capacity_bytes"] is None else count(use["capacity_bytes"]),
-        "share": round(100 * use["peak_bytes"] / max(use["capacity_bytes"] or use["peak_bytes"], 1)),
+        "share": None if use["capacity_bytes"] is None else round(100 * use["peak_bytes"] / use["capacity_bytes"]),
     }
 
 
@@ -195,7 +195,7 @@ def _cell(layer: Report, column: Column) -> dict[str, Any]:
             shown = f"{rows}x{columns}" + "".join(f" ({count(cycles)})" for cycles in rest)
             return {"text": shown, "sort": [rows, columns, *rest][-1], "hint": hint, "numeric": False}
         case float():
-            text = f"{value:.3f}" if column.key == "utilization" else f"{value:.1f}"
+            text = f"{100 * value if column.key == 'utilization' else value:.1f}"
             return {"text": text, "sort": value, "hint": hint, "numeric": True}
         case int():
             return {"text": count(value), "sort": value, "hint": hint, "numeric": True}

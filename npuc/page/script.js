@@ -9,6 +9,9 @@ for (const button of document.querySelectorAll("button[data-shade]")) {
 const first = document.querySelector("button[data-shade]");
 if (first) first.click();
 
+// What a click does, Enter does on what has the focus.
+for (const each of document.querySelectorAll(".sortable th, tr[data-layer], figure[data-layer]")) each.tabIndex = 0;
+
 for (const heading of document.querySelectorAll(".sortable th")) {
   heading.addEventListener("click", () => {
     const body = heading.closest("table").tBodies[0], column = heading.cellIndex;
@@ -44,7 +47,9 @@ document.addEventListener("click", (event) => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") choose();
-  if (event.key === "Enter" && document.activeElement.dataset.layer) choose(document.activeElement.dataset.layer);
+  const focus = document.activeElement;
+  if (event.key === "Enter" && focus.dataset.layer) choose(focus.dataset.layer);
+  if (event.key === "Enter" && focus.tagName === "TH") focus.click();
 });
 
 // The network: zoom by buttons or Ctrl and the wheel, pan by dragging.
@@ -62,6 +67,7 @@ for (const button of document.querySelectorAll("[data-size]")) {
   button.addEventListener("click", () => { for (const graph of graphs) if (graph.offsetParent) resize(graph, Number(button.dataset.size)); });
 }
 for (const graph of graphs) {
+  graph.style.setProperty("--picture", `${graph.firstElementChild.viewBox.baseVal.height + 2}px`);
   graph.addEventListener("wheel", (event) => {
     if (!event.ctrlKey) return;
     event.preventDefault();
@@ -111,7 +117,7 @@ function stretch(factor, from = 0) {
       if (letters < 3) continue;
       const label = document.createElementNS("http://www.w3.org/2000/svg", "text");
       const name = bar.dataset.name;
-      label.textContent = name.length > letters ? `${name.slice(0, letters - 1)}\u2026` : name;
+      label.textContent = name.length > letters ? `\u2026${name.slice(1 - letters)}` : name;
       label.setAttribute("class", "inside");
       label.setAttribute("x", box.x.baseVal.value + 4 / zoom);
       label.setAttribute("y", box.y.baseVal.value + box.height.baseVal.value / 2 + 4);

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 from typing import ClassVar
 
 from npuc.escaping import html
 from npuc.frozen import frozen
+
+LETTERS = 10
+"""The height of a value at an axis."""
 
 
 def tag(name: str, content: str | Iterable[str] = "", **attributes: object) -> str:
@@ -135,12 +138,14 @@ def horizontal_axis(scale: Scale, top: float, bottom: float, unit: str) -> str:
 
 
 def vertical_axis(scale: Scale | Bands, left: float, right: float, unit: str) -> str:
-    """Horizontal grid lines with their values at the left, and the unit above."""
+    """Horizontal grid lines, those that are apart with their values at the left, and the unit above."""
     lines = [
         tag("line", x1=left, x2=right, y1=scale.at(value), y2=scale.at(value), class_="grid")
         for value in scale.ticks
     ]
-    labels = [
-        text(short_number(value), x=left - 6, y=scale.at(value) + 4, class_="tick end") for value in scale.ticks
-    ]
+    labels, free = list[str](), inf
+    for value in scale.ticks:
+        if scale.at(value) <= free:
+            labels.append(text(short_number(value), x=left - 6, y=scale.at(value) + 4, class_="tick end"))
+            free = scale.at(value) - LETTERS
     return "".join([*lines, *labels, text(unit, x=left, y=scale.end - 8, class_="tick")])

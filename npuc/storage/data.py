@@ -307,12 +307,12 @@ def _arrays(
                     name: _array(path, archive, name, most) if name in wanted or name.startswith(several) else None
                     for name in archive.files
                 }
-        reason = "it is a single array, not an .npz file"
+        reason, remedy = "it is a single array, not an .npz file", "save it with numpy.savez"
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason, remedy = error.strerror or str(error), "give the path of an .npz file that can be read"
     except DAMAGED:
-        reason = "it is not a NumPy .npz file"
-    raise DataError("E401", f"'{path}' cannot be read: {reason}", remedy="save it with numpy.savez")
+        reason, remedy = "it is not a NumPy .npz file", "save it with numpy.savez"
+    raise DataError("E401", f"'{path}' cannot be read: {reason}", remedy=remedy)
 
 
 def _members(archive: np.lib.npyio.NpzFile) -> list[zipfile.ZipInfo]:

@@ -21,7 +21,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, load, load_evidence
 from npuc.progress import SILENT, Progress
-from npuc.reference import session
+from npuc.reference import session, values_of
 from npuc.regions.composite import target_of
 from npuc.storage import data
 from npuc.storage.data import Samples
@@ -199,9 +199,9 @@ def _computations(subject: Subject, program: Program, judged: Sequence[str]) -> 
 
 
 def _by_onnxruntime(model: Any, judged: Sequence[str]) -> Run:
-    run, names = session(model, confined=True), list(judged)
+    run = session(model, confined=True)
 
     def outputs(batch: Samples) -> list[Outputs]:
-        return [dict(zip(names, run.run(names, feed), strict=True)) for feed in batch.feeds()]
+        return [values_of(run, judged, feed) for feed in batch.feeds()]
 
     return outputs

@@ -21,7 +21,7 @@ from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, save_files
-from npuc.reference import session, with_outputs
+from npuc.reference import session, values_of, with_outputs
 from npuc.storage import data
 from npuc.target import FLOATING, Origin, Runner, Target
 from npuc.verification.described import described
@@ -69,7 +69,7 @@ def _by_reference(reference: bytes) -> _Judge:
     def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
         names = [each.name for each in run.get_outputs() if each.name in shown]
         for sample, feed in enumerate(batch.feeds()):
-            for name, right in zip(names, run.run(names, feed) if names else (), strict=True):
+            for name, right in values_of(run, names, feed).items():
                 yield _Judged(name, sample, right, right != shown[name][sample])
 
     return judge

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from npuc.ir import Array
+from npuc.ops.movement import MOVEMENT
 from npuc.program import Program
-from npuc.quantize.scales.constraints import MOVEMENT
-from npuc.reference import has_integer_products, session, with_outputs
+from npuc.reference import has_integer_products, session, values_of, with_outputs
 from npuc.storage.pieces import contents_of
 from npuc.target import Indexing, Target
-from npuc.verification.described import damaged, described, network
-from npuc.verification.described import evidence as foreign
+from npuc.verification.described import damaged, described, foreign_evidence, network
 
 
 class Bits:
@@ -41,7 +40,7 @@ class Bits:
         self.outputs = [port.name for port in program.outputs]
         self.dtype, self.confined = program.precision, confined
         self.target, self.program = target, program
-        with foreign():
+        with foreign_evidence():
             model, self.weights = network(self.evidence)
             few_runs = few_runs and not has_integer_products(model)
             whole = self.evidence if isinstance(self.evidence, bytes) else model
@@ -61,11 +60,11 @@ class Bits:
 
         seen: the tensors that the simulator shows.
         """
-        with foreign():
+        with foreign_evidence():
             feed = {name: _numbers(value) for name, value in feed.items()}
             values = values_of(self.reference, self._known, feed)
         self._expect_shapes(values)
-        with foreign():
+        with foreign_evidence():
             integer = self._as_rounded(feed, values, seen)
         for name, value in (*seen.items(), *outputs.items()):
             if name in integer and value.shape != integer[name].shape:
@@ -230,8 +229,3 @@ def _tied(found: Array, wanted: Array) -> bool:
     away = np.abs(found.astype(np.int64) - wanted)
     few = np.count_nonzero(away) <= away.size // TIES or np.unique(wanted[away > 0]).size <= LEVELS
     return bool(few and away.max(initial=0) <= 1)
-
-
-def values_of(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """The values of these tensors; the empty case is separate, as onnxruntime reads no names as all."""
-    return dict(zip(names, session.run(names, feeds), strict=True)) if names else {}

@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npuc.external_weights import without_weights
 from npuc.frontend.binding import with_bound
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import session
+from npuc.reference import foreign_session, values_of
 from npuc.regions.artefact import Contents, part_of
 from npuc.regions.running import CompositeRunner
 from npuc.storage.data import Samples
@@ -45,7 +44,7 @@ class CompositeCheck:
         self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
         self.outputs = [port.name for port in program.outputs]
         fp32 = with_bound(read_model(model), program.bound)
-        self.fp32 = session(*without_weights(fp32), confined=True)
+        self.fp32 = foreign_session(fp32)
         self.said = Outputs(self.outputs)
         self.exact, self.chip_model = program.precision not in FLOATING, chip_model
 
@@ -60,7 +59,7 @@ class CompositeCheck:
         found = self.run.watched(samples.inputs, compare)
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
-            exact = dict(zip(self.outputs, self.fp32.run(self.outputs, feed), strict=True))
+            exact = values_of(self.fp32, self.outputs, feed)
             self.said.add(exact, {name: row(values, index) for name, values in found.items()}, None)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:

@@ -14,17 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from npuc.external_weights import without_weights
 from npuc.frontend import load
 from npuc.frontend.binding import with_bound
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, Graph, Node
+from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.program import Program
-from npuc.quantize.scales.constraints import ONNX_MOVEMENT
-from npuc.reference import graph_session, session
+from npuc.reference import foreign_session, graph_session, values_of
 from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph
 from npuc.regions.planning import surveyed
@@ -130,14 +129,14 @@ def ideal(graph: Graph, precision: str, samples: Samples) -> dict[str, float]:
     exact, feeds = graph_session(graph, names), list(samples.feeds())
     wanted: list[Mapping[str, Array]] = []
     for feed in feeds:
-        values = dict(zip(names, exact.run(names, feed), strict=True))
+        values = values_of(exact, names, feed)
         wanted.append({name: values[name] for name in graph.outputs})
         for name, value in {**values, **feed}.items():
             ranges[name] = _widened(ranges[name], value)
     found = graph_session(_rounded(graph, precision, ranges), graph.outputs)
     differences = {name: Difference() for name in graph.outputs}
     for feed, right in zip(feeds, wanted, strict=True):
-        for name, value in zip(graph.outputs, found.run(list(graph.outputs), feed), strict=True):
+        for name, value in values_of(found, graph.outputs, feed).items():
             differences[name].add(right[name], value)
     return {name: each.sqnr_db for name, each in differences.items() if each.sqnr_db is not None}
 
@@ -151,12 +150,12 @@ def ideal_in_parts(model: Path, program: Program, samples: Samples) -> dict[str,
     network = surveyed(model, Options(bind=tuple(program.bound.items())), sizes)
     best = CompositeRunner(program, lambda part: _rounding(network, part))
     outputs = [port.name for port in program.outputs]
-    exact = session(*without_weights(with_bound(read_model(model), program.bound)), confined=True)
+    exact = foreign_session(with_bound(read_model(model), program.bound))
     differences = {name: Difference() for name in outputs}
     for batch in samples.batches(BATCH):
         found = best(batch.inputs)
         for at, feed in enumerate(batch.feeds()):
-            for name, right in zip(outputs, exact.run(outputs, feed), strict=True):
+            for name, right in values_of(exact, outputs, feed).items():
                 differences[name].compare(right, row(found[name], at))
     return {name: each.sqnr_db for name, each in differences.items() if each.sqnr_db is not None}
 

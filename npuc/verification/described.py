@@ -117,7 +117,7 @@ def network(content: Content) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
 
 
 @contextmanager
-def evidence() -> Generator[None]:
+def foreign_evidence() -> Generator[None]:
     """A context that opens or runs reference.onnx: errors of onnxruntime become E502, exceeded limits E509."""
     try:
         yield

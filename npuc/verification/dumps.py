@@ -22,14 +22,13 @@ from npuc.budget import content
 from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import session
+from npuc.reference import session, values_of
 from npuc.storage.data import Samples
 from npuc.storage.streams import npy_header
 from npuc.target import Stored, Storing, Target
 from npuc.text import closest
 from npuc.verification.bisection import Difference
-from npuc.verification.described import described
-from npuc.verification.described import evidence as foreign
+from npuc.verification.described import described, foreign_evidence
 
 Report = Mapping[str, Any]
 SUFFIXES = (".npy", ".bin", ".mem")
@@ -58,7 +57,7 @@ def compared(
     dump that cannot be read or has the wrong size.
     """
     graph = described(evidence["graph.json"], program.precision)
-    with foreign():
+    with foreign_evidence():
         run = session(evidence["reference.onnx"], confined=True)
     outputs = {port.name: port.dtype for port in program.outputs}
     kinds = {**outputs, **dict.fromkeys(graph["tensors"], program.precision)}
@@ -70,8 +69,8 @@ def compared(
     first: dict[str, tuple[int, Array, Array, Array]] = {}
     dumps: dict[str, Array] = {}
     for sample, feed in enumerate(samples.feeds()):
-        with foreign():
-            wanted = dict(zip(names, run.run(names, feed), strict=True))
+        with foreign_evidence():
+            wanted = values_of(run, names, feed)
         for name, file in files:
             right = wanted[name]
             if name not in dumps:

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npuc.errors import ModelError
-from npuc.external_weights import without_weights
 from npuc.frontend import load
 from npuc.frontend.reading import read_model
 from npuc.frontend.widening import is_half
 from npuc.ir import Array, Graph, Node
-from npuc.quantize.arithmetic.tables import CONVERSIONS
-from npuc.reference import graph_session, present, session, with_outputs
+from npuc.ops.quantisation import CONVERSIONS
+from npuc.reference import foreign_session, graph_session, present, session, values_of, with_outputs
 from npuc.verification.dynamic import without_dynamic_quantisation
 from npuc.verification.padding import has_automatic_padding, model_of
 from npuc.wire import may_contain
@@ -68,7 +67,7 @@ class Equivalence:
         if not self.large and not rewritten:
             return session(self.path, few_runs=floats, confined=True)
         model = self._prepared(whole=not self.large)
-        return session(*without_weights(model, self.path.parent), few_runs=floats, confined=True)
+        return foreign_session(model, self.path.parent, few_runs=floats)
 
     def _prepared(self, *, whole: bool = True) -> onnx.ModelProto:
         return without_dynamic_quantisation(model_of(self.path, _shapes(self.graph), whole=whole))
@@ -93,7 +92,7 @@ class Equivalence:
         """
         rewritten = self.rewritten or self._open_rewritten()
         self.rewritten = None if self.large else rewritten
-        found = dict(zip(self.outputs, rewritten.run(self.outputs, dict(feed)), strict=True))
+        found = values_of(rewritten, self.outputs, feed)
         del rewritten
         if all(_agree(wanted[name], found[name]) for name in self.outputs):
             return None
@@ -140,7 +139,7 @@ def _run(model: Any, feed: Mapping[str, Array]) -> Values:
 def _values(graph: Graph, names: Sequence[str], feed: Mapping[str, Array]) -> Values:
     run = graph_session(graph, names)
     taken = {each.name for each in run.get_inputs()}
-    return dict(zip(names, run.run(names, {name: feed[name] for name in taken}), strict=True))
+    return values_of(run, names, {name: feed[name] for name in taken})
 
 
 def _moves(graph: Graph, names: Sequence[str], feed: Mapping[str, Array]) -> dict[str, tuple[float, float]]:

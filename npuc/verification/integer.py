@@ -9,68 +9,33 @@ from typing import Any
 
 import numpy as np
 
-from npuc.external_weights import without_weights
-from npuc.frontend.binding import with_bound
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import expect_exact_integers, present, session, with_outputs
-from npuc.storage.data import Samples
+from npuc.reference import expect_exact_integers, session, values_of
 from npuc.target import Counting, Target
-from npuc.verification.bits import EXACT, Bits, values_of
-from npuc.verification.described import damaged
-from npuc.verification.described import evidence as foreign
+from npuc.verification.bits import EXACT, Bits
+from npuc.verification.described import damaged, foreign_evidence
+from npuc.verification.layerwise import LayerwiseCheck, Sample, bound_model
 from npuc.verification.metrics import Difference, Tolerance
-from npuc.verification.outputs import Outputs
-from npuc.verification.padding import model_of
 
 
-class IntegerCheck:
+class IntegerCheck(LayerwiseCheck):
     """fp32, integer network and simulator, ready to run batch after batch."""
 
     def __init__(
         self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str = "own"
     ) -> None:
         self.bits = Bits(evidence, program, target)
-        self.said = Outputs(self.bits.outputs)
-        self.entire: dict[str, Difference] = {}
-        self.single: dict[str, Difference] = {}
-        self.run, self.chip_model = target.runner(program, chip_model), chip_model
-        shapes = {port.name: port.shape for port in program.inputs}
-        fp32 = with_bound(model_of(model, shapes), program.bound)
+        fp32 = bound_model(model, program)
         expect_exact_integers(fp32)
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]
-        self.floats = list(dict.fromkeys([*self.bits.outputs, *present(fp32, floats)]))
-        self.fp32 = session(*without_weights(with_outputs(fp32, self.floats)), confined=True)
-        known = {*self.floats, *self.bits.inputs}
+        super().__init__(fp32, program, target, chip_model, floats)
+        known = {*self.names, *self.bits.inputs}
         edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
-        with foreign():
+        with foreign_evidence():
             self.alone = session(self.bits.cut(edges), self.bits.weights, confined=True)
         self.alone_inputs = {each.name for each in self.alone.get_inputs()}
-
-    def batch(self, samples: Samples) -> None:
-        """Runs all three on the batch and accumulates their differences."""
-        simulated: dict[str, Array] = {}
-        outputs = self.run(samples.inputs, simulated.__setitem__)
-        self.compare(samples, samples.inputs, simulated, outputs)
-
-    def compare(
-        self,
-        samples: Samples,
-        fed: Mapping[str, Array],
-        simulated: Mapping[str, Array],
-        outputs: Mapping[str, Array],
-    ) -> None:
-        """Accumulates the differences of a simulation. samples: the model's inputs; fed: the program's inputs."""
-        self.said.label(samples)
-        for index, feed in enumerate(samples.feeds()):
-            exact = values_of(self.fp32, self.floats, feed)
-            own, seen, found = (
-                {name: values[index, ...] for name, values in each.items()} for each in (fed, simulated, outputs)
-            )
-            integer = self.bits.add(own, seen, found)
-            self.said.add(exact, found, integer[self.bits.outputs[0]])
-            self._compare_layers({**exact, **feed}, integer)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The report as JSON; status is `mismatch` if the tolerance is exceeded or a bit differs."""
@@ -82,8 +47,9 @@ class IntegerCheck:
         )
         return {**said, "bit_exact": bit_exact, "layers": rows, **counted}
 
-    def _compare_layers(self, known: Mapping[str, Array], integer: Mapping[str, Array]) -> None:
-        """Compares the integer network's layers with fp32. known: the values of the model's tensors."""
+    def _compare(self, sample: Sample) -> Array:
+        integer = self.bits.add(sample.fed, sample.seen, sample.outputs)
+        known = {**sample.exact, **sample.feed}
         alone = self._alone(known)
         for name, entry in self.bits.tensors.items():
             scale, zero = _scale(entry), entry.get("zero_point", 0)
@@ -93,6 +59,7 @@ class IntegerCheck:
             for errors, values in ((self.entire, integer), (self.single, alone)):
                 if name in values:
                     errors.setdefault(name, Difference()).add(value, (values[name] - np.float64(zero)) * scale)
+        return integer[self.bits.outputs[0]]
 
     def _alone(self, known: Mapping[str, Array]) -> dict[str, Array]:
         """Each layer's integer result on the exact fp32 values of its inputs, quantised.
@@ -112,13 +79,12 @@ class IntegerCheck:
             else:
                 value = known[source].reshape(entry["shape"])
                 feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0), self.bits.dtype)
-        with foreign():
+        with foreign_evidence():
             return values_of(self.alone, list(self.bits.tensors), feeds)
 
     def _layer(self, layer: Mapping[str, Any]) -> dict[str, Any]:
         name = layer["tensor"]
         entry = self.bits.tensors[name]
-        entire, single = self.entire.get(name), self.single.get(name)
         differing = self.bits.differing.get(name)
         return {
             "name": entry["float"],
@@ -127,9 +93,7 @@ class IntegerCheck:
             "scale": entry["scale"],
             "bit_exact": None if differing is None else differing == 0,
             "differing_elements": differing,
-            **(entire.as_json() if entire else dict.fromkeys(("sqnr_db", "cosine", "max_abs_error", "exact"))),
-            "entire": entire.as_json() if entire else None,
-            "single": single.as_json() if single else None,
+            **self.figures(name),
         }
 
 

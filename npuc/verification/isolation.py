@@ -17,7 +17,7 @@ from npuc.external_weights import without_weights
 from npuc.frontend.external_data import array_of
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.reference import session, with_outputs
+from npuc.reference import session, values_of, with_outputs
 from npuc.storage.pieces import Content
 from npuc.verification.described import network
 
@@ -121,7 +121,7 @@ class Isolated:
         feeds = {each.name: known[each.name.removesuffix(CUT)] for each in run.get_inputs()}
         if magnitudes:
             feeds = {name: np.asarray(np.abs(values)) for name, values in feeds.items()}
-        return dict(zip(names, run.run(list(names), feeds), strict=True))
+        return values_of(run, names, feeds)
 
     def _alone(self, name: str, exact: Array, sizes: Callable[[], Mapping[str, Array]]) -> Alone:
         """For results that are not sums, the largest value determines the permitted error.

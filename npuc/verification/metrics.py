@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from npuc.external_weights import without_weights
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.reference import session
+from npuc.reference import foreign_session
 from npuc.storage.data import Samples
 from npuc.storage.structured import comparable, leaves
 from npuc.target import FLOATING
@@ -140,7 +139,7 @@ def expected(model: Path, samples: Samples) -> dict[str, Array]:
 
     Raises ModelError if onnxruntime or npuc cannot read it.
     """
-    run = session(*without_weights(read_model(model)), confined=True)
+    run = foreign_session(read_model(model))
     names = [each.name for each in run.get_outputs()]
     parts = [run.run(names, feed) for feed in samples.feeds()]
     return {name: np.stack([part[at].ravel() for part in parts]) for at, name in enumerate(names)}

@@ -198,11 +198,7 @@ def _candidates(rewriter: Rewriter, region: Region) -> list[Perm]:
             found.add(inverse(PERM(producer)))
     for name in region.leaving:
         found.update(PERM(each) for each in rewriter.readers(name) if each.op == "Transpose")
-    return sorted(
-        perm
-        for perm in found
-        if perm != tuple(range(len(perm))) and all(may_move(rewriter, name, perm) for name in region.nodes)
-    )
+    return sorted(perm for perm in found if all(may_move(rewriter, name, perm) for name in region.nodes))
 
 
 def _entering_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]) -> float:

@@ -129,7 +129,7 @@ def _halves(whole: AxisPool, limits: Limits) -> Iterator[tuple[AxisPool, AxisPoo
         spare = max(t, padding + 1) if strided and t > 1 else limits.extent
         n = (whole.kernel - spare) // t + 1 if strided else -(-(whole.kernel - spare) // t) + 1
         a = whole.kernel - (n - 1) * t
-        if n < 2 or a < max(t, padding + 1) or (not strided and t > limits.dilation):
+        if n < 2 or a < t or (not strided and t > limits.dilation):
             continue
         first = AxisPool(a, t if strided else 1, 1, whole.begin, whole.end)
         yield first, AxisPool(n, whole.stride // t) if strided else AxisPool(n, whole.stride, t)

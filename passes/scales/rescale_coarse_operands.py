@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.pooling import SELECTION
 from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.scales.rescale_mixed_concats import with_rescaled
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, components
-from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, data_inputs, selects, tensors_of
+from npuc.quantize.scales.constraints import data_inputs, selects, tensors_of
 
 FEWEST = 8
 """The least number of quantisation steps in the largest value of a tensor used by other computations."""

@@ -84,6 +84,10 @@ for (const at of ["1", "1", "-1", "-1", "-1"]) {
   document.querySelector(`[data-step="${at}"]`).click();
   found.passes.push(visible());
 }
+const heading = document.querySelector(".sortable th.n");
+heading.focus();
+heading.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+found.sorted = heading.getAttribute("aria-sort");
 document.body.dataset.found = JSON.stringify(found);
 </script></body>"""
 
@@ -100,6 +104,7 @@ def test_a_click_chooses_a_layer_in_every_view(page: Path, tmp_path: Path) -> No
     found = json.loads(unescape(told))
     assert set(found.pop("stretched")) == {2}
     assert found.pop("passes") == [0, 1, 1, 0, 0, 0]
+    assert found.pop("sorted") == "descending"
     assert found.keys() == VIEWS.keys()
     for layers, sections, left in found.values():
         assert (layers, left) == (["1"], 0) and set(sections) >= VIEWS.keys()
@@ -118,6 +123,16 @@ def test_layers_as_a_table_and_the_report_as_json(digits: Digits, tmp_path: Path
     npuc("report", digits.program, "-o", tmp_path / "r.json", "--format", "json", "--model", digits.model).done()
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["cycles"] == report["cycles"] and found["layers"][0]["sqnr_db"] > 10
+
+
+def test_layers_of_bm1684_in_int8_have_their_errors(digits: Digits, tmp_path: Path) -> None:
+    program, table = tmp_path / "b.npu", tmp_path / "l.csv"
+    target = ("--target", "bm1684", "--precision", "int8", "--proof", "off", "-O0")
+    npuc("compile", digits.model, *target, "--calibration", digits.calibration, "-o", program).done()
+    npuc("report", program, "-o", table, "--format", "csv", "--model", digits.model, "--data", digits.few).done()
+    with table.open(newline="") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    assert all(float(rows[f"{name}/int8"]["sqnr_db"]) > 20 for name in ("n1_Relu", "n9_Relu", "n11_Gemm"))
 
 
 def test_a_long_listing_is_cut_and_the_page_says_so(

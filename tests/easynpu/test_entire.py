@@ -89,6 +89,14 @@ def test_a_softmax_of_the_last_axis_is_part_of_the_network_and_of_another_is_not
         np.testing.assert_array_equal(quick(feeds)["y"], Runner(program)(feeds)["y"])
 
 
+def test_inputs_of_another_shape_are_left_to_the_host_steps(tmp_path: Path) -> None:
+    program = _program(_small("x", helper.make_node("Relu", ["c"], ["y"])), tmp_path)
+    run, feeds = _opened(program), varied(driver.program_inputs(program)).inputs
+    assert run is not None and run.takes(feeds)
+    assert not run.takes({"x": feeds["x"].reshape(len(feeds["x"]), 4, 6, 6)})
+    assert not run.takes({"x": feeds["x"][..., 1:]})
+
+
 @pytest.mark.parametrize("wrong", [np.nan, None])
 def test_nan_and_other_types_are_left_to_the_host_steps(wrong: float | None, tmp_path: Path) -> None:
     program = _program(_small("x", helper.make_node("Relu", ["c"], ["y"])), tmp_path)

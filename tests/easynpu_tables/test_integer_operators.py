@@ -96,7 +96,7 @@ def test_saturation_outside_the_domain_of_the_reader_costs_nothing() -> None:
     limits = domains(float_graph, float_graph.nodes)
     assert limits == {"x": (-3.5, 3.5)}
     found = histograms(float_graph, [{"x": x}], tensors_of(float_graph.nodes), limits)
-    scales = quantise(float_graph, float_graph.nodes, found, "mse", best_table).scales
+    scales = quantise(float_graph, float_graph.nodes, found, "mse", tabulate=best_table).scales
     assert 2.5 < 127 * scales["x/int8"] < 4.5
 
 
@@ -116,6 +116,6 @@ def test_the_target_makes_the_table_from_both_scales() -> None:
     float_graph = network((1, 1, 8, 8), "y", node("LeakyRelu", "x", "y", alpha=0.5))
     x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
     found = histograms(float_graph, [{"x": x}], tensors_of(float_graph.nodes))
-    scales = quantise(float_graph, float_graph.nodes, found, "mse", tabulate).scales
+    scales = quantise(float_graph, float_graph.nodes, found, "mse", tabulate=tabulate).scales
     inputs = np.arange(-128, 128) * scales["x/int8"]
     np.testing.assert_allclose(seen[0], np.where(inputs < 0, inputs / 2, inputs) / scales["y/int8"], rtol=1e-6)

@@ -15,13 +15,14 @@ from npuc.flag import Flag
 from npuc.host import HostStep
 from npuc.host_nodes import host_step
 from npuc.ir import Array, Graph, Node
+from npuc.ops.movement import MOVEMENT
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.images import ImageLimits
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
-from npuc.quantize.scales.constraints import MOVEMENT, integer_nodes, tensors_of
+from npuc.quantize.scales.constraints import integer_nodes, tensors_of
 from npuc.storage.data import Samples
 from npuc.storage.records import read
 from npuc.target import Observer, Options, Target

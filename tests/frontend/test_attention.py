@@ -30,7 +30,11 @@ NUMBERS = np.where(BOOL, np.linspace(-2, 3, 140).reshape(1, 4, 5, 7), -np.inf).a
 
 
 def _model(
-    op: str, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, Array] | None = None, **attrs: Any
+    op: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    constants: Mapping[str, Array] | None = None,
+    opset: int = 23,
+    **attrs: Any,
 ) -> onnx.ModelProto:
     known = constants or {}
     names = [*shapes, *known]
@@ -38,15 +42,17 @@ def _model(
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     weights = [numpy_helper.from_array(each, name) for name, each in known.items()]
     graph = helper.make_graph([helper.make_node(op, names, ["y"], **attrs)], "g", ports, [result], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
 
 
-def _behind_a_layer(shape: tuple[int, ...]) -> onnx.ModelProto:
+def _behind_a_layer(
+    shape: tuple[int, ...], heads: Mapping[str, tuple[int, ...]] = HEADS, **attrs: Any
+) -> onnx.ModelProto:
     """Attention with a mask of finite numbers: a product with the identity."""
-    model = _model("Attention", {**HEADS, "mask": shape})
+    model = _model("Attention", {**heads, "mask": shape}, **attrs)
     model.graph.node[0].input[3] = "made"
     model.graph.node.insert(0, helper.make_node("MatMul", ["mask", "one"], ["made"]))
-    model.graph.initializer.append(numpy_helper.from_array(np.eye(7, dtype=np.float32), "one"))
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(shape[-1], dtype=np.float32), "one"))
     return model
 
 
@@ -86,25 +92,32 @@ def test_the_result_is_that_of_onnxs_reference(model: onnx.ModelProto) -> None:
     np.testing.assert_allclose(run(import_model(model), feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
 
 
+NO_KEY = {"mask": BOOL & (np.arange(5) != 2)[:, None]}
+PAST = {**EQUAL, "mask": (5, 5), "past_k": (2, 4, 5, 8), "past_v": (2, 4, 5, 8)}
+
+
 @pytest.mark.parametrize(
-    "model",
+    ("model", "code", "reason"),
     [
-        _model("Attention", HEADS, is_causal=1),
-        _model("Attention", HEADS, softcap=2.0),
-        _model("Attention", {**HEADS, "mask": (5, 7)}),
-        _model("Attention", {**EQUAL, "mask": (5, 5)}, is_causal=1),
-        _model("Attention", HEADS, {"mask": BOOL & (np.arange(5) != 2)[:, None]}),
-        _model("Attention", EQUAL, {"mask": np.arange(5) > 0}, is_causal=1),
-        _model("Attention", HEADS, {"mask": BOOL[:, :6]}),
-        _model("Attention", {**EQUAL, "mask": (5, 10), "past_k": (2, 4, 5, 8), "past_v": (2, 4, 5, 8)}),
-        _model("Attention", FLAT),
-        _model("Attention", {**HEADS, "q": (1, 3, 5, 8)}),
+        (_model("Attention", HEADS, is_causal=1), "E202", "5 queries and 7 keys with is_causal"),
+        (_model("Attention", HEADS, softcap=2.0), "E202", "the scores are limited"),
+        (_model("Attention", {**HEADS, "mask": (5, 7)}), "E106", "mask"),
+        (_model("Attention", {**EQUAL, "mask": (5, 5)}, is_causal=1), "E106", "mask"),
+        (_behind_a_layer((5, 5), EQUAL, is_causal=1), "E106", "made"),
+        (_model("Attention", HEADS, NO_KEY), "E202", "leaves a query no key"),
+        (_model("Attention", EQUAL, {"mask": np.arange(5) > 0}, is_causal=1), "E202", "leaves a query no key"),
+        (_model("Attention", HEADS, {"mask": BOOL[:, :6]}), "E202", "for 7 keys"),
+        (_model("Attention", PAST), "E202", "earlier keys"),
+        (_model("Attention", EQUAL, left_window_size=2, opset=25), "E202", "a window of the keys"),
+        (_model("Attention", FLAT), "E105", "0 heads"),
+        (_model("Attention", {**HEADS, "q": (1, 3, 5, 8)}), "E105", "3 heads of queries"),
     ],
 )
-def test_other_forms_are_refused(model: onnx.ModelProto) -> None:
+def test_other_forms_are_refused(model: onnx.ModelProto, code: str, reason: str) -> None:
     with pytest.raises(NpucError) as refused:
         import_model(model)
-    assert refused.value.problems[0].code in ("E202", "E105", "E106")
+    problem = refused.value.problems[0]
+    assert problem.code == code and reason in f"{problem.reason} {problem.tensor}"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ CONSTANTS = {
     "epsilon": np.float32(1e-6),
     "two": np.float32(2),
     "three": np.array([2, 4, 4]),
+    "cube": np.float32(3),
+    "minus": np.float32(-2),
+    "huge": np.float32(1e20),
+    "tiny": np.float32(1e-30),
+    "bar": np.array([0, -np.inf, 0, 0], np.float32),
+    "variance": np.array([1, 2, -0.5, 1], np.float32),
     "gain": np.linspace(0.5, 2, 4, dtype=np.float32),
 }
 X = RANDOM.normal(0.3, 1, (2, 4, 4)).astype(np.float32)
@@ -92,6 +98,14 @@ MAYBE_NAN = {
     "a quotient": "g = Div(w, x)\n z = MatMul(g, w)",
     "a power": "g = Pow(x, epsilon)\n z = MatMul(g, w)",
     "a sum that may be negative": "e = Add(x, epsilon)\n g = Sqrt(e)\n z = MatMul(g, w)",
+    "a mask along another axis than the Softmax's": f"{LOGITS}\n k = Add(l, bar)\n a = Softmax<axis = 1>(k)\n"
+    " z = MatMul(a, w)",
+    "products beyond float32": "g = Mul(x, huge)\n h = Mul(g, huge)\n z = MatMul(h, w)",
+    "a quotient by next to nothing": "g = Div(x, tiny)\n z = MatMul(g, w)",
+    "a negative variance": "g = BatchNormalization(x, gain, gain, gain, variance)\n z = MatMul(g, w)",
+    "a negative power": "g = Pow(x, minus)\n z = MatMul(g, w)",
+    "the root of a cube": "q = Pow(x, cube)\n e = Add(q, epsilon)\n g = Sqrt(e)\n z = MatMul(g, w)",
+    "the root of a product": "q = Mul(x, m)\n e = Add(q, epsilon)\n g = Sqrt(e)\n z = MatMul(g, w)",
     "a constant that is infinite": "g = Mul(x, least)\n z = MatMul(g, w)",
 }
 

@@ -33,3 +33,9 @@ def test_rows_that_are_no_images_are_folded_by_themselves(shape: tuple[int, ...]
     conv = next(each for each in after.nodes if each.op == "Conv")
     assert after.shape(conv.inputs[1]) == (5, *(shape[1:] if shape[0] == 3 else (8, 1, 1)))
     assert_same_meaning(before, after)
+
+
+def test_several_rows_are_images_only_where_asked() -> None:
+    before = network((3, 8), "y", node("Gemm", "x w", "y"), w=(5, 8))
+    assert operators(GemmToConv(IMAGES)(before)) == ["Gemm"]
+    assert "Conv" in operators(GemmToConv(IMAGES, batches=True)(before))

@@ -82,9 +82,26 @@ def test_channels_within_have_similar_magnitudes() -> None:
         assert largest.max() < 4 * largest.min()  # the model's: 100
 
 
+def test_an_input_that_is_an_output_is_no_border() -> None:
+    w = weights(CHANNELS, 1, 3, 3)
+    conv = node("Conv", "x w", "y", group=CHANNELS, pads=PADS)
+    made = bordered(network((1, CHANNELS, 6, 7), "y x", conv, w=w), list(samples(8, 1).feeds()))
+    assert made is None or made.graph.outputs == ("y", "x")
+
+
 def test_a_tensor_that_a_factor_cannot_pass_has_no_border() -> None:
     graph = network((1, 4, 6, 7), "y", node("Sigmoid", "x", "s"), node("Mul", "x s", "y"))
     assert bordered(graph, []) is None
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_borders_are_kept_if_they_gain_half_a_decibel(spread: bool) -> None:
+    given = samples(32, 3)
+    if not spread:
+        given = Samples({"x": given.inputs["x"] / SPREAD[:, None, None]})
+    steps = target("bm1684").quantised(gated(), given, Options(level="1", precision="int8"))[1]  # type: ignore[attr-defined]
+    step = next(each for each in steps if "borders" in each.name)
+    assert step.kept == spread == (step.after_db > step.before_db + 0.5)
 
 
 @pytest.mark.parametrize("activation", ["", "Relu"])

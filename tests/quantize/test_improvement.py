@@ -123,10 +123,24 @@ def test_equalisation_keeps_the_meaning_of_convolutions_in_groups(writes: int, r
         assert np.allclose(run(changed.graph, feed)["y"], run(graph, feed)["y"], rtol=1e-4, atol=1e-3)
 
 
+def test_channels_that_are_silent_on_the_samples_keep_their_values() -> None:
+    w = weights(8, 4, 1, 1)
+    w[2] = 0
+    t = np.geomspace(1, 30, 8).astype(np.float32).reshape(1, 8, 1, 1) * weights(8, 8, 1, 1)
+    graph = network((1, 4, 6, 6), "y", node("Conv", "x w", "a"), node("Conv", "a t", "y"), w=w, t=t)
+    found = groups(graph)
+    factors = equalised(graph, found, sizes(graph, found, list(samples(graph, 3).feeds())), 0.5).factors
+    assert factors["a/equalised"][2] == 1
+    assert np.ptp(factors["a/equalised"]) > 0
+
+
 def test_a_limit_or_a_reader_that_no_factor_passes_keeps_a_tensor_as_it_is() -> None:
     limited = node("Conv", "x w", "a", activation="Clip", min=0.0, max=6.0)
-    curved = (node("Conv", "x w", "a"), node("Sigmoid", "a", "s"), node("Conv", "s t", "y"))
-    for nodes in ((limited, node("Conv", "a t", "y")), curved):
+    convolutions = node("Conv", "x w", "a"), node("Conv", "s t", "y")
+    curved, squared = node("Sigmoid", "a", "s"), node("Mul", "a a", "s")
+    limited_sum = node("Conv", "x w", "b"), node("Add", "a b", "s", activation="Clip", min=0.0, max=6.0)
+    cases = ((*convolutions, *each) for each in ((curved,), (squared,), limited_sum))
+    for nodes in ((limited, node("Conv", "a t", "y")), *cases):
         assert groups(network((1, 4, 6, 6), "y", *nodes, w=weights(8, 4, 1, 1), t=weights(8, 8, 1, 1))) == ()
 
 

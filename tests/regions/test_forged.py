@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -210,6 +211,20 @@ def test_a_process_holds_no_pipe_of_the_one_that_started_it() -> None:
     os.close(reading)
     (value,) = opened.run(["y"], {"x": np.full((1, 4), 7, np.float32)})
     np.testing.assert_array_equal(value, np.full((1, 4), 7))
+
+
+@linux
+def test_a_limit_of_the_system_below_npucs_own_stays() -> None:
+    """A process that the system gives 20 seconds runs models, where npuc's limit is higher."""
+    model = parser.parse_model(f"{HEAD} {{ y = Identity(x) }}").SerializeToString()
+    code = (
+        "import resource, numpy; from npuc.budget import limits; from npuc.reference import session\n"
+        "assert limits().seconds > 20; resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
+        f"run = session({model!r}, confined=True).run\n"
+        "print(run(None, {'x': numpy.ones((1, 4), 'f')})[0].sum())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "4.0\n"
 
 
 @linux

@@ -22,7 +22,7 @@ from npuc.frontend.importers import (
     slices,
     windows,
 )
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.importer import Importer
 
 IMPORTERS: dict[str, Importer] = {
     **activation.IMPORTERS,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer, same
+from npuc.frontend.importers.importer import Importer, same
 
 
 def _clip(node: OnnxNode, to: Builder) -> None:

@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.finite import is_chosen, is_finite
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.importer import Importer
 from npuc.frozen import frozen
 from npuc.ir import Array
 

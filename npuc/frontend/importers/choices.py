@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.finite import is_finite
-from npuc.frontend.importers.table import Importer, broadcast
+from npuc.frontend.importers.importer import Importer, broadcast
 from npuc.ir import Array
 
 ABSORBING = 2.0**127

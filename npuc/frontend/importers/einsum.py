@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.importer import Importer
 from npuc.frozen import frozen
 
 REMEDY = "write it as matrix products"

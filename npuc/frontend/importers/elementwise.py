@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer, same
+from npuc.frontend.importers.importer import Importer, same
 
 
 def _chain(node: OnnxNode, to: Builder, op: str, outputs: tuple[str, ...] | None) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 
 from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
 from npuc.frontend.importers import activation, elementwise, linear, movement, reduction, windows
+from npuc.frontend.importers.importer import Importer
 from npuc.frontend.importers.quantisation import convert
-from npuc.frontend.importers.table import Importer
 
 FLOAT: dict[str, Importer] = {
     **activation.IMPORTERS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.importer import Importer
 from npuc.ops.attributes import AXIS
 
 

@@ -9,7 +9,7 @@ import onnx
 
 from npuc.errors import ModelError
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer, broadcast
+from npuc.frontend.importers.importer import Importer, broadcast
 from npuc.ops.attributes import TO
 
 

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer, broadcast, same
+from npuc.frontend.importers.importer import Importer, broadcast, same
 
 
 def _batch_normalization(node: OnnxNode, to: Builder) -> None:

@@ -7,7 +7,7 @@ import onnx
 
 from npuc.errors import ModelError
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.importer import Importer
 
 
 def convert(node: OnnxNode, to: Builder) -> None:

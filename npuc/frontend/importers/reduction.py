@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.importer import Importer
 
 
 def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.importer import Importer
 from npuc.frontend.interpolation import emit_products, weights_of
 from npuc.ir import Array, Attr, Node
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from npuc.budget import expect_room
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.importer import Importer
 from npuc.frontend.limits import LARGEST_CONSTANT
 from npuc.ir import Array
 

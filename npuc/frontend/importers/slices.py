@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.importer import Importer
 
 
 def _slice(node: OnnxNode, to: Builder) -> None:

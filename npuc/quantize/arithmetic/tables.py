@@ -17,6 +17,8 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS
 from npuc.ops.attributes import HARD_ALPHA, HARD_BETA, MAX, MIN, SWISH_ALPHA
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.quantisation import CONVERSIONS
 
 ANY_SIZE: Mapping[str, float] = {}
 INPUTS = np.arange(-128, 128)
@@ -27,14 +29,6 @@ TABLE_OPS = (
     "LeakyRelu", "Exp", "Erf", "Clip", "Abs", "Neg", "Sqrt",
 )  # fmt: skip
 """Operators whose int8 form is a table; a Clip with lower limit 0 is a ReLU instead."""
-
-
-ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
-"""The ONNX operators that only move elements."""
-MOVEMENT = (*ONNX_MOVEMENT, "Interleave")
-"""Operators that only move elements: the same on int8, if all their tensors share one scale."""
-CONVERSIONS = ("FakeQuantize", "Rescale")
-"""Operators that change nothing but scale and zero point."""
 
 
 @frozen

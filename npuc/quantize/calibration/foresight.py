@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from npuc.errors import NpucError
-from npuc.ir import Array, Graph
+from npuc.ir import Graph
 from npuc.quantize.calibration.histograms import Histogram, uniform
 from npuc.storage.data import Samples, synthetic
 from npuc.target import Options
@@ -24,15 +24,8 @@ def without_search(options: Options) -> Options:
     return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=assumed)
 
 
-def assumed(
-    graph: Graph,
-    samples: Iterable[Mapping[str, Array]],
-    tensors: Sequence[str],
-    domains: Mapping[str, tuple[float, float]] | None = None,
-    gains: Mapping[str, Array] | None = None,
-) -> dict[str, Histogram]:
+def assumed(_graph: Graph, _samples: object, tensors: Sequence[str], *_: object) -> dict[str, Histogram]:
     """A histogram for every tensor, as if its values were within 1; no sample is run."""
-    del graph, samples, domains, gains
     return {name: uniform(1.0) for name in tensors}
 
 

@@ -7,7 +7,8 @@ may be larger than memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from math import isfinite
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,12 +53,13 @@ class Histogram:
         """Sum of x squared, by bin centres."""
         return float(self.counts @ self.centres**2)
 
-    def with_values(self, values: Array, gains: Array | None = None) -> Histogram:
+    def with_values(self, values: Array, gains: Array | None = None, top: float | None = None) -> Histogram:
         """The histogram with these finite values added; bins are merged in pairs until the range covers them all.
 
-        gains: the weight of each value, broadcast against the values; 1 by default.
+        gains: the weight of each value, broadcast against the values; 1 by default. top: their largest magnitude,
+        if known.
         """
-        top = _largest(values)
+        top = _largest(values) if top is None else top
         if not top > NOTHING:
             return self
         counts, width = self.counts, self.width
@@ -96,7 +98,7 @@ class Histogram:
 
 
 def _largest(values: Array) -> float:
-    """The largest |x| in float32; 0 without values."""
+    """The largest |x| in float32; 0 without values, and not finite if a value is not."""
     return float(np.float32(max(float(values.max()), -float(values.min())))) if values.size else 0.0
 
 
@@ -134,69 +136,70 @@ def uniform(largest: float) -> Histogram:
 EMPTY = Histogram(np.zeros(BINS, np.int64), 1.0)
 
 
+REMEDY = "calibrate on samples that keep the network finite, or --deny the node that computes this tensor"
+
+
+def _refuse(tensor: str, _value: Array) -> Array:
+    """Raises DataError (E402)."""
+    raise DataError("E402", "its value is not finite on a calibration sample", tensor=tensor, remedy=REMEDY)
+
+
+def _without_infinities(_tensor: str, value: Array) -> Array:
+    """The values with infinite ones and NaN as zero, which does not count."""
+    return np.where(np.isfinite(value), value, value.dtype.type(0))
+
+
 def histograms(
     graph: Graph,
     samples: Iterable[Mapping[str, Array]],
     tensors: Sequence[str],
     domains: Mapping[str, tuple[float, float]] | None = None,
     gains: Mapping[str, Array] | None = None,
+    *,
+    finite: Callable[[str, Array], Array] = _refuse,
 ) -> dict[str, Histogram]:
     """The histogram of each named tensor over the samples (each a feed of the graph's inputs).
 
     domains: limits for tensors of which only values within them matter; values beyond count as the limit.
     gains: the weights of a tensor's values, broadcast against it (`output_gains`).
-    Raises DataError (E402) for a value that is infinite or NaN.
+    finite: removes infinite values and NaN from a tensor that has some, or raises: DataError (E402) by default.
     """
-
-    def finite(name: str, value: Array) -> Array:
-        if not np.isfinite(value).all():
-            raise DataError("E402", "its value is not finite on a calibration sample", tensor=name, remedy=REMEDY)
-        return value
-
-    return _histograms(graph, samples, tensors, domains, gains, finite)
-
-
-REMEDY = "calibrate on samples that keep the network finite, or --deny the node that computes this tensor"
-
-
-def histograms_of_finite(
-    graph: Graph,
-    samples: Iterable[Mapping[str, Array]],
-    tensors: Sequence[str],
-    domains: Mapping[str, tuple[float, float]] | None = None,
-    gains: Mapping[str, Array] | None = None,
-) -> dict[str, Histogram]:
-    """`histograms` without infinities and NaN: synthetic samples may lead to them."""
-    return _histograms(graph, samples, tensors, domains, gains, lambda _, value: _without_infinities(value))
-
-
-def _without_infinities(value: Array) -> Array:
-    """The values with non-finite ones as zero, which does not count."""
-    finite = np.isfinite(value)
-    return value if finite.all() else np.where(finite, value, value.dtype.type(0))
-
-
-def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource:
-    """The given source, or the default for this kind of samples."""
-    return given or (histograms_of_finite if synthetic else histograms)
-
-
-def _histograms(
-    graph: Graph,
-    samples: Iterable[Mapping[str, Array]],
-    tensors: Sequence[str],
-    domains: Mapping[str, tuple[float, float]] | None,
-    gains: Mapping[str, Array] | None,
-    finite: Callable[[str, Array], Array],
-) -> dict[str, Histogram]:
-    """finite: removes non-finite values from a tensor, or raises."""
     found = dict.fromkeys(tensors, EMPTY)
     for values in computed(graph, samples, tensors):
         for name, value in values.items():
             if domains and name in domains:
                 value = np.clip(value, *domains[name])
-            found[name] = found[name].with_values(finite(name, value), gains.get(name) if gains else None)
+            top = _largest(value)
+            if not isfinite(top):
+                value = finite(name, value)
+                top = _largest(value)
+            found[name] = found[name].with_values(value, gains.get(name) if gains else None, top)
     return found
+
+
+histograms_of_finite = partial(histograms, finite=_without_infinities)
+"""`histograms` without infinities and NaN: synthetic samples may lead to them."""
+
+
+class HistogramSource(Protocol):
+    """A function that finds the histograms of tensors, as `histograms`, or a cache in front of it."""
+
+    def __call__(
+        self,
+        graph: Graph,
+        samples: Iterable[Mapping[str, Array]],
+        tensors: Sequence[str],
+        domains: Mapping[str, tuple[float, float]] | None = None,
+        gains: Mapping[str, Array] | None = None,
+        /,
+    ) -> dict[str, Histogram]:
+        """The histogram of each named tensor over the samples."""
+        ...
+
+
+def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource:
+    """The given source, or the default for this kind of samples."""
+    return given or (histograms_of_finite if synthetic else histograms)
 
 
 def computed(
@@ -238,21 +241,6 @@ def _run_into(session: Any, feeds: Mapping[str, Array], values: Mapping[str, Arr
     except Exception:  # onnxruntime raises many unrelated types
         return False
     return True
-
-
-class HistogramSource(Protocol):
-    """A function that finds the histograms of tensors: `histograms`, or a cache in front of it."""
-
-    def __call__(
-        self,
-        graph: Graph,
-        samples: Iterable[Mapping[str, Array]],
-        tensors: Sequence[str],
-        domains: Mapping[str, tuple[float, float]] | None = None,
-        gains: Mapping[str, Array] | None = None,
-    ) -> dict[str, Histogram]:
-        """The histogram of each named tensor over the samples."""
-        ...
 
 
 def output_gains(graph: Graph, nodes: Sequence[Node]) -> dict[str, Array]:

@@ -23,7 +23,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
-from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT
+from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.quantize.network.construction import Quantised
 
 MOST_PAIRS = 16

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import OPS, Operators
 from npuc.ops.accumulators import accumulator_bound
 from npuc.ops.attributes import ACTIVATION, FUSED_INPUT, MAX, PADS
-from npuc.quantize.arithmetic.tables import CONVERSIONS, INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.quantisation import CONVERSIONS
+from npuc.quantize.arithmetic.tables import INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import (
     ACCUMULATOR_LIMIT,
     LARGEST_WEIGHT,
@@ -30,14 +32,7 @@ from npuc.quantize.arithmetic.weights import (
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.network.construction import GraphBuilder, Quantise, Quantised, int8_name
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two
-from npuc.quantize.scales.constraints import (
-    MOVEMENT,
-    average_kernel,
-    constraints_of,
-    data_inputs,
-    floors,
-    tensors_of,
-)
+from npuc.quantize.scales.constraints import average_kernel, constraints_of, data_inputs, floors, tensors_of
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, steps_of
 from npuc.quantize.scales.reach import expect_within_reach
 from npuc.quantize.scales.spans import ANYTHING, Span, limits_of, spans
@@ -48,9 +43,9 @@ def quantise(
     nodes: Sequence[Node],
     histograms: Mapping[str, Histogram],
     method: str = "mse",
-    tabulate: Tabulate | None = None,
     given: Mapping[str, Steps] = NOTHING_GIVEN,
     *,
+    tabulate: Tabulate | None = None,
     power_of_two: bool = False,
 ) -> Quantised:
     """The integer graph of a float graph; these of its nodes become integer.
@@ -67,28 +62,17 @@ def quantise(
     return Builder(graph, nodes, {**chosen, **given}, tabulate).built()
 
 
-def quantiser(tabulate: Tabulate | None, *, power_of_two: bool = False) -> Quantise:
+def quantiser(tabulate: Tabulate, *, power_of_two: bool = False) -> Quantise:
     """`quantise` with a cached search for tables."""
     tables: dict[bytes, Table] = {}
 
     def remembered(values: Array) -> Table:
-        assert tabulate is not None
         key = values.tobytes()
         if key not in tables:
             tables[key] = tabulate(values)
         return tables[key]
 
-    def made(
-        graph: Graph,
-        nodes: Sequence[Node],
-        histograms: Mapping[str, Histogram],
-        method: str,
-        given: Mapping[str, Steps],
-    ) -> Quantised:
-        found = remembered if tabulate else None
-        return quantise(graph, nodes, histograms, method, found, given, power_of_two=power_of_two)
-
-    return made
+    return partial(quantise, tabulate=remembered, power_of_two=power_of_two)
 
 
 MOST_ROUNDS = 4

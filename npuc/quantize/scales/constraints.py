@@ -9,16 +9,16 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
-from npuc.quantize.arithmetic.tables import CONVERSIONS, MOVEMENT, TABLE_OPS, is_relu
-from npuc.quantize.arithmetic.tables import ONNX_MOVEMENT as ONNX_MOVEMENT
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.pooling import SELECTION
+from npuc.ops.quantisation import CONVERSIONS
+from npuc.quantize.arithmetic.tables import TABLE_OPS, is_relu
 from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps, blocks
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import Ratio, ScaleConstraints
 from npuc.quantize.scales.model_scales import steps_of
 
 NOT_KNOWN: Mapping[str, Histogram] = {}
-SELECTION = ("MaxPool", "GlobalMaxPool")
-"""Operators that select each result from their elements."""
 
 
 def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, ...]:

@@ -11,8 +11,9 @@ from math import inf
 
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.arithmetic.tables import domains
-from npuc.quantize.calibration.histograms import Histogram, HistogramSource
-from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
+from npuc.quantize.calibration.histograms import Histogram, HistogramSource, uniform
+from npuc.quantize.scales.constraints import equal_scales, tensors_of
+from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps, reaches
 from npuc.storage.data import Samples
 
 
@@ -43,6 +44,20 @@ def node_histograms(
     if wider:
         found = {**found, **find(graph, samples.feeds(), tuple(wider), wider, gains)}
     return found
+
+
+def calibrated(
+    find: HistogramSource, graph: Graph, samples: Samples, nodes: Sequence[Node]
+) -> tuple[dict[str, Steps], dict[str, Histogram]]:
+    """The scales that the model gives tensors of these nodes, and the histograms of the other tensors.
+
+    A tensor whose range follows from given scales is not calibrated. Raises as `node_histograms`.
+    """
+    tensors = tensors_of(nodes)
+    given = given_steps(graph, tensors, equal_scales(graph, nodes))
+    known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
+    free = [name for name in tensors if name not in given and name not in known]
+    return given, {**node_histograms(find, graph, samples, free, nodes, given), **known}
 
 
 FLAT = ("Clip", "HardSigmoid", "HardSwish")

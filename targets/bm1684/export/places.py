@@ -8,6 +8,7 @@ from typing import Any
 
 from npuc.escaping import c_comment, c_identifier
 from npuc.frozen import frozen
+from npuc.names import Names
 from npuc.program import Program
 from npuc.targets.bm1684.lowering.kernel import Address, Call
 from npuc.targets.bm1684.machine.local_memory import Dim4
@@ -97,15 +98,8 @@ def _weighted(call: Call) -> bool:
 
 def _identifiers(buffers: Sequence[str]) -> list[str]:
     """A unique constant for each buffer."""
-    found: dict[str, None] = {}
-    for buffer in buffers:
-        stem = name = f"AT_{c_identifier(buffer)[:LONGEST]}"
-        number = 1
-        while name in found:
-            number += 1
-            name = f"{stem}_{number}"
-        found[name] = None
-    return list(found)
+    names = Names()
+    return [names.new(f"AT_{c_identifier(buffer)[:LONGEST]}") for buffer in buffers]
 
 
 def _what(buffer: Occupied, kept: Observed | None, weighted: Call | None) -> str:

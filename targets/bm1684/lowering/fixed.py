@@ -16,9 +16,9 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU
+from npuc.ops.movement import MOVEMENT
 from npuc.ops.windows import Window, window_of
 from npuc.quantize.network.construction import Quantised
-from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.targets.bm1684.lowering import rules
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.conv_calls import Image, block_diagonal, block_rows, in_rows, padding

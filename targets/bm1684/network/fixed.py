@@ -11,8 +11,9 @@ from npuc.constraints import Support, finite_constants, refused, violation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, AXES, AXIS, COUNT_INCLUDE_PAD, GROUP, KERNEL_SHAPE, MAX, PERM
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.quantize.arithmetic.tables import is_relu
 from npuc.targets.bm1684.network.support import (
     constant_weights,
     elements,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from npuc.ir import Graph, Node
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import run_passes
-from npuc.quantize.calibration.histograms import source, uniform
+from npuc.quantize.calibration.histograms import source
 from npuc.quantize.improvement.borders import best_bordered
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_weights
-from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
-from npuc.quantize.scales.model_scales import given_steps, reaches
+from npuc.quantize.scales.constraints import integer_nodes
 from npuc.quantize.scales.offsets import ZeroPoints
-from npuc.quantize.scales.results import node_histograms
+from npuc.quantize.scales.results import calibrated
 from npuc.storage.data import Samples
 from npuc.target import Options
 from npuc.targets.bm1684.network import fixed
@@ -40,11 +39,7 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, 
     method = options.method or level.method
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = integer(graph)
-    tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_scales(graph, nodes))
-    known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
-    free = [name for name in tensors if name not in given and name not in known]
-    found = {**node_histograms(find, graph, samples, free, nodes, given), **known}
+    given, found = calibrated(find, graph, samples, nodes)
     recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, histograms=find)
     if not given:
         copies = RescaleCoarseOperands(

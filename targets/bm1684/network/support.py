@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from npuc.constraints import SPLIT, Support, exceeding, unknown, violation
+from npuc.constraints import (
+    SPLIT,
+    Support,
+    constant_weights,
+    exceeding,
+    slope_per_channel,
+    unknown,
+    violation,
+)
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops import given
@@ -24,16 +32,9 @@ MOST_PADDING, MOST_STRIDE, MOST_DILATION, MOST_EXTENT, MOST_CHANNELS = 15, 15, 1
 MOST_COPIES, MOST_ROWS = 4096, 65_535
 
 
-def constant_weights(graph: Graph, node: Node) -> str | None:
-    """Weights and bias are constants."""
-    missing = [name for name in node.inputs[1:3] if name and name not in graph.constants]
-    return f"'{missing[0]}' is computed at run time" if missing else None
-
-
 def constant_parameters(graph: Graph, node: Node) -> str | None:
     """The parameters are constants."""
-    missing = [name for name in node.inputs[1:] if name and name not in graph.constants]
-    return f"'{missing[0]}' is computed at run time" if missing else None
+    return constant_weights(graph, node)
 
 
 def images(graph: Graph, node: Node) -> str | None:
@@ -115,16 +116,6 @@ def one_scale(graph: Graph, node: Node) -> str | None:
         return f"'{wrong[0]}' is computed at run time"
     wrong = [name for name in node.inputs[1:] if name and graph.constants[name].size != 1]
     return f"'{wrong[0]}' has shape {list(graph.shape(wrong[0]))}" if wrong else None
-
-
-def slope_per_channel(graph: Graph, node: Node) -> str | None:
-    """The slope is a constant: one number, or one per channel."""
-    slope, shape = graph.constants.get(node.inputs[1]), graph.shape(node.inputs[0])
-    if slope is None:
-        return f"'{node.inputs[1]}' is computed at run time"
-    aligned = (1,) * (len(shape) - slope.ndim) + slope.shape
-    fits = slope.size == 1 or (len(shape) > 1 and slope.size == shape[1] == aligned[1])
-    return None if fits else f"the slope's shape is {list(slope.shape)}"
 
 
 def rows_and_columns(graph: Graph, node: Node) -> str | None:

@@ -14,7 +14,8 @@ import numpy as np
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP
-from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.ops.quantisation import CONVERSIONS
+from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.arithmetic.weights import FINEST_SHIFT, LARGEST_WEIGHT, average_taps
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.network.build import Builder, IntegerForm, expect_weights, free_steps

@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.pooling import SELECTION
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import ScaleConstraints, components
-from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, constraints_of, data_inputs, equal_scales, floors
+from npuc.quantize.scales.constraints import constraints_of, data_inputs, equal_scales, floors
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 

@@ -11,6 +11,7 @@ import numpy as np
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
+from npuc.passes.expansion.images import is_image
 from npuc.targets.easynpu.layers.addressing import interleaved, is_alias, map_shape
 from npuc.targets.easynpu.layers.operators import FLAT, OPERATORS, WORD_OP
 from npuc.targets.easynpu.machine.isa import Reshape
@@ -67,7 +68,7 @@ def _merged(graph: Graph, chain: Sequence[Node]) -> Node | None:
     if not chain or all(is_alias(graph, node) for node in chain):
         return None
     first, last = chain[0], chain[-1]
-    if not all(_is_map(graph.shape(name)) for name in (first.inputs[0], last.output)):
+    if not all(is_image(graph.shape(name)) for name in (first.inputs[0], last.output)):
         return None
     moves = tuple((node.op, tuple(sorted(node.attrs.items()))) for node in chain)
     word = _word(moves, graph.shape(first.inputs[0]), graph.shape(last.output))
@@ -80,10 +81,6 @@ def _merged(graph: Graph, chain: Sequence[Node]) -> Node | None:
         fields[FLAT.name] = 1
     sources = tuple(dict.fromkeys(source for node in chain for source in node.sources))
     return Node(WORD_OP, first.inputs[:1], last.outputs, fields, last.name, sources)
-
-
-def _is_map(shape: Sequence[int]) -> bool:
-    return len(shape) in (2, 4) and shape[0] == 1
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Graph, Node
-from npuc.quantize.scales.constraints import MOVEMENT
+from npuc.ops.movement import MOVEMENT
 from npuc.targets.easynpu.layers.kernels import FIELD_CHANNELS, split_kernel
 from npuc.targets.easynpu.layers.support import layer_word, refusal
 from npuc.targets.easynpu.layers.tiling import best_tile

@@ -15,6 +15,7 @@ from npuc.constraints import (
     clips_at_zero,
     constant_weights,
     finite_constants,
+    slope_per_channel,
     unknown,
     violation,
 )
@@ -22,10 +23,10 @@ from npuc.errors import EncodingError, NpucError, Problem
 from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import COUNT_INCLUDE_PAD, GROUP
+from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.ops.windows import window_of
-from npuc.passes.rewriting.patterns import along_axis
 from npuc.quantize.arithmetic.tables import TABLE_OPS
-from npuc.quantize.scales.constraints import ONNX_MOVEMENT, average_kernel
+from npuc.quantize.scales.constraints import average_kernel
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.fusion import conv_mnemonic
 from npuc.targets.easynpu.layers.kernels import geometry, split_kernel
@@ -85,13 +86,11 @@ def whole_or_repeated(graph: Graph, node: Node) -> str | None:
     return None if fits else f"the shapes are {list(shapes[0])} and {list(shapes[1])}"
 
 
-def slope_per_channel(graph: Graph, node: Node) -> str | None:
+def slope_alike_or_per_channel(graph: Graph, node: Node) -> str | None:
     """The slope is a constant: one number, or one per channel."""
     slope = graph.constants.get(node.inputs[1])
-    if slope is None:
-        return f"'{node.inputs[1]}' is computed at run time"
-    fits = along_axis(slope, graph.shape(node.inputs[0]), 1) is not None or (slope == slope.reshape(-1)[0]).all()
-    return None if fits else f"the slope's shape is {list(slope.shape)}"
+    alike = slope is not None and (slope == slope.reshape(-1)[0]).all()
+    return None if alike else slope_per_channel(graph, node)
 
 
 BATCH = "bind the batch to 1 with --input-shape"
@@ -117,7 +116,7 @@ ARRAY: Mapping[str, Support] = {
     "Clip": Support("relu (from 0), act", (one_image,), BATCH),
     "PRelu": Support(
         "prelu, act (one slope)",
-        (one_image, slope_per_channel, finite_constants),
+        (one_image, slope_alike_or_per_channel, finite_constants),
         "share the slope between pixels",
     ),
 }

@@ -289,9 +289,9 @@ def words_to_bytes(words: Iterable[Instruction]) -> bytes:
 def bytes_to_words(image: bytes) -> tuple[Instruction, ...]:
     """The instructions of an image. Raises EncodingError (E504) for a partial word."""
     if len(image) % WORD_BYTES:
-        raise EncodingError(
-            "E504", f"{len(image)} bytes are not whole 128-bit words", limit="a multiple of 16 bytes"
-        )
+        remedy = "give the folder that npuc compile wrote, or a file of words"
+        reason = f"{len(image):,} bytes are not whole {8 * WORD_BYTES}-bit words"
+        raise EncodingError("E504", reason, limit=f"a multiple of {WORD_BYTES} bytes", remedy=remedy)
     return tuple(
         decode_word(int.from_bytes(image[at : at + WORD_BYTES], "little"))
         for at in range(0, len(image), WORD_BYTES)

@@ -9,16 +9,16 @@ from functools import cache
 from npuc.ir import Graph, Node
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
-from npuc.quantize.calibration.histograms import Histogram, source, uniform
+from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source, uniform
 from npuc.quantize.improvement.balance import balanced
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights
 from npuc.quantize.network.build import quantiser
-from npuc.quantize.scales.constraints import constraints_of, equal_scales, integer_nodes, tensors_of
-from npuc.quantize.scales.model_scales import given_steps, reaches
+from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
+from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES
-from npuc.quantize.scales.results import histograms_before_host, node_histograms
+from npuc.quantize.scales.results import calibrated, histograms_before_host, node_histograms
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
@@ -39,23 +39,11 @@ def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:
     return integer_nodes(graph, accepted)
 
 
-def network(
-    graph: Graph, samples: Samples, machine: Machine, options: Options, hook: Hook | None = None
-) -> tuple[Network, tuple[Trial, ...]]:
-    """The integer network, and the trials that were made to improve it.
-
-    A model with scales of its own keeps them; its weights are balanced, or improved on real samples. Documented
-    instructions have no words for the padding of maps with a zero point.
-    """
-    level, documented = LEVELS[options.level], options.flag(ISA) == DOCUMENTED
-    method = options.method or level.method
-    find = source(options.histograms, synthetic=samples.synthetic)
-    nodes = integer(graph, machine)
-    tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_scales(graph, nodes))
-    known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
-    free = [name for name in tensors if name not in given and name not in known]
-    found = {**node_histograms(find, graph, samples, free, nodes, given), **known}
+def _calibrated(
+    find: HistogramSource, graph: Graph, samples: Samples, machine: Machine, hook: Hook | None
+) -> tuple[Graph, dict[str, Steps], dict[str, Histogram]]:
+    """The graph after the passes that depend on ranges, the scales that its model gives, other histograms."""
+    given, found = calibrated(find, graph, samples, integer(graph, machine))
     copies = RescaleCoarseOperands(
         found,
         lambda each: integer(each, machine),
@@ -68,12 +56,25 @@ def network(
     new = [name for name in tensors if name not in found and name not in given]
     found |= node_histograms(find, graph, samples, new, nodes, given) if new else {}
     found = {name: found[name] for name in tensors if name in found}
-    given = {name: given[name] for name in tensors if name in given}
+    return graph, {name: given[name] for name in tensors if name in given}, found
+
+
+def network(
+    graph: Graph, samples: Samples, machine: Machine, options: Options, hook: Hook | None = None
+) -> tuple[Network, tuple[Trial, ...]]:
+    """The integer network, and the trials that were made to improve it.
+
+    A model with scales of its own keeps them; its weights are balanced, or improved on real samples. Documented
+    instructions have no words for the padding of maps with a zero point.
+    """
+    level, documented = LEVELS[options.level], options.flag(ISA) == DOCUMENTED
+    method = options.method or level.method
+    find = source(options.histograms, synthetic=samples.synthetic)
+    graph, given, found = _calibrated(find, graph, samples, machine, hook)
     free_scales = not given
     if documented:  # the document adds and pools at equal scales: only the ranges of the model's steps are used
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
-        found, given = {name: found[name] for name in tensors}, {}
-
+        found, given = {name: found[name] for name in tensors_of(integer(graph, machine))}, {}
     power_of_two = machine.scales == POWER_OF_TWO
     make = quantiser(best_table, power_of_two=power_of_two)
 

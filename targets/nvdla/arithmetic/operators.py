@@ -18,6 +18,7 @@ from npuc.ops.attributes import (
     STRIDES,
     WINDOW,
 )
+from npuc.ops.pooling import pool_types
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.arithmetic import integer, onnx_forms
 from npuc.targets.nvdla.arithmetic.attributes import (
@@ -69,11 +70,6 @@ def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
     return (TensorType((1, w[0], *extents), types[0].dtype),)
 
 
-def _average_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    (x,) = types
-    return (TensorType((*x.shape[:2], *window_of(node, WINDOW(node)).extents(node, x.shape[2:])), x.dtype),)
-
-
 OPERANDS = tuple(
     Parameter(name, CONSTANTS, optional=True) for name in ("x1_alu", "x1_mul", "x2_alu", "x2_mul", "table")
 )
@@ -116,7 +112,7 @@ OPERATORS: Operators = with_operators(
         (Y,),
         integer.average,
         (WINDOW, STRIDES, PADS, DILATIONS, CEIL_MODE, PADDING, RECIPROCALS),
-        infer=_average_types,
+        infer=pool_types,
         to_onnx=onnx_forms.average,
         origin="nvdla",
     ),

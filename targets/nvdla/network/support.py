@@ -19,6 +19,7 @@ from npuc.constraints import (
     exceeding,
     finite_constants,
     refused,
+    slope_per_channel,
     unknown,
     violation,
 )
@@ -26,9 +27,11 @@ from npuc.errors import Problem
 from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXIS, COUNT_INCLUDE_PAD, LRN_ALPHA, LRN_BETA, LRN_BIAS, MAX, MIN, SIZE
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
-from npuc.quantize.scales.constraints import MOVEMENT, average_kernel
+from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.scales.constraints import average_kernel
 from npuc.targets.nvdla.arithmetic.normalisation import SIZES
 from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST_STRIDE, Machine
 from npuc.targets.nvdla.quantisation import MOST_POOL
@@ -132,16 +135,6 @@ def whole_or_per_channel(graph: Graph, node: Node) -> str | None:
         if shape != result and not per_channel and not (number and name in graph.constants):
             return f"the shapes are {[list(graph.shape(each)) for each in node.inputs]}"
     return None
-
-
-def slope_per_channel(graph: Graph, node: Node) -> str | None:
-    """The slope is a constant: one number, or one per channel."""
-    slope = graph.constants.get(node.inputs[1])
-    if slope is None:
-        return f"'{node.inputs[1]}' is computed at run time"
-    channels = graph.shape(node.inputs[0])[1]
-    fits = slope.size == 1 or (slope.size == channels and slope.shape[-3:] in ((channels, 1, 1), (channels,)))
-    return None if fits else f"the slope's shape is {list(slope.shape)}"
 
 
 def positive_upper_limit(_graph: Graph, node: Node) -> str | None:

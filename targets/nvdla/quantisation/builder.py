@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.quantize.arithmetic.tables import CONVERSIONS
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.pooling import SELECTION
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.network.construction import GraphBuilder, Quantised
-from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, average_kernel
+from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.integer import IDLE
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
@@ -51,6 +53,10 @@ class Builder(GraphBuilder, ABC):
         """The map that a sum adds, or a copy of it that suits the result better."""
         del node
         return tensor
+
+    def covers(self, node: Node, name: str) -> bool:
+        """Whether an operand has the shape of the result, so that it can go through SDP."""
+        return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
 
     @abstractmethod
     def unit(self, tensor: str) -> float:

@@ -7,10 +7,12 @@ from math import inf
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX
-from npuc.quantize.arithmetic.tables import CONVERSIONS
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.pooling import SELECTION
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import ScaleConstraints
-from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, average_kernel, floors, visible
+from npuc.quantize.scales.constraints import average_kernel, floors, visible
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from npuc.ir import Array, Node
 from npuc.ops.attributes import HARD_ALPHA, HARD_BETA, MIN
-from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.ops.quantisation import CONVERSIONS
+from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, Share, addends, factor, factors, share, two_factors
 from npuc.targets.nvdla.arithmetic.integer import Stage
@@ -133,7 +134,7 @@ class Elementwise(Builder):
 
     def _compared(self, node: Node) -> tuple[str, Form]:
         """Maximum or minimum of two tensors with zero points, both requantised like the result."""
-        covering = [name for name in node.inputs if self._covers(node, name)]
+        covering = [name for name in node.inputs if self.covers(node, name)]
         x, other = covering[0], node.inputs[1] if node.inputs[0] == covering[0] else node.inputs[0]
         steps = self.steps(node.output)
         constant = self.float.constant(other)
@@ -211,7 +212,7 @@ class Elementwise(Builder):
 
     def in_order(self, node: Node) -> tuple[str, str]:
         """The operand that goes through SDP, and the other; chosen so that the share of the sum is most exact."""
-        orders = [pair for pair in (node.inputs, node.inputs[::-1]) if self._covers(node, pair[0])]
+        orders = [pair for pair in (node.inputs, node.inputs[::-1]) if self.covers(node, pair[0])]
         if len(orders) == 1:
             return orders[0][0], orders[0][1]
         missed = [
@@ -221,17 +222,13 @@ class Elementwise(Builder):
         x, other = orders[int(np.argmin(missed))]
         return x, other
 
-    def _covers(self, node: Node, name: str) -> bool:
-        """Whether an operand has the shape of the result, so that it can go through SDP."""
-        return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
-
     def _product(self, node: Node, y: float) -> tuple[str, Form]:
         """A product. The multiplier's operand must have no zero point: a map without one, otherwise a copy without
         one.
 
         Such a copy has half the resolution: a gate from 0 to 1 with a zero point of -128 loses its eighth bit.
         """
-        covering = [name for name in node.inputs if self._covers(node, name)]
+        covering = [name for name in node.inputs if self.covers(node, name)]
         x = next((name for name in covering if self.zeros[name]), covering[0])
         other = node.inputs[1] if node.inputs[0] == x else node.inputs[0]
         constant = self.float.constant(other)

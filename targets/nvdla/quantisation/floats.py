@@ -174,7 +174,7 @@ class Floats(Builder):
     def _pair(self, node: Node) -> tuple[str, Form]:
         """Sum, difference, maximum or minimum of two maps, or of a map and a constant."""
         first, second = node.inputs
-        x, other = (first, second) if self._covers(node, first) else (second, first)
+        x, other = (first, second) if self.covers(node, first) else (second, first)
         stage = Stage(COMPARISONS[node.op], relu=relu(node))
         constant = self.float.constant(other)
         if node.op != "Sub":
@@ -189,14 +189,10 @@ class Floats(Builder):
 
     def _product(self, node: Node) -> tuple[str, Form]:
         first, second = node.inputs
-        x, other = (first, second) if self._covers(node, first) else (second, first)
+        x, other = (first, second) if self.covers(node, first) else (second, first)
         constant = self.float.constant(other)
         operand = other if constant is None else half(per_channel(constant))
         return x, Form(Stage(multiply=1), operands={"x1_mul": operand})
-
-    def _covers(self, node: Node, name: str) -> bool:
-        """Whether an operand has the shape of the result, so that it can go through SDP."""
-        return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
 
 
 def _few(value: float) -> Array:

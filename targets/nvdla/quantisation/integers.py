@@ -10,8 +10,9 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.improvement.equalisation import SUFFIX
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
@@ -154,7 +155,7 @@ class Integers(Elementwise):
     def _given_maps(self, node: Node) -> tuple[str, str] | None:
         """The two maps of a sum if the model provides their scales and that of the result."""
         both = self.given.__contains__
-        if not all(map(both, (*node.inputs, node.output))) or not all(self._covers(node, x) for x in node.inputs):
+        if not all(map(both, (*node.inputs, node.output))) or not all(self.covers(node, x) for x in node.inputs):
             return None
         return self.in_order(node)
 

@@ -14,8 +14,8 @@ from math import ceil
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import GROUP
+from npuc.ops.movement import MOVEMENT
 from npuc.ops.windows import window_of
-from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.targets.nvdla.arithmetic.attributes import WINOGRAD
 from npuc.targets.nvdla.arithmetic.integer import operands
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents

@@ -1,4 +1,4 @@
-"""The type of an importer, and an importer for operators that need no code."""
+"""What importers share: their type, the common shape of operands, and an importer that needs no code."""
 
 from __future__ import annotations
 

@@ -1,0 +1,87 @@
+"""What checks of all precisions do: the model in fp32 and the simulator run side by side, batch after batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npuc.frontend.binding import with_bound
+from npuc.frozen import frozen
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.reference import foreign_session, present, values_of, with_outputs
+from npuc.storage.data import Samples
+from npuc.target import Target
+from npuc.verification.metrics import Difference
+from npuc.verification.outputs import Outputs
+from npuc.verification.padding import model_of
+
+if TYPE_CHECKING:
+    import onnx
+
+Values = Mapping[str, Array]
+FIELDS = ("sqnr_db", "cosine", "max_abs_error", "exact")
+"""The figures of a layer; null if it was not compared."""
+
+
+@frozen
+class Sample:
+    """One sample: the model's inputs and its tensors in fp32; the program's inputs, inner tensors and outputs."""
+
+    feed: Values
+    exact: Values
+    fed: Values
+    seen: Values
+    """As far as the simulator shows them."""
+    outputs: Values
+
+
+def bound_model(model: Path, program: Program) -> onnx.ModelProto:
+    """The model with the inputs that the program has, prepared for onnxruntime."""
+    shapes = {port.name: port.shape for port in program.inputs}
+    return with_bound(model_of(model, shapes), program.bound)
+
+
+class LayerwiseCheck:
+    """The model in fp32 and the simulator, ready to run; the differences of layers, by tensor.
+
+    entire: the network runs as on the machine up to here; single: this layer alone, on exact inputs.
+    """
+
+    def __init__(
+        self, fp32: onnx.ModelProto, program: Program, target: Target, chip_model: str, tensors: Sequence[str]
+    ) -> None:
+        """tensors: of the model, to be compared as well as its outputs; those that no node writes are left out."""
+        outputs = [port.name for port in program.outputs]
+        self.run, self.chip_model = target.runner(program, chip_model), chip_model
+        self.names = list(dict.fromkeys([*outputs, *present(fp32, tensors)]))
+        self.fp32 = foreign_session(with_outputs(fp32, self.names))
+        self.said = Outputs(outputs)
+        self.entire: dict[str, Difference] = {}
+        self.single: dict[str, Difference] = {}
+
+    def batch(self, samples: Samples) -> None:
+        """Runs all computations on the batch and accumulates their differences."""
+        seen: dict[str, Array] = {}
+        outputs = self.run(samples.inputs, seen.__setitem__)
+        self.compare(samples, samples.inputs, seen, outputs)
+
+    def compare(self, samples: Samples, fed: Values, seen: Values, outputs: Values) -> None:
+        """Accumulates the differences of a simulation; as the fields of `Sample`, (samples, ...) each."""
+        self.said.label(samples)
+        for index, feed in enumerate(samples.feeds()):
+            parts = ({name: values[index, ...] for name, values in each.items()} for each in (fed, seen, outputs))
+            sample = Sample(feed, values_of(self.fp32, self.names, feed), *parts)
+            self.said.add(sample.exact, sample.outputs, self._compare(sample))
+
+    def _compare(self, sample: Sample) -> Array | None:
+        """Compares the layers; returns the integer network's first output, if there is such a network."""
+        raise NotImplementedError
+
+    def figures(self, tensor: str) -> dict[str, Any]:
+        """The differences of a layer as JSON; null where it was not compared."""
+        entire, single = (
+            None if each is None else each.as_json() for each in (self.entire.get(tensor), self.single.get(tensor))
+        )
+        return {**(entire or dict.fromkeys(FIELDS)), "entire": entire, "single": single}
