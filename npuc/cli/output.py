@@ -118,10 +118,9 @@ class Artefact:
 
     def samples(self, data: Sequence[Path]) -> Samples:
         """The samples of these files."""
-        from npuc.driver import program_inputs
-        from npuc.storage.data import load
+        from npuc.regions.feeding import samples_of
 
-        return load(data, program_inputs(self.program))
+        return samples_of(self.program, data)
 
     def verified(self, model: Path, samples: Samples, chip_model: str = "own") -> dict[str, Any]:
         """The report of `npuc verify` by the default criterion, with the errors of every layer."""
