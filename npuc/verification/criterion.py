@@ -35,6 +35,7 @@ from npuc.storage.structured import row
 from npuc.target import FLOATING, Options, Runner
 from npuc.verification.bits import OF_ONE
 from npuc.verification.metrics import Difference, Tolerance
+from npuc.verification.padding import model_of, static_shapes
 
 MARGIN = {"int8": 12.0, "int16": 20.0, "fp16": 6.0}
 """In dB. For integers it covers scales chosen on other samples, power-of-two factors, and missing zero points."""
@@ -147,11 +148,11 @@ def ideal_in_parts(model: Path, program: Program, samples: Samples) -> dict[str,
 
     A part is what the model computes between the part's inputs and outputs.
     """
-    sizes = {port.name: port.shape for port in program.inputs if min(port.shape, default=0) > 0}
+    sizes = static_shapes(program)
     network = surveyed(model, Options(bind=tuple(program.bound.items())), sizes)
     best = CompositeRunner(program, lambda part: _rounding(network, part))
     outputs = [port.name for port in program.outputs]
-    exact = session(*without_weights(with_bound(read_model(model), program.bound)), confined=True)
+    exact = session(*without_weights(with_bound(model_of(model, sizes), program.bound)), confined=True)
     differences = {name: Difference() for name in outputs}
     for batch in samples.batches(BATCH):
         found = best(batch.inputs)
