@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from npuc.constraints import refused
 from npuc.errors import Problem
 from npuc.ir import Array, Node
 from npuc.ops.attributes import MIN
@@ -112,11 +113,9 @@ class _Signs:
 def problems(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
     """A problem for each of these nodes in fp32."""
     return [
-        Problem(
-            "E202",
+        refused(
+            node,
             "its operand may be NaN, of which the machine makes a number",
-            node=node.source,
-            op=node.op,
             tensor=next(filter(None, node.outputs)),
             limit="no quotient of zeros, and no logarithm of what may be negative, before it",
             remedy="a divisor that is positive, such as max(x, 1e-6), or the host (--fallback host)",

@@ -95,7 +95,7 @@ def of_bounded(model: Path) -> set[str]:
 
     Of scores that are all near 0 it has only a few digits, or none.
     """
-    graph = read_model(model).graph
+    graph = read_model(model, whole=False).graph
     found = set[str]()
     for node in graph.node:
         moved = node.op_type in MOVES and node.input and node.input[0] in found
