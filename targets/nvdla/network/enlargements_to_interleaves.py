@@ -12,7 +12,7 @@ import numpy as np
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, AXIS, BLOCK_MODE, BLOCKSIZE
 from npuc.passes.expansion.permute_channels_by_conv import is_dense
-from npuc.passes.expansion.resize_to_copies import repetitions
+from npuc.passes.expansion.resizes import repetitions
 from npuc.passes.rewriting.channels import kernels_of, selected, sliced
 from npuc.passes.rewriting.interleaving import woven
 from npuc.passes.rewriting.patterns import along_axis, only_float
