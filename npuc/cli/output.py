@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from npuc.target import Target
 
 
+class CannotPrint(OSError):
+    """Standard output or error cannot be written."""
+
+
 def say(text: str, *, err: bool = False, exact: bool = False) -> None:
     """Prints lines; characters that a terminal would not show are escaped.
 
     exact: for other programs to read; only a terminal gets escapes.
     """
     stream = sys.stderr if err else sys.stdout
-    click.echo(text if exact and not stream.isatty() else printed(text), err=err)
+    try:
+        click.echo(text if exact and not stream.isatty() else printed(text), err=err)
+    except OSError as error:
+        raise CannotPrint(error.errno, error.strerror) from None
 
 
 def print_json(value: object) -> None:
