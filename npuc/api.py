@@ -26,6 +26,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.regions import compiling
 from npuc.regions.composite import target_of
+from npuc.regions.feeding import samples_of
 from npuc.storage import data
 from npuc.target import Options, Runner, Target
 from npuc.target import target as find
@@ -80,7 +81,7 @@ class Compiled:
     def samples(self, inputs: Data) -> data.Samples:
         """The data as samples of this program's inputs."""
         with _file(inputs) as path:
-            return data.load([path], driver.program_inputs(self.program))
+            return samples_of(self.program, [path])
 
     def listing(self) -> list[dict[str, Any]]:
         """The instructions in order, with their fields and source nodes."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from npuc import masks, undefined
 from npuc.budget import budget
 from npuc.errors import ArtefactError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
-from npuc.masks import problems as mask_problems
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
@@ -89,8 +89,9 @@ def accepted(model: Path, target: Target, shapes: Shapes, options: Options, hook
     target.machine_values(options.machine)  # an unknown machine is refused even if the target reads none of it
     found = target.problems(graph, options)
     told = {each.node for each in found}
-    masks = mask_problems(source.nodes, source.constants, options.precision)
-    found += [each for each in masks if each.node not in told]
+    for beyond in (masks, undefined):
+        more = beyond.problems(source.nodes, source.constants, options.precision)
+        found += [each for each in more if each.node not in told]
     if found:
         raise NpucError.of(found)
     return graph

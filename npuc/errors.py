@@ -61,6 +61,7 @@ CODES: dict[str, str] = {
     "W203": "a layer runs on the host, as --max-partitions asks",
     "W204": "a layer runs on the host, as the target's programs leave it to the host",
     "W301": "values of a tensor lie beyond the range of the precision",
+    "W302": "an output of the program is hardly more than noise",
 }
 
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"

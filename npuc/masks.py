@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
+from npuc.constraints import refused
 from npuc.errors import Problem
 from npuc.ir import Array, Node
 from npuc.ops.attributes import VALUE
@@ -102,11 +103,9 @@ def _reaches(names: Iterable[str], constants: Mapping[str, Array], limit: float)
 def problems(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
     """A problem for each of these nodes, unless the precision is fp32, which has the range."""
     return [
-        Problem(
-            "E202",
+        refused(
+            node,
             f"it belongs to a mask before a Softmax, for which {precision} lacks range",
-            node=node.source,
-            op=node.op,
             tensor=next(filter(None, node.outputs)),
             limit=f"what is added to logits comes from layers, or is a constant below {LARGEST:g}",
             remedy="a target with fp32, or the host (--fallback host)",

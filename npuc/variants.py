@@ -103,7 +103,7 @@ def chosen(directory: Path, files: Sequence[Path], *, allow_modified: bool = Fal
     refusal: NpucError | None = None
     for each in found:
         try:
-            data.load(files, each.types)
+            data.load(files, each.types, each.types)
         except DataError as error:
             refusal = refusal or error
             if any(problem.code != "E402" for problem in error.problems):
@@ -130,7 +130,7 @@ def with_samples(files: Sequence[Path], types: Mapping[str, TensorType]) -> list
     taken, refusals = list[Path](), list[DataError]()
     for path in files_of(files):
         try:
-            data.load([path], types)
+            data.load([path], types, types)
         except DataError as error:
             if any(problem.code != "E402" for problem in error.problems):
                 raise

@@ -5,6 +5,7 @@ Each command imports the heavy modules that it needs, so that `npuc --help` star
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -25,11 +26,13 @@ from npuc.cli import (
     running,
     sweeping,
 )
-from npuc.cli.output import print_json, say
+from npuc.cli.output import CannotPrint, print_json, say
 from npuc.errors import ArtefactError, NpucError
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """numpy's matrices are small here: idle threads would cost more than they save."""
+OUT_OF_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+"""Errors of a system without room for another file."""
 
 
 def main() -> None:
@@ -63,12 +66,13 @@ def _outcome(arguments: list[str]) -> int:
     try:
         return npuc.main(arguments, standalone_mode=False, prog_name="npuc") or 0
     except NpucError as error:
-        if interrupts.arrived():
-            return 130
-        if wants_json:
-            print_json({"status": "error", "errors": [problem.as_json() for problem in error.problems]})
-        say(str(error), err=True)
-        return 1
+        return _refused(error, wants_json)
+    except OSError as error:
+        if error.errno not in OUT_OF_ROOM or isinstance(error, CannotPrint):
+            raise
+        reason = f"{error.filename or 'a temporary file'} cannot be written: {error.strerror}"
+        remedy = "make room, or let TMPDIR name a folder with room"
+        return _refused(ArtefactError("E506", reason, remedy=remedy), wants_json)
     except click.ClickException as error:
         if wants_json:
             print_json({"status": "error", "errors": [_usage(error)]})
@@ -78,6 +82,16 @@ def _outcome(arguments: list[str]) -> int:
         return error.exit_code
     except click.exceptions.Abort:  # click's KeyboardInterrupt
         return 130
+
+
+def _refused(error: NpucError, wants_json: bool) -> int:
+    """Prints an error, also as JSON if requested, and returns the exit code."""
+    if interrupts.arrived():
+        return 130
+    if wants_json:
+        print_json({"status": "error", "errors": [problem.as_json() for problem in error.problems]})
+    say(str(error), err=True)
+    return 1
 
 
 def _usage(error: click.ClickException) -> dict[str, str | None]:
@@ -91,7 +105,7 @@ def _usage(error: click.ClickException) -> dict[str, str | None]:
 def _cannot_print(error: OSError) -> int:
     """The exit code if stdout cannot be written; silent if its reader has gone, as in `npuc dump OUT | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if not isinstance(error, BrokenPipeError):
+    if error.errno != errno.EPIPE:
         say(str(ArtefactError("E506", f"standard output cannot be written: {error.strerror}")), err=True)
     return 1
 

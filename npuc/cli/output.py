@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from npuc.target import Target
 
 
+class CannotPrint(OSError):
+    """Standard output or error cannot be written."""
+
+
 def say(text: str, *, err: bool = False, exact: bool = False) -> None:
     """Prints lines; characters that a terminal would not show are escaped.
 
     exact: for other programs to read; only a terminal gets escapes.
     """
     stream = sys.stderr if err else sys.stdout
-    click.echo(text if exact and not stream.isatty() else printed(text), err=err)
+    try:
+        click.echo(text if exact and not stream.isatty() else printed(text), err=err)
+    except OSError as error:
+        raise CannotPrint(error.errno, error.strerror) from None
 
 
 def print_json(value: object) -> None:
@@ -118,10 +125,9 @@ class Artefact:
 
     def samples(self, data: Sequence[Path]) -> Samples:
         """The samples of these files."""
-        from npuc.driver import program_inputs
-        from npuc.storage.data import load
+        from npuc.regions.feeding import samples_of
 
-        return load(data, program_inputs(self.program))
+        return samples_of(self.program, data)
 
     def verified(self, model: Path, samples: Samples, chip_model: str = "own") -> dict[str, Any]:
         """The report of `npuc verify` by the default criterion, with the errors of every layer."""

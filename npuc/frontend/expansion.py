@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import onnx
 
@@ -53,13 +54,28 @@ class _Expansion:
 
 
 def expect_own_names(model: onnx.ModelProto) -> None:
-    """Raises ModelError (E104) for a function with the name of an ONNX operator: onnxruntime ignores its body."""
+    """Raises ModelError (E104) for a function with the name of an operator, ONNX's or onnxruntime's own.
+
+    onnxruntime ignores its body.
+    """
     versions = {_domain(each.domain): each.version for each in model.opset_import}
     for each in model.functions:
         domain = _domain(each.domain)
-        if domain in versions and onnx.defs.has(each.name, versions[domain], domain):
-            reason = f"a function has the name of the ONNX operator {each.name}: runtimes differ in which they run"
+        defined = domain in versions and onnx.defs.has(each.name, versions[domain], domain)
+        if defined or (domain and (domain, each.name) in _of_onnxruntime()):
+            whose = "ONNX" if defined else domain
+            reason = (
+                f"a function has the name of the {whose} operator {each.name}: runtimes differ in which they run"
+            )
             raise ModelError("E104", reason, op=each.name, remedy="give the function a name or domain of its own")
+
+
+@cache
+def _of_onnxruntime() -> frozenset[tuple[str, str]]:
+    """Domain and name of every operator that the installed onnxruntime defines."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    return frozenset((each.domain, each.name) for each in get_all_operator_schema())
 
 
 def with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -27,6 +27,7 @@ from npuc.frontend.importers.attention import prepared
 from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
+from npuc.frontend.written_out import written_out
 from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType
 from npuc.subgraphs import within
@@ -43,7 +44,7 @@ HOST_TYPES: Mapping[int, str] = {
 
 @frozen
 class Unit:
-    """One node of the model: `proto` uses the tensors' own names; `nodes` compute the same."""
+    """One node of the model: `proto` uses the tensors' own names and explicit pads; `nodes` compute the same."""
 
     name: str
     proto: onnx.NodeProto
@@ -247,7 +248,7 @@ class _Survey:
         made = tuple(to.nodes[before:])
         self.protos |= {each: proto_of(to.types[each]) for each in proto.output if each in to.types}
         if made:
-            self.units.append(Unit(name, proto, made, None))
+            self.units.append(Unit(name, written_out(proto, made), made, None))
         return set()
 
     def _branch(self, name: str, proto: onnx.NodeProto, declared: Mapping[str, TypeProto]) -> set[str]:

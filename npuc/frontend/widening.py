@@ -7,14 +7,14 @@ number of a model that computes in bfloat16, which neither numpy nor onnxruntime
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence
 from typing import Any
 
 import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from npuc.custom_ops import STANDARD
-from npuc.subgraphs import graphs, within
+from npuc.subgraphs import subgraphs, within
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
@@ -60,19 +60,42 @@ def _in_float16(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model with float16 in place of bfloat16, which many operators exclude: of interest for its types only."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    nodes = [*within(made.graph.node), *within(node for each in made.functions for node in each.node)]
-    attributes = [each for node in nodes for each in node.attribute]
-    inside = list(graphs(made.graph))
-    for tensor in (*(each for graph in inside for each in graph.initializer), *(each.t for each in attributes)):
+    _retype(made, {TensorProto.BFLOAT16: TensorProto.FLOAT16})
+    attributes = (each for node in _all_nodes(made) for each in node.attribute)
+    weights = (each for graph in _all_graphs(made) for each in graph.initializer)
+    for tensor in (*weights, *(each.t for each in attributes)):
         if tensor.data_type == TensorProto.BFLOAT16:
             tensor.data_type = TensorProto.FLOAT16
-    for value in (value for each in inside for value in (*each.input, *each.output, *each.value_info)):
-        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    for each in attributes:
-        if each.name in TYPE_ATTRIBUTES and each.i == TensorProto.BFLOAT16:
-            each.i = TensorProto.FLOAT16
     return made
+
+
+def _all_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes of the graph and of functions, including those inside others."""
+    return [*within(model.graph.node), *within(node for each in model.functions for node in each.node)]
+
+
+def _all_graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
+    """The graph and those inside nodes, each before those inside its own nodes."""
+    return [model.graph, *(graph for node in _all_nodes(model) for graph in subgraphs(node))]
+
+
+def _retype(model: onnx.ModelProto, types: Mapping[int, int]) -> None:
+    """Replaces, in place, element types of values, and those that attributes name."""
+    for graph in _all_graphs(model):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            _retype_value(value.type, types)
+    for attribute in (each for node in _all_nodes(model) for each in node.attribute):
+        if attribute.name in TYPE_ATTRIBUTES and attribute.type == AttributeProto.INT:
+            attribute.i = types.get(attribute.i, attribute.i)
+
+
+def _retype_value(found: onnx.TypeProto, types: Mapping[int, int]) -> None:
+    """Replaces the element type of a tensor, in sequences and optional values too."""
+    kind = found.WhichOneof("value")
+    if kind == "tensor_type":
+        found.tensor_type.elem_type = types.get(found.tensor_type.elem_type, found.tensor_type.elem_type)
+    if kind in ("sequence_type", "optional_type"):
+        _retype_value(getattr(found, kind).elem_type, types)
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -81,14 +104,16 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    _widen(made.graph)
+    _retype(made, dict.fromkeys(HALF, TensorProto.FLOAT))
+    for graph in reversed(_all_graphs(made)):
+        _widen(graph)
     for function in made.functions:
         _replace(function.node, _widened_nodes(function.node))
     return made
 
 
 def _widen(graph: onnx.GraphProto) -> None:
-    """Widens a graph in place, with those inside its nodes."""
+    """Puts a Cast behind every constant of a graph that is stored in half precision, in place."""
     weights = [each for each in graph.initializer if each.data_type in HALF]
     stored = {each.name for each in weights}
     ports = [each for each in graph.input if each.name not in stored]  # weights were inputs too before IR 4
@@ -96,26 +121,19 @@ def _widen(graph: onnx.GraphProto) -> None:
     casts = [_cast(each.name) for each in weights]
     for each in weights:
         each.name = _stored(each.name)
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        _widen_type(value.type)
     _replace(graph.node, [*casts, *_widened_nodes(graph.node)])
 
 
 def _widened_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes with float32 results; constants in half precision are followed by a Cast."""
+    """The nodes, with a Cast behind constants in half precision."""
     for node in nodes:
-        stored = any(each.t.data_type in HALF for each in node.attribute)
-        for attribute in node.attribute:
-            if attribute.name in TYPE_ATTRIBUTES and attribute.type == AttributeProto.INT and attribute.i in HALF:
-                attribute.i = TensorProto.FLOAT
-            for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                _widen(graph)
         results = list(node.output)
-        if stored:
+        if any(each.t.data_type in HALF for each in node.attribute):
             _replace(node.output, map(_stored, results))
-        yield node
-        if stored:
+            yield node
             yield from map(_cast, results)
+        else:
+            yield node
 
 
 def _cast(name: str) -> onnx.NodeProto:
@@ -125,15 +143,6 @@ def _cast(name: str) -> onnx.NodeProto:
 def _stored(name: str) -> str:
     """The name of a constant as the file stores it."""
     return f"{name}/stored"
-
-
-def _widen_type(found: onnx.TypeProto) -> None:
-    """Widens the element type of a tensor, in sequences and optional values too."""
-    kind = found.WhichOneof("value")
-    if kind == "tensor_type" and found.tensor_type.elem_type in HALF:
-        found.tensor_type.elem_type = TensorProto.FLOAT
-    if kind in ("sequence_type", "optional_type"):
-        _widen_type(getattr(found, kind).elem_type)
 
 
 def _replace(field: MutableSequence[Any], values: Iterable[Any]) -> None:

@@ -66,6 +66,14 @@ def is_composite(program: Program) -> bool:
     return GIVEN_BY in program.manifest
 
 
+def of_host_alone(program: Program) -> frozenset[str]:
+    """The inputs of a program that only host regions read."""
+    if not is_composite(program):
+        return frozenset()
+    read = {name for part in Contents.of(program.manifest).parts for name in part.inputs}
+    return frozenset(port.name for port in program.inputs) - read
+
+
 def part_path(number: int) -> str:
     """The folder of an NPU part."""
     return f"npu/part_{number}"

@@ -7,7 +7,7 @@ preceding regions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from npuc.program import Program, file_sha256
 from npuc.regions import partition
 from npuc.regions.assembling import Lowered, assembled, entire, with_shares
 from npuc.regions.crossing import crossing
-from npuc.regions.graphs import region_model
+from npuc.regions.graphs import crossing_inputs, region_model
 from npuc.regions.hosting import expect_host
 from npuc.regions.planning import (
     FATAL,
@@ -134,16 +134,24 @@ def _composite(plan: Plan, calibration: Sequence[Path]) -> tuple[Program, Sample
     """The program of several parts and its calibration samples, which are unused if the host runs everything."""
     network = plan.network
     with ExitStack() as stack:
-        if not any(part.on_npu for part in settled(plan)):
+        parts = settled(plan)
+        if not any(part.on_npu for part in parts):
             return assembled(plan, partitioned(plan), {}), Samples({})
         types = {name: network.types[name] for name in network.inputs if name in network.types}
         if len(types) < len(network.inputs):
             _deny_uncalibrated(plan, set(network.inputs) - set(types))
             return assembled(plan, partitioned(plan), {}), Samples({})
-        samples = load_samples(calibration, types) if calibration else synthetic(types)
+        unbounded = types.keys() - _read_on_npu(plan, parts)
+        samples = load_samples(calibration, types, unbounded) if calibration else synthetic(types)
         lowered = _lowered(plan, samples, stack)
     parts = partitioned(plan)
     return entire(plan, parts, lowered) or assembled(plan, parts, lowered), samples
+
+
+def _read_on_npu(plan: Plan, parts: Iterable[partition.Part]) -> set[str]:
+    """The tensors that NPU parts read from outside."""
+    units = ([plan.network.by_name[name] for name in part.blocks] for part in parts if part.on_npu)
+    return {name for each in units for name in crossing_inputs(plan.network, each, on_npu=True)}
 
 
 def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from npuc import driver, masks
+from npuc import driver, masks, undefined
 from npuc.errors import ModelError, NpucError, Problem
 from npuc.frontend.binding import bound_values
 from npuc.frontend.reading import read_model
@@ -66,7 +66,7 @@ def refused(network: Network, target: Target, options: Options) -> dict[str, Pro
         for unit in named:
             problem = Problem("W202", "it was asked for", unit.name, unit.op, remedy=f"leave out --deny {asked}")
             found.setdefault(unit.name, problem)
-    for name, problem in (*_masks(network, options.precision), *_tested(network)):
+    for name, problem in (*_beyond(network, options.precision), *_tested(network)):
         found.setdefault(name, problem)
     return found
 
@@ -80,14 +80,15 @@ def _tested(network: Network) -> Iterator[tuple[str, Problem]]:
             yield made.name, Problem("E202", reason, made.name, made.op, limit=limit, remedy="leave out the mask")
 
 
-def _masks(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:
-    """The units that belong to a mask before a Softmax, wherever that runs."""
+def _beyond(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:
+    """The units that belong to a mask before a Softmax, wherever that runs, or that would hide a NaN."""
     nodes = [
         node
         for unit in network.units
         for node in unit.nodes or (Node(unit.op, tuple(unit.proto.input), tuple(unit.proto.output)),)
     ]
-    for problem in masks.problems(nodes, network.constants, precision):
+    given = nodes, network.constants, precision
+    for problem in (*masks.problems(*given), *undefined.problems(*given)):
         unit = network.producers.get(problem.tensor or "")
         if unit is not None:
             yield unit.name, replace(problem, node=unit.name, op=unit.op)

@@ -87,16 +87,17 @@ class Samples:
         return replace(self, inputs=inputs, labels=labels, truth=truth)
 
 
-def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
+def load(paths: Sequence[Path], inputs: Mapping[str, TensorType], unbounded: Collection[str] = ()) -> Samples:
     """The samples of .npz files, folders of them and patterns (`files_of`), concatenated.
 
-    inputs: name and type of every input of the model. Many files take no more memory than one: each file may keep
-    an equal share of LARGE in memory; larger arrays are read block by block, one file at a time. pattern without a
-    match; E402 for a wrong shape, type or number of samples.
+    inputs: name and type of every input of the model. unbounded: those that may be infinite. Many files take no
+    more memory than one: each file may keep an equal share of LARGE in memory; larger arrays are read block by
+    block, one file at a time. Raises DataError: E401 for a file that cannot be read or lacks an input, and for a
+    pattern without a match; E402 for a wrong shape, type or number of samples, and for values that are not finite.
     """
     files = files_of(paths)
     with budget():
-        parts = [_load_one(path, inputs, streams.LARGE // max(len(files), 1)) for path in files]
+        parts = [_load_one(path, inputs, streams.LARGE // max(len(files), 1), unbounded) for path in files]
     merged = _merged([part.inputs for part in parts], inputs)
     labels = [part.labels for part in parts if part.labels is not None]
     left_out = "; ".join(part.left_out for part in parts if part.left_out)
@@ -237,13 +238,16 @@ def save(path: Path, arrays: Mapping[str, Array]) -> None:
                 np.lib.format.write_array(member, values)
 
 
-def _load_one(path: Path, inputs: Mapping[str, TensorType], most: int) -> Samples:
-    """The samples of one file; arrays of more than `most` bytes are not loaded."""
+def _load_one(path: Path, inputs: Mapping[str, TensorType], most: int, unbounded: Collection[str]) -> Samples:
+    """The samples of one file; arrays of more than `most` bytes are not loaded. unbounded: as for `load`."""
     large = {name: each for name in (*inputs, "x") if (each := member(path, name, most)) is not None}
     several = tuple(f"{name}/" for name, each in inputs.items() if _is_structured(each))
     held = _arrays(path, {*inputs, "x", "y"} - large.keys(), most, several)
     arrays = {**held, **large, **_structured(path, held, inputs)}
-    rows = {name: _samples(path, _pick(path, name, arrays, inputs), name, each) for name, each in inputs.items()}
+    rows = {
+        name: _samples(path, _pick(path, name, arrays, inputs), name, each, finite=name not in unbounded)
+        for name, each in inputs.items()
+    }
     small = {name: each.values for name, each in rows.items() if isinstance(each, InMemory)}
     found: Mapping[str, Array] = small if len(small) == len(rows) else Streamed(rows)
     counts = {len(values) for values in rows.values()}
@@ -349,8 +353,11 @@ def _pick(
     )
 
 
-def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType) -> Rows:
-    """The array as (samples, *shape): the data may omit the model's leading 1."""
+def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType, *, finite: bool) -> Rows:
+    """The array as (samples, *shape): the data may omit the model's leading 1.
+
+    finite: whether infinities are refused, as NaN always is.
+    """
     if isinstance(values, np.ndarray) and _is_structured(wanted):
         return InMemory(_objects(path, values, name, wanted))
     shape = wanted.shape
@@ -365,10 +372,10 @@ def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType) 
 
     def cast(block: Array) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
-            found = block.astype(wanted.dtype).reshape(len(block), *shape)
-        if wanted.dtype == "float32" and not np.isfinite(found).all():
+            found = block.astype(wanted.dtype)
+        if wanted.dtype == "float32" and not np.isfinite(found if finite else found[~np.isinf(block)]).all():
             raise DataError("E402", f"'{path}' has values that are not finite in float32", tensor=name)
-        return found
+        return found.reshape(len(block), *shape)
 
     return replace(values, convert=cast) if isinstance(values, Member) else InMemory(cast(values))
 

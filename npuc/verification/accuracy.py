@@ -14,7 +14,7 @@ from typing import Any
 from npuc import budget
 from npuc.cluster import on_cluster
 from npuc.custom_ops import custom_ops, libraries
-from npuc.driver import batch_of, program_inputs, run_batches
+from npuc.driver import batch_of, run_batches
 from npuc.errors import NpucError
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
@@ -23,7 +23,7 @@ from npuc.program import Program, load, load_evidence
 from npuc.progress import SILENT, Progress
 from npuc.reference import session, values_of
 from npuc.regions.composite import target_of
-from npuc.storage import data
+from npuc.regions.feeding import samples_of
 from npuc.storage.data import Samples
 from npuc.target import FLOATING, quickest
 from npuc.verification.checking import check_model
@@ -79,7 +79,7 @@ def accuracy(
     fails, and NotTaken for options that the metric does not accept.
     """
     check_model(subject.model, program, subject.allow_modified)
-    samples = data.load(files, program_inputs(program))
+    samples = samples_of(program, files)
     metric, why, truths = chosen(program, samples, asked)
     if scheduler is None:
         bar.begin("running the models and simulating", len(samples))
@@ -134,7 +134,7 @@ def computed(task: Task) -> Digests:
     allowed = budget.limited(task.limits.memory, task.limits.seconds)
     with allowed, custom_ops(task.libraries):
         program = load(subject.directory, allow_modified=subject.allow_modified)
-        samples = data.load(task.data, program_inputs(program)).part(task.first, task.stop)
+        samples = samples_of(program, task.data).part(task.first, task.stop)
         return _digests(subject, program, task.metric, samples, task.truths, first=task.first)
 
 

@@ -8,15 +8,14 @@ judged against ideal rounding of every result: noise that rounding explains is n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from npuc.ir import Array, Graph
 from npuc.ops.attributes import SCALE
 from npuc.storage.data import Samples
-from npuc.verification.criterion import ENOUGH, LEVELS, ideal
+from npuc.verification.criterion import ENOUGH, LEAST, LEVELS, ideal
 from npuc.verification.metrics import Difference
 
-LEAST = 3.0
-"""Signal to noise in dB below which an output carries nothing of the model's."""
 STEPS = 2.0
 """An error of this many of the model's coarsest steps is always attributed to rounding."""
 
@@ -41,11 +40,22 @@ class Nearness:
         best = ideal(self.graph, self.precision, Samples({name: value[None] for name, value in feed.items()}))
         return next((name for name in strange if best.get(name, LEVELS["int16"]) >= ENOUGH["int8"]), None)
 
+    def lost(self, wanted: Mapping[str, Array], found: Mapping[str, Array]) -> set[str]:
+        """The outputs of a sample that are hardly more than noise."""
+        apart = {name: _difference(wanted[name], found[name]) for name in self.graph.outputs}
+        least = LEAST.get(self.precision, -inf)
+        return {name for name, each in apart.items() if each.signal and _sqnr(each) < least}
+
     def _strange(self, difference: Difference) -> bool:
-        sqnr = difference.sqnr_db
-        if sqnr is None or self.coarsest is None:
+        if self.coarsest is None:
             return False
-        return sqnr < LEAST and difference.largest > STEPS * self.coarsest
+        return _sqnr(difference) < LEAST["int8"] and difference.largest > STEPS * self.coarsest
+
+
+def _sqnr(difference: Difference) -> float:
+    """Signal to noise in dB."""
+    found = difference.sqnr_db
+    return inf if found is None else found
 
 
 def _difference(wanted: Array, found: Array) -> Difference:

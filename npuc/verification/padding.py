@@ -1,8 +1,4 @@
-"""Models whose automatic padding onnxruntime computes differently from ONNX, with the padding made explicit.
-
-onnxruntime ignores dilations when it pads a pool, and gives a ConvTranspose whose kernel is smaller than its
-stride fewer rows and columns than stride times extent. Source: ONNX, attribute auto_pad of these operators.
-"""
+"""Models for onnxruntime, with the padding that ONNX defines where onnxruntime pads differently."""
 
 from __future__ import annotations
 
@@ -10,53 +6,42 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
-from onnx import helper
 
 from npuc.errors import NpucError
-from npuc.frontend import load
 from npuc.frontend.importing import without_functions
 from npuc.frontend.reading import read_model
-from npuc.ir import Graph
+from npuc.frontend.units import survey
+from npuc.frontend.written_out import is_automatic
+from npuc.program import Program
 from npuc.wire import may_contain
-
-WRITTEN_OUT = {"ConvTranspose": ("pads", "output_padding"), "MaxPool": ("pads",), "AveragePool": ("pads",)}
 
 
 def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool = True) -> onnx.ModelProto:
-    """The parsed file, prepared for onnxruntime. shapes: of its inputs. Raises ModelError (E101, E102).
+    """The parsed file, prepared for onnxruntime. Raises ModelError (E101, E102).
 
-    Model-local functions are replaced by their bodies, whose tensors a program may show. whole: as `read_model`.
+    shapes: of its inputs, maybe among others. whole: as `read_model`. Model-local functions are replaced by their
+    bodies, whose tensors a program may show.
     """
     model = without_functions(read_model(path, whole=whole))
-    automatic = [node for node in model.graph.node if node.op_type in WRITTEN_OUT and _is_automatic(node)]
+    automatic = [node for node in model.graph.node if is_automatic(node)]
     if automatic:
+        known = {each.name: shapes[each.name] for each in model.graph.input if each.name in shapes}
         try:
-            graph = load(path, dict(shapes))
-        except NpucError:  # part of the model runs on the host: keep onnxruntime's own padding
+            explicit = survey(read_model(path), path.parent, known).producers
+        except NpucError:  # an input is dynamic: keep onnxruntime's own padding
             return model
         for node in automatic:
-            _write_out(node, graph)
+            if node.output[0] in explicit:
+                del node.attribute[:]
+                node.attribute.extend(explicit[node.output[0]].proto.attribute)
     return model
+
+
+def static_shapes(program: Program) -> dict[str, tuple[int, ...]]:
+    """The shapes of a program's inputs, without those that vary."""
+    return {port.name: port.shape for port in program.inputs if min(port.shape, default=0) > 0}
 
 
 def has_automatic_padding(path: Path) -> bool:
     """Whether a file may contain automatic padding instead of explicit pads."""
     return may_contain(path, b"SAME_")
-
-
-def _is_automatic(node: onnx.NodeProto) -> bool:
-    return any(each.name == "auto_pad" and each.s.startswith(b"SAME_") for each in node.attribute)
-
-
-def _write_out(node: onnx.NodeProto, graph: Graph) -> None:
-    read = graph.producers.get(node.output[0])
-    if read is None or read.op != node.op_type:
-        return
-    kept = [
-        each for each in node.attribute if each.name not in ("auto_pad", "output_shape", *WRITTEN_OUT[read.op])
-    ]
-    written = [
-        helper.make_attribute(key, list(read.integers(key))) for key in WRITTEN_OUT[read.op] if key in read.attrs
-    ]
-    del node.attribute[:]
-    node.attribute.extend([*kept, *written])

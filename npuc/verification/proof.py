@@ -35,6 +35,8 @@ REMEDY = (
     "--proof off writes the program all the same, and npuc verify --bisect then makes a small case of it"
 )
 NEWER = "try the newest onnxruntime, since older ones compute some new operators wrongly; otherwise "
+NOISE = "it is hardly more than noise on the samples: the precision does not suit the network"
+FIND = "find the layer with `npuc verify --sort`, and --deny it, or use a precision with more bits"
 CANNOT = ("E507", "E509")
 """Errors of a chip model that cannot run here for lack of a tool or of memory: nothing is proved then."""
 
@@ -69,11 +71,14 @@ def compile_model(
 
 def proved(found: Compilation, model: Path, target: Target, options: Options) -> Program:
     """The program, with the results of the check in its report. Raises Mismatch (E603)."""
-    proof = Proof()
+    proof, report = Proof(), dict(found.program.manifest["report"])
     if options.proof != "off":
         options.begin("proving the program")
-        proof = _Prover(found, model, target, few_runs=options.proof == "one").proof()
-    report = {**found.program.manifest["report"], "proof": asdict(proof)}
+        prover = _Prover(found, model, target, few_runs=options.proof == "one")
+        proof = prover.proof()
+        if noisy := [each.as_json() for each in prover.warnings()]:
+            report["warnings"] = [*report.get("warnings", ()), *noisy]
+    report["proof"] = asdict(proof)
     return replace(found.program, manifest={**found.program.manifest, "report": report})
 
 
@@ -86,6 +91,8 @@ class _Prover:
         self.calibration = found.samples
         self.samples = varied(input_types(found.graph)) if found.samples.synthetic else found.samples
         self.near = Nearness(found.graph, found.program.precision)
+        self.lost: set[str] | None = None
+        """Outputs that are hardly more than noise on every sample so far; None before the first."""
         try:
             self.model: Equivalence | None = Equivalence(model, found.graph)
         except ModelError:
@@ -165,19 +172,30 @@ class _Prover:
         Synthetic samples unlike those used for calibration may saturate: then a calibration sample must be far
         too.
         """
+        lost = self.near.lost(wanted, outputs)
+        self.lost = lost if self.lost is None else self.lost & lost
         far = self.near.far(feed, wanted, outputs)
         if far is not None and self.samples.synthetic:
-            far = self._far_where_calibrated()
+            far = self.near.far(*self._calibrated)
         if far is not None:
             node = self.graph.producers[far]
             names = node.sources or (node.name,)
             raise _defect("the program's values are not the quantised model's", names[0], node.op, far)
 
-    def _far_where_calibrated(self) -> str | None:
+    def warnings(self) -> list[Problem]:
+        """A warning for every output that is hardly more than noise (W302), also on a calibration sample."""
+        lost = self.lost or set[str]()
+        if lost and self.samples.synthetic:
+            lost = lost & self.near.lost(*self._calibrated[1:])
+        return [Problem("W302", NOISE, tensor=name, remedy=FIND) for name in self.graph.outputs if name in lost]
+
+    @cached_property
+    def _calibrated(self) -> tuple[Feed, Feed, Feed]:
+        """A calibration sample, the model's outputs for it, and the program's."""
         batch = next(iter(self.calibration.batches(1)))
         (feed,), outputs = batch.feeds(), self._runner(batch.inputs)
         assert self.model is not None
-        return self.near.far(feed, self.model.expected(feed), {name: each[0] for name, each in outputs.items()})
+        return feed, self.model.expected(feed), {name: each[0] for name, each in outputs.items()}
 
     @cached_property
     def _runner(self) -> Runner:

@@ -69,6 +69,21 @@ def test_a_full_disk_under_stdout_is_one_clear_block(digits: Digits) -> None:
     assert found.returncode == 1 and found.stderr.startswith(b"error[E506] standard output cannot be written")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of processes")
+def test_a_full_disk_under_a_temporary_file_is_not_taken_for_stdout(digits: Digits, tmp_path: Path) -> None:
+    """The chip model's memory is a file; before, the error said that stdout could not be written."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))"
+    run = f"{limited}; import npuc.__main__ as command; command.main()"
+    arguments = ["compile", digits.model, "--target", "bm1684", "-o", tmp_path / "m.npu", "--json"]
+    found = subprocess.run(
+        [sys.executable, "-c", run, *map(str, arguments)], capture_output=True, cwd=ROOT, check=False
+    )
+    assert found.returncode == 1
+    (error,) = json.loads(found.stdout)["errors"]
+    assert error["code"] == "E506" and "a temporary file cannot be written" in error["reason"] and error["remedy"]
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
 def test_names_that_the_terminal_cannot_show_are_escaped(digits: Digits, tmp_path: Path, encoding: str) -> None:
     model = tmp_path / "größe→.onnx"

@@ -199,6 +199,19 @@ def test_a_function_with_the_name_of_an_operator_is_refused(name: str) -> None:
     assert (problem.code, problem.op) == ("E104", name)
 
 
+@pytest.mark.parametrize("name", ["Gelu", "QuickGelu", "BiasGelu"])
+def test_a_function_with_the_name_of_an_operator_of_onnxruntime_is_refused(name: str) -> None:
+    """onnxruntime computes the operator there too; before, a compile ended in E603."""
+    problem = problem_of(_with_function(name, "com.microsoft"))
+    assert (problem.code, problem.op) == ("E104", name)
+    assert "com.microsoft" in problem.reason
+
+
+def test_other_functions_in_the_domain_of_onnxruntime_are_their_bodies(onnxruntime_values: Reference) -> None:
+    model, feeds = _with_function("Double", "com.microsoft"), {"x": np.array([[1, -2, 3, -0.5]], np.float32)}
+    np.testing.assert_array_equal(run(import_model(model), feeds)["y"], onnxruntime_values(model, feeds)["y"])
+
+
 @pytest.mark.parametrize("name", ["Relu", "Gelu", "Double"])
 def test_a_function_of_another_domain_is_its_body(name: str, onnxruntime_values: Reference) -> None:
     model, feeds = _with_function(name, "own"), {"x": np.array([[1, -2, 3, -0.5]], np.float32)}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,11 @@ from tests.nvdla.networks import compiled, network, node, weights
 
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
-STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-pedantic", "-Werror", "-O1"]
+STRICT = [
+    "-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-pedantic", "-Werror", "-O1",
+    "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error",
+]  # fmt: skip
+ADDRESSES = ("-fsanitize=address", "-fno-sanitize-recover=all")
 TWO = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32)
 THREE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32)
 
@@ -35,12 +42,12 @@ class Hooks(ctypes.Structure):
     )  # fmt: skip
 
 
-def library(program: Program, name: str, folder: Path) -> ctypes.CDLL:
+def library(program: Program, name: str, folder: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
     files = target(name).exported(program, "c")
     for file, data in files.items():
         (folder / file).write_bytes(data)
     sources = [file for file in files if file.endswith(".c")]
-    command = [str(COMPILER), *STRICT, "-fPIC", "-shared", "-o", "run.so", *sources, "-lm"]
+    command = [str(COMPILER), *STRICT, *flags, "-fPIC", "-shared", "-o", "run.so", *sources, "-lm"]
     subprocess.run(command, check=True, cwd=folder)
     return ctypes.CDLL(str(folder / "run.so"))
 
@@ -79,7 +86,9 @@ def run(program: Program, found: ctypes.CDLL, inputs: list[Array], outputs: list
     return found.npuc_run(ctypes.c_void_p(bytes_of_memory.ctypes.data), ctypes.byref(hooks), *pointers)
 
 
-def check(model: onnx.ModelProto, folder: Path, name: str, precision: str = "int8") -> None:
+def check(
+    model: onnx.ModelProto, folder: Path, name: str, precision: str = "int8", flags: Sequence[str] = ()
+) -> None:
     """Outputs of the library are those of the simulator, to the last bit of what softmax and conversions give."""
     _, _, program = compiled(model, folder, name, precision=precision)
     rng = np.random.default_rng(3)
@@ -87,7 +96,7 @@ def check(model: onnx.ModelProto, folder: Path, name: str, precision: str = "int
     feeds = {port.name: values[None] for port, values in zip(program.inputs, inputs, strict=True)}
     wanted = target(name).runner(program)(feeds)
     outputs = [np.full(each.shape, np.nan, np.float32) for each in program.outputs]
-    assert run(program, library(program, name, folder), inputs, outputs) == 0
+    assert run(program, library(program, name, folder, flags), inputs, outputs) == 0
     for port, values in zip(program.outputs, outputs, strict=True):
         np.testing.assert_allclose(values, wanted[port.name][0], rtol=2e-6, atol=1e-7)
 
@@ -111,6 +120,34 @@ def classifier() -> onnx.ModelProto:
 )
 def test_a_classifier_runs_as_the_simulator_runs_it(name: str, precision: str, tmp_path: Path) -> None:
     check(classifier(), tmp_path, name, precision)
+
+
+ALONE = f"""
+from pathlib import Path
+from tests.nvdla import test_c_run as tests
+tests.check(tests.classifier(), Path.cwd(), "nvdla-small", flags={ADDRESSES})
+print("done")
+"""
+
+
+def test_no_access_is_outside_the_buffers(tmp_path: Path) -> None:
+    """AddressSanitizer must be the first library of a process."""
+    found = subprocess.run(
+        [str(COMPILER), "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
+    )
+    runtime = Path(found.stdout.strip())
+    if not runtime.is_absolute():
+        pytest.skip("no AddressSanitizer")
+    environment = {
+        "LD_PRELOAD": str(runtime.resolve()),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "done\n", done.stderr
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])

@@ -7,7 +7,7 @@ from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Graph
 from npuc.ops.attributes import COORDINATES, NEAREST_MODE
-from npuc.passes.expansion.resize_to_copies import resize_to_copies
+from npuc.passes.expansion.resizes import resize_to_copies
 from tests.conftest import Reference
 from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators, sources
 

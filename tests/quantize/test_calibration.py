@@ -34,7 +34,9 @@ def _spread(*batches: object) -> Histogram:
 @given(st.lists(st.lists(FLOATS, max_size=8), max_size=5))
 def test_every_value_but_zero_is_counted_near_where_it_lies(batches: list[list[float]]) -> None:
     found = _spread(*batches)
-    magnitudes = sorted(abs(float(np.float32(x))) for batch in batches for x in batch if abs(x) > 2.0**-60)
+    magnitudes = sorted(abs(float(np.float32(x))) for batch in batches for x in batch if abs(x) > NOTHING)
+    if not magnitudes and any(map(any, batches)):
+        magnitudes = [NOTHING / 2]
     assert found.counts.sum() == len(magnitudes)
     placed = np.repeat(found.centres, found.counts)
     assert np.abs(placed - magnitudes).max(initial=0) <= 1.01 * found.width
@@ -53,10 +55,16 @@ def test_the_order_and_the_cuts_of_the_data_hardly_matter(values: list[float], c
     )
 
 
-@pytest.mark.parametrize("values", [[], [0.0, -0.0], [1e-42, -1e-38]])
-def test_values_that_are_zero_at_every_scale_count_as_zero(values: list[float]) -> None:
+@pytest.mark.parametrize("values", [[], [0.0, -0.0]])
+def test_zeros_do_not_count(values: list[float]) -> None:
     found = _spread(values)
     assert (found.largest, found.energy) == (0.0, 0.0)
+
+
+def test_values_too_small_for_a_scale_show_only_where_there_are_no_larger_ones() -> None:
+    assert 0 < _spread([1e-42, -1e-38]).largest <= NOTHING
+    both = _spread([1e-42], [1.0], [1e-38])
+    assert (both.counts.sum(), both.width) == (1, _spread([1.0]).width)
 
 
 def test_magnitudes_of_any_size_share_a_histogram() -> None:
@@ -81,9 +89,9 @@ def test_large_tensors_count_every_value_in_its_bin() -> None:
 
 
 def test_the_smallest_values_that_count_lie_beside_those_that_do_not() -> None:
-    found = _spread([2.0**-59, 2.0**-60, 2.0**-61, -(2.0**-58)])
+    found = _spread([2 * NOTHING, NOTHING, NOTHING / 2, -4 * NOTHING])
     assert found.counts.sum() == 2
-    assert found.energy == pytest.approx(2.0**-118 + 2.0**-116, rel=1e-2)
+    assert found.energy / NOTHING**2 == pytest.approx(4 + 16, rel=1e-2)
 
 
 def test_a_spread_never_changes() -> None:

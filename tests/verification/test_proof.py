@@ -238,13 +238,12 @@ def test_samples_on_which_the_model_gives_no_numbers_prove_nothing(
     }
 
 
-WIDE = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (float[1,2,3,3] y)
-    <float[2,4,1,1] w = {6e4, 6e4, 6e4, 6e4, 1, 2, 3, 4}> { y = Conv(x, w) }"""
+SMALL = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (float[1,2,3,3] y)
+    <float[2,4,1,1] w = {1e-7, 1e-7, 1e-7, 1e-7, 1, 2, 3, 4}> { y = Conv(x, w) }"""
 
 
-@pytest.mark.parametrize("text", [WIDE, WIDE.replace("6e4", "1e-7")], ids=["beyond the range", "below it"])
-def test_what_leaves_the_range_of_fp16_is_no_defect(tmp_path: Path, text: str) -> None:
-    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+def test_what_fp16_has_few_bits_for_is_no_defect(tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(SMALL), tmp_path / "m.onnx")
     assert _proved("nvdla-full", tmp_path / "m.onnx", precision="fp16", proof="all")["samples"] == 8
 
 

@@ -23,8 +23,8 @@ from npuc.quantize.arithmetic.weights import in_groups
 BINS = 2048
 BLOCK = 1 << 15
 """Values counted at once."""
-NOTHING = 2.0**-60
-"""Magnitudes up to here are zero at every scale that a tensor can have."""
+NOTHING = 2.0**-100
+"""A tensor needs larger values than this for a scale of its own: its scale and bins are normal 32-bit floats."""
 
 
 @frozen
@@ -56,14 +56,17 @@ class Histogram:
     def with_values(self, values: Array, gains: Array | None = None, top: float | None = None) -> Histogram:
         """The histogram with these finite values added; bins are merged in pairs until the range covers them all.
 
+        Values up to NOTHING count only if there are no larger ones, together as one of half its size.
+
         gains: the weight of each value, broadcast against the values; 1 by default. top: their largest magnitude,
         if known.
         """
         top = _largest(values) if top is None else top
         if not top > NOTHING:
-            return self
+            return self if top == 0 or self.counts.any() else TINY
         counts, width = self.counts, self.width
-        if not counts.any():
+        if self.largest <= NOTHING:
+            counts = EMPTY.counts
             width = octave(top) / BINS
         while top * (1 + ROOM) >= width * BINS:
             counts = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, counts.dtype)])
@@ -134,6 +137,7 @@ def uniform(largest: float) -> Histogram:
 
 
 EMPTY = Histogram(np.zeros(BINS, np.int64), 1.0)
+TINY = Histogram(np.bincount([BINS // 2 - 1], minlength=BINS), NOTHING / BINS)
 
 
 REMEDY = "calibrate on samples that keep the network finite, or --deny the node that computes this tensor"

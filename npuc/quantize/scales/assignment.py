@@ -16,6 +16,7 @@ from dataclasses import field, replace
 import numpy as np
 
 from npuc.frozen import frozen
+from npuc.ir import Array
 from npuc.quantize.calibration.clipping import BEYOND, octaves_above, range_cost
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.elimination import Bounds, least_cost
@@ -23,6 +24,9 @@ from npuc.quantize.scales.elimination import Bounds, least_cost
 FRACTIONS = 16
 """Candidate bases per octave."""
 EXPONENTS = np.arange(-50, 51)
+"""Exponents of scales, relative to the base, for tensors of ordinary size."""
+MARGIN = 10
+"""Exponents beyond the ranges of a group's tensors, for groups of smaller or larger values."""
 
 TIE = 1e-9
 """Costs that differ by less than this share count as equal."""
@@ -124,29 +128,40 @@ def _solve_group(
                 bases = [constraints.given[tensor]]
             elif tensor in constraints.ceilings and len(bases) > 1:
                 bases.append(constraints.ceilings[tensor])
+    exponents = _exponents([histograms[each] for tensors in members.values() for each in tensors], bases)
     costs = {
-        name: _class_cost(tensors, bases, histograms, constraints, method) for name, tensors in members.items()
+        name: _class_cost(tensors, bases, exponents, histograms, constraints, method)
+        for name, tensors in members.items()
     }
     best: tuple[float, dict[str, float]] | None = None
     for position, base in enumerate(bases):
         cost = {name: values[position] for name, values in costs.items()}
-        exponents = least_cost(cost, ratios)
-        total = sum(float(cost[name][exponents[name]]) for name in members)
+        chosen = least_cost(cost, ratios)
+        total = sum(float(cost[name][chosen[name]]) for name in members)
         if best is None or total < best[0] * (1 - TIE):
-            best = total, {name: base * 2.0 ** int(EXPONENTS[exponents[name]]) for name in members}
+            best = total, {name: base * 2.0 ** int(exponents[chosen[name]]) for name in members}
     assert best is not None
     return best[1]
+
+
+def _exponents(values: Iterable[Histogram], bases: Sequence[float]) -> Array:
+    """EXPONENTS, and further ones as far as some tensor's range needs them."""
+    ranges = np.log2([each.largest / 127 for each in values if each.energy > 0] or [1.0])
+    least = math.floor(ranges.min() - math.log2(max(bases))) - MARGIN
+    most = math.ceil(ranges.max() - math.log2(min(bases))) + MARGIN
+    return np.arange(min(least, EXPONENTS[0]), max(most, EXPONENTS[-1]) + 1, dtype=np.float64)
 
 
 def _class_cost(
     tensors: Iterable[str],
     bases: Sequence[float],
+    exponents: Array,
     histograms: Mapping[str, Histogram],
     constraints: ScaleConstraints,
     method: str,
 ) -> np.ndarray:
     """Relative error of a class of tensors for every base and exponent: (bases, exponents)."""
-    scales = np.multiply.outer(np.array(bases), 2.0 ** EXPONENTS.astype(np.float64))
+    scales = np.multiply.outer(np.array(bases), np.exp2(exponents))
     cost = np.zeros(scales.shape)
     empty = True
     for tensor in tensors:
@@ -165,5 +180,5 @@ def _class_cost(
         if tensor in constraints.given:
             cost += 1e12 * np.abs(np.log2(scales / constraints.given[tensor]))
     if empty:  # any scale represents zeros: use the permitted one next to a range of 1
-        cost += np.abs(EXPONENTS + math.log2(127)) * 1e-12
+        cost += np.abs(exponents + math.log2(127)) * 1e-12
     return cost

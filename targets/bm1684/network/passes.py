@@ -9,7 +9,7 @@ from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
-from npuc.passes.expansion.resize_to_copies import resize_to_copies
+from npuc.passes.expansion.resizes import interpolation_to_blocks, resize_to_copies
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_pads import SplitPads
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
@@ -35,6 +35,7 @@ FIXED: tuple[Pass, ...] = (
     volumes_to_images,
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
     resize_to_copies,
+    interpolation_to_blocks,
     reductions_to_pools,
     PadsToConvs(MOST_PADDING),
     rows_to_pixels,

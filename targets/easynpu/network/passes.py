@@ -28,7 +28,7 @@ from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
-from npuc.passes.expansion.resize_to_copies import resize_to_copies
+from npuc.passes.expansion.resizes import resize_to_copies
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch

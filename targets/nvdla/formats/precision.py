@@ -19,6 +19,8 @@ DTYPES: Mapping[str, str] = {"int8": "int8", "int16": "int16", "fp16": "float16"
 
 FP16_MOST = 65504.0
 """The largest fp16 number, which saturation gives (FP16 Supporting)."""
+FP16_SMALLEST = 2.0**-24
+"""The smallest positive fp16 number."""
 
 HOST_DTYPES: Mapping[str, str] = {"int8": "int8", "int16": "int16", "fp16": "float32"}
 """The element type of a precision's tensors in the graph and on the host, converted on transfer to NVDLA."""

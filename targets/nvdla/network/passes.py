@@ -25,6 +25,7 @@ from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.resizes import interpolation_to_convs
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
@@ -40,7 +41,6 @@ from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST
 from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
-from npuc.targets.nvdla.network.interpolation_to_convs import interpolation_to_convs
 from npuc.targets.nvdla.network.limits import AVERAGES, IMAGES, LANES, MOST_CHANNELS, MOST_PADDING, MOST_STEP
 from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
 from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs

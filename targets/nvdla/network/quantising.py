@@ -23,7 +23,7 @@ from npuc.target import Options
 from npuc.targets.nvdla.flags import WEIGHTS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
-from npuc.targets.nvdla.network.half_range import beyond_range
+from npuc.targets.nvdla.network.half_range import expect_in_range, short_of_bits
 from npuc.targets.nvdla.program import lowering
 from npuc.targets.nvdla.quantisation import in_fp16, quantise
 from npuc.targets.nvdla.quantisation.layers import Multiplied
@@ -84,11 +84,15 @@ def network(
 def floats(
     graph: Graph, samples: Samples, machine: Machine, options: Options
 ) -> tuple[Quantised, tuple[Problem, ...]]:
-    """The network in fp16 with weights rounded to suit the samples, and warnings for values out of range."""
+    """The network in fp16 with weights rounded to suit the samples, and warnings for tensors that lose bits.
+
+    Raises DoesNotFit (E301) for values out of range.
+    """
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
     written = in_fp16(graph, nodes, seen, _transformed(in_fp16(graph, nodes), machine, options))
-    return written, beyond_range(graph, written.graph, seen, synthetic=samples.synthetic)
+    expect_in_range(nodes, written.graph, seen, synthetic=samples.synthetic)
+    return written, short_of_bits(graph, written.graph, seen, synthetic=samples.synthetic)
 
 
 def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:

@@ -37,7 +37,7 @@ from npuc.targets.nvdla.quantisation.form import (
 )
 from npuc.targets.nvdla.quantisation.moments import UNKNOWN, Moments
 from npuc.targets.nvdla.quantisation.normalising import normalised_half
-from npuc.targets.nvdla.quantisation.rounding import half, rounded
+from npuc.targets.nvdla.quantisation.rounding import half, half_factors, rounded
 from npuc.targets.nvdla.quantisation.sums import COLUMN
 from npuc.targets.nvdla.quantisation.tables import half_entries
 
@@ -191,7 +191,7 @@ class Floats(Builder):
         first, second = node.inputs
         x, other = (first, second) if self.covers(node, first) else (second, first)
         constant = self.float.constant(other)
-        operand = other if constant is None else half(per_channel(constant))
+        operand = other if constant is None else half_factors(per_channel(constant))
         return x, Form(Stage(multiply=1), operands={"x1_mul": operand})
 
 

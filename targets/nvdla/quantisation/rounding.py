@@ -13,7 +13,7 @@ import numpy as np
 from npuc.errors import DoesNotFit
 from npuc.ir import Array
 from npuc.targets.nvdla.arithmetic.fixed_point import blocks_of_rows
-from npuc.targets.nvdla.formats.precision import FP16_MOST
+from npuc.targets.nvdla.formats.precision import FP16_MOST, FP16_SMALLEST
 
 TURNED = 256
 """The most weights of a kernel rounded the other way: some sqrt(K / 12) restore the mean of K weights."""
@@ -23,23 +23,30 @@ def half(values: Array) -> Array:
     """Numbers rounded to fp16. Raises DoesNotFit (E301) for numbers beyond its range."""
     largest = float(np.abs(values).max(initial=0))
     if not largest <= FP16_MOST:
-        raise DoesNotFit(
-            "E301",
-            f"a constant of the network is {largest:g}",
-            limit=f"+/-{FP16_MOST:g} in fp16",
-            remedy="scale the layer, or compile with --precision int8",
-        )
+        raise _beyond(f"a constant of the network is {largest:g}", f"+/-{FP16_MOST:g} in fp16")
     return values.astype(np.float16)
 
 
+def half_factors(values: Array) -> Array:
+    """Factors rounded to fp16. Raises DoesNotFit (E301) for numbers beyond its range, at either end."""
+    largest = float(np.abs(values).max(initial=0))
+    if 0 < largest < FP16_SMALLEST:
+        raise _beyond(f"no factor is larger than {largest:g}", f"{FP16_SMALLEST:.2g} in fp16")
+    return half(values)
+
+
+def _beyond(reason: str, limit: str) -> DoesNotFit:
+    return DoesNotFit("E301", reason, limit=limit, remedy="scale the layer, or compile with --precision int8")
+
+
 def rounded(w: Array, mean: Array, variance: Array, off: Array) -> Array:
-    """Weights (K, C, R, S) as float16. Raises DoesNotFit (E301) for weights beyond its range.
+    """Weights (K, C, R, S) as float16. Raises DoesNotFit (E301) for weights beyond its range at either end.
 
     mean, variance: of the values that weights are multiplied by, broadcast against w; off: (K,), other errors of
     the results. Every weight rounded the other way reduces the squared mean error plus the variance of the error.
     Zeros stay zeros.
     """
-    nearest = np.ascontiguousarray(half(w))
+    nearest = np.ascontiguousarray(half_factors(w))
     found = nearest.reshape(len(w), -1)
     means, variances = (np.broadcast_to(each, w.shape) for each in (mean, variance))
     for rows in blocks_of_rows(found):

@@ -1,6 +1,10 @@
-"""Interpolation by ratios of small numbers as depthwise convolutions whose results interleave."""
+"""Resize: repetition as interleaved copies, interpolation by small ratios as convolutions that interleave."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -8,12 +12,14 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import SCALES, SIZES
 from npuc.ops.resize import interpolation, source_positions, taps_at
-from npuc.passes.expansion.resize_to_copies import repetitions
-from npuc.passes.rewriting.interleaving import phased
+from npuc.passes.rewriting.interleaving import interleaved, phased
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE
 
+MOST_SCALE = 8
+"""Larger enlargements are done in several steps, since each takes the square of its scale in copies."""
+MOST_STRIDE, MOST_KERNEL = 8, 32
+"""The largest stride and window of a convolution."""
 MOST_PHASES = 64
 """The most phases of both axes together; a Resize that needs more convolutions stays as it is."""
 BEYOND = 8
@@ -22,6 +28,51 @@ NEAR = 1e-4
 """The largest deviation of a weight from that of the positions as onnxruntime rounds them."""
 NONE = 1e-5
 """A smaller weight is 0 except for the rounding of its position."""
+
+
+def resize_to_copies(graph: Graph) -> Graph:
+    """Resize that repeats every pixel s times each way becomes Concat of s * s times x -> DepthToSpace (DCR).
+
+    The modes do not matter as long as row i of the output is row i // s of the input, and the same holds for
+    columns. Other interpolations, and unequal scales, are left unchanged.
+    """
+    return rewrite(graph, _to_copies)
+
+
+def _to_copies(rewriter: Rewriter, node: Node) -> bool:
+    scale, across = repetitions(rewriter, node)
+    if scale < 2 or across != scale:
+        return False
+    step = next(each for each in (*range(min(scale, MOST_SCALE), 1, -1), scale) if scale % each == 0)
+    x = node.inputs[0]
+    if step == scale:
+        rewriter.replace(node, *interleaved(rewriter, node, (x,) * step**2, step))
+        return True
+    batch, channels, height, width = rewriter.shape(x)
+    first = rewriter.fresh(f"{node.output}/{scale // step}x")
+    sizes = batch, channels, height * scale // step, width * scale // step
+    scales = (1.0, 1.0, scale / step, scale / step)
+    modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    before = replace(node.with_attrs(sizes=sizes, scales=scales, **modes), outputs=(first,), name=first)
+    after = node.with_attrs(scales=(1.0, 1.0, float(step), float(step)), **modes)
+    rewriter.replace(node, before, replace(after, inputs=(first, *node.inputs[1:])))
+    return True
+
+
+def repetitions(rewriter: Rewriter, node: Node) -> tuple[int, int]:
+    """How often a Resize repeats every row and every column; 0 if it does not just repeat them."""
+    if node.op != "Resize":
+        return 0, 0
+    x, y = rewriter.shape(node.inputs[0]), rewriter.shape(node.output)
+    if len(x) != 4 or x[:2] != y[:2] or any(large % small for large, small in zip(y, x, strict=True)):
+        return 0, 0
+    scales = y[2] // x[2], y[3] // x[3]
+    for axis, scale in zip((2, 3), scales, strict=True):
+        indices, weights = interpolation(node, x[axis], y[axis], SCALES(node)[axis])
+        wanted = np.arange(y[axis]) // scale
+        if not ((indices == wanted) | (weights == 0)).all():
+            return 0, 0
+    return scales
 
 
 @frozen
@@ -52,10 +103,18 @@ def interpolation_to_convs(graph: Graph) -> Graph:
     the kernels shift their taps, and make a phase end where the output ends. A Resize stays if it repeats all
     elements equally often, has another ratio, or has taps whose weights differ at the border.
     """
-    return rewrite(graph, _interpolated)
+    return rewrite(graph, partial(_interpolated, blocks=False))
 
 
-def _interpolated(rewriter: Rewriter, node: Node) -> bool:
+def interpolation_to_blocks(graph: Graph) -> Graph:
+    """The same with Concat -> DepthToSpace (DCR) in place of Interleave, where that is possible.
+
+    Rows and columns then have equally many phases, and the output ends with the last of them.
+    """
+    return rewrite(graph, partial(_interpolated, blocks=True))
+
+
+def _interpolated(rewriter: Rewriter, node: Node, *, blocks: bool) -> bool:
     shape = rewriter.shape(node.inputs[0]) if node.op == "Resize" else ()
     if len(shape) != 4 or shape[:2] != SIZES(node)[:2] or 0 in shape or not only_float(rewriter, node.inputs[0]):
         return False
@@ -63,6 +122,9 @@ def _interpolated(rewriter: Rewriter, node: Node) -> bool:
         return False
     rows, columns = (_axis(node, shape[axis], SIZES(node)[axis], SCALES(node)[axis]) for axis in (2, 3))
     if rows is None or columns is None or len(rows.kernels) * len(columns.kernels) > MOST_PHASES:
+        return False
+    block = len(rows.kernels)
+    if blocks and (block != len(columns.kernels) or any(size % block for size in SIZES(node)[2:])):
         return False
     x, made = node.inputs[0], list[Node]()
     for number, axis in ((2, rows), (3, columns)):
@@ -73,7 +135,14 @@ def _interpolated(rewriter: Rewriter, node: Node) -> bool:
     def conv(row: Array, column: Array, output: str) -> Node:
         return _conv(rewriter, node, x, np.multiply.outer(row, column), strides, output)
 
-    rewriter.replace(node, *made, *phased(rewriter, node, rows.kernels, columns.kernels, conv))
+    if blocks and block > 1:
+        convs = [
+            conv(*each, rewriter.fresh(f"{node.output}/phase")) for each in product(rows.kernels, columns.kernels)
+        ]
+        made += [*convs, *interleaved(rewriter, node, [each.output for each in convs], block)]
+    else:
+        made += phased(rewriter, node, rows.kernels, columns.kernels, conv)
+    rewriter.replace(node, *made)
     return True
 
 

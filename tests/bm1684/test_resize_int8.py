@@ -1,0 +1,45 @@
+"""Resize by fractions in int8: depthwise convolutions and DepthToSpace on the NPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper, parser
+
+import npuc
+
+
+def _model(scale: tuple[float, float], mode: str) -> onnx.ModelProto:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,8] x) => (float[1,8,?,?] y) '
+        f"<float[4] s = {{1, 1, {scale[0]}, {scale[1]}}}> "
+        f'{{ a = Conv(x, w)\n b = Resize<mode = "{mode}">(a, , s)\n y = Conv(b, v) }}'
+    )
+    random = np.random.default_rng(0)
+    for name, channels in {"w": 4, "v": 8}.items():
+        values = (random.standard_normal((8, channels, 1, 1)) / 2).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    return model
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_interpolation_is_as_onnxruntimes(mode: str, scale: float) -> None:
+    """Before, the host computed it."""
+    model = _model((scale, scale), mode)
+    x = np.random.default_rng(1).standard_normal((4, 4, 6, 8)).astype(np.float32)
+    program = npuc.compile(model, "bm1684", precision="int8", calibration=x)
+    assert [each["place"] for each in program.report["partitions"]] == ["npu"]
+    assert program.report["proof"]["bit_exact"]
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    wanted = np.concatenate([np.asarray(session.run(None, {"x": each[None]})[0]) for each in x])
+    error = program.run(x)["y"].reshape(wanted.shape) - wanted
+    assert np.square(error).sum() < 3e-3 * np.square(wanted).sum()
+
+
+@pytest.mark.parametrize("scale", [(2.0, 1.0), (1.5, 2.0)])
+def test_other_factors_run_on_the_host(scale: tuple[float, float]) -> None:
+    program = npuc.compile(_model(scale, "linear"), "bm1684", precision="int8")
+    assert [each["place"] for each in program.report["partitions"]] == ["npu", "host", "npu"]
