@@ -25,7 +25,6 @@ from npuc.frontend.widening import is_half
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.reference import graph_session, present, session, with_outputs
-from npuc.verification.dynamic import without_dynamic_quantisation
 from npuc.verification.padding import has_automatic_padding, model_of
 from npuc.wire import may_contain
 
@@ -71,7 +70,7 @@ class Equivalence:
         return session(*without_weights(model, self.path.parent), few_runs=floats, confined=True)
 
     def _prepared(self, *, whole: bool = True) -> onnx.ModelProto:
-        return without_dynamic_quantisation(model_of(self.path, _shapes(self.graph), whole=whole))
+        return model_of(self.path, _shapes(self.graph), whole=whole)
 
     def _open_rewritten(self) -> Any:
         return graph_session(self.graph, self.outputs, few_runs=True)

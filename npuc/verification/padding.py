@@ -14,6 +14,7 @@ from onnx import helper
 
 from npuc.errors import NpucError
 from npuc.frontend import load
+from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.importing import without_functions
 from npuc.frontend.reading import read_model
 from npuc.ir import Graph
@@ -27,7 +28,7 @@ def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool =
 
     Model-local functions are replaced by their bodies, whose tensors a program may show. whole: as `read_model`.
     """
-    model = without_functions(read_model(path, whole=whole))
+    model = without_dynamic_quantisation(without_functions(read_model(path, whole=whole)))
     automatic = [node for node in model.graph.node if node.op_type in WRITTEN_OUT and _is_automatic(node)]
     if automatic:
         try:
