@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc.custom_ops import STANDARD
 from npuc.names import Names
-from npuc.subgraphs import within
+from npuc.subgraphs import subgraphs, within
 
 PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 READERS = (*PRODUCTS, "DequantizeLinear")
@@ -45,7 +45,7 @@ def without_dynamic_quantisation(model: onnx.ModelProto) -> onnx.ModelProto:
 def _on_floats(node: onnx.NodeProto, dynamic: AbstractSet[str], names: Names) -> Iterable[onnx.NodeProto]:
     """The nodes in place of one. dynamic: integers that become values."""
     quantises = _is_dynamic(node) and node.output[0] in dynamic
-    if quantises or (node.op_type == "DequantizeLinear" and node.input[0] in dynamic):
+    if quantises or (node.op_type == "DequantizeLinear" and not dynamic.isdisjoint(node.input[:1])):
         return [helper.make_node("Identity", node.input[:1], node.output[:1], node.name)]
     if node.op_type in PRODUCTS and not dynamic.isdisjoint(node.input[:2]):
         return _product(node, dynamic, names)
@@ -61,20 +61,18 @@ def _parameters(graph: onnx.GraphProto, dynamic: AbstractSet[str]) -> Iterator[o
 
 
 def _is_dynamic(node: onnx.NodeProto) -> bool:
-    return node.op_type == "DynamicQuantizeLinear" and node.domain in STANDARD
+    complete = bool(node.input and node.output)  # a damaged model is refused later
+    return node.op_type == "DynamicQuantizeLinear" and node.domain in STANDARD and complete
 
 
 def _replaceable(graph: onnx.GraphProto) -> Iterator[str]:
     """The integers of each DynamicQuantizeLinear that only READERS take, with its scale inside the network."""
-    found = [node for node in graph.node if _is_dynamic(node)]
-    if not found:
-        return
     needed = {each.name for each in graph.output}
-    outer = {id(node) for node in graph.node}
-    values = {name for node in within(graph.node) if id(node) not in outer for name in node.input}
-    values |= {name for node in graph.node if node.op_type not in READERS for name in node.input}
-    for node in found:
-        if needed.isdisjoint(node.output) and node.output[0] not in values:
+    values = {name for node in graph.node if node.op_type not in READERS for name in node.input}
+    for inner in (each for node in graph.node for each in subgraphs(node)):
+        values.update(name for node in within(inner.node) for name in node.input)
+    for node in graph.node:
+        if _is_dynamic(node) and needed.isdisjoint(node.output) and node.output[0] not in values:
             yield node.output[0]
 
 

@@ -10,6 +10,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 import npuc
+from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.reference import session
@@ -120,3 +121,23 @@ def test_a_floating_point_program_is_verified_on_values(kind: str, tmp_path: Pat
     x = np.random.default_rng(1).standard_normal((8, *SHAPES[kind])).astype(np.float32) + 0.5
     program = npuc.compile(tmp_path / "m.onnx", "bm1684", precision="fp32", calibration={"x": x})
     assert npuc.verify(tmp_path / "m.onnx", program, x)["status"] == "ok"
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_only_integers_that_a_branch_reads_stay(kind: str) -> None:
+    value = helper.make_empty_tensor_value_info("v")
+    branch = helper.make_graph([helper.make_node("Identity", ["q"], ["v"])], "t", [], [value])
+    reader = helper.make_node("If", ["c"], ["d_"], then_branch=branch, else_branch=branch)
+    for other, left in ((helper.make_node("Relu", ["c"], ["d_"]), 0), (reader, 1)):
+        model = model_of(kind)
+        model.graph.node.append(other)
+        found = [node.op_type for node in without_dynamic_quantisation(model).graph.node]
+        assert found.count("DynamicQuantizeLinear") == left
+
+
+@pytest.mark.parametrize("op", ["DynamicQuantizeLinear", "DequantizeLinear"])
+def test_a_node_without_its_inputs_is_refused(op: str) -> None:
+    model = model_of("values")
+    model.graph.node.append(helper.make_node(op, [], ["other"]))
+    with pytest.raises(NpucError, match="E105"):
+        import_model(model)
