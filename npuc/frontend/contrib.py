@@ -22,6 +22,8 @@ ML_DOMAIN = "ai.onnx.ml"
 ML = ("Scaler",)
 """The operators of `ai.onnx.ml`; all are in its first version."""
 UNBOUNDED = 2**31 - 1
+NARROW_INTEGERS = 21
+"""The first opset with integers of 4 bits."""
 
 
 @frozen
@@ -66,6 +68,19 @@ def signature_of(proto: onnx.NodeProto, opset: int) -> Signature | None:
         kinds={**like.kinds, **dict.fromkeys(more, "INT")},
         defaults={**like.defaults, **more},
     )
+
+
+def standard_form(proto: onnx.NodeProto, opset: int) -> tuple[onnx.NodeProto, int]:
+    """A node as the ONNX operator of its name that computes the same, and an opset that has its types.
+
+    onnxruntime's QuantizeLinear and DequantizeLinear take integers of 4 bits, as ONNX's do from opset 21 on.
+    """
+    if proto.domain != DOMAIN or proto.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+        return proto, opset
+    made = onnx.NodeProto()
+    made.CopyFrom(proto)
+    made.domain = ""
+    return made, max(opset, NARROW_INTEGERS)
 
 
 def is_known(proto: onnx.NodeProto) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 
 from npuc.budget import expect_room
 from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.contrib import standard_form
 from npuc.ir import Array
 
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
@@ -52,6 +54,8 @@ def _undefined(node: OnnxNode, to: Builder) -> bool:
 
 def fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     """Makes the node's outputs constants. Raises E105 if the reference implementation refuses the node."""
+    proto, opset = standard_form(proto, node.opset)
+    node = replace(node, opset=opset)
     _expect_room(node, proto, to)
     values = _reference_values(node, proto, to)
     for name, value in zip(filter(None, proto.output), values, strict=True):

@@ -17,6 +17,7 @@ from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
+from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.expansion import expect_own_names, expect_small, with_defaults, with_one_opset
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
@@ -36,7 +37,7 @@ def graph_of(
     model = upgraded(with_dense_constants(model, folder))
     opset = opset_of(model)
     expect_small(model)
-    model = without_functions(model)
+    model = without_dynamic_quantisation(without_functions(model))
     check_names(model.graph)
     to = Builder(opset, folder, fold_weights)
     constants_into(to, model.graph)

@@ -24,7 +24,6 @@ from npuc.frontend.widening import is_half
 from npuc.ir import Array, Graph, Node
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.reference import foreign_session, graph_session, present, session, values_of, with_outputs
-from npuc.verification.dynamic import without_dynamic_quantisation
 from npuc.verification.padding import has_automatic_padding, model_of
 from npuc.wire import may_contain
 
@@ -70,7 +69,7 @@ class Equivalence:
         return foreign_session(model, self.path.parent, few_runs=floats)
 
     def _prepared(self, *, whole: bool = True) -> onnx.ModelProto:
-        return without_dynamic_quantisation(model_of(self.path, _shapes(self.graph), whole=whole))
+        return model_of(self.path, _shapes(self.graph), whole=whole)
 
     def _open_rewritten(self) -> Any:
         return graph_session(self.graph, self.outputs, few_runs=True)

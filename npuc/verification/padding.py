@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from npuc.errors import NpucError
+from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.importing import without_functions
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import survey
@@ -22,7 +23,7 @@ def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool =
     shapes: of its inputs, maybe among others. whole: as `read_model`. Model-local functions are replaced by their
     bodies, whose tensors a program may show.
     """
-    model = without_functions(read_model(path, whole=whole))
+    model = without_dynamic_quantisation(without_functions(read_model(path, whole=whole)))
     automatic = [node for node in model.graph.node if is_automatic(node)]
     if automatic:
         known = {each.name: shapes[each.name] for each in model.graph.input if each.name in shapes}

@@ -204,7 +204,7 @@ class Bm1684(Target):
             WEIGHTS_FILE: program.files.get(WEIGHTS_FILE, b""),
             "map.json": canonical_json(contents.as_json()),
             **sdk.build_files(name),
-            **({FIRMWARE_HEADER: (compilation.MODEL / FIRMWARE_HEADER).read_bytes()} if contents.steps else {}),
+            **({FIRMWARE_HEADER: (compilation.MODEL / FIRMWARE_HEADER).read_bytes()} if contents.fixed else {}),
         }
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002

@@ -21,6 +21,7 @@ from npuc.target import Options
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.artefact import Contents, of_words, to_words
 from npuc.targets.bm1684.simulate import simulator, vendor
+from npuc.targets.bm1684.target import FIRMWARE_HEADER
 from tests.bm1684 import chips, fix8b
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
@@ -292,6 +293,33 @@ def test_channels_between_parts_of_the_host_have_scales_of_their_own(tmp_path: P
 
 
 SHARED = GIVEN_FILES / "models"
+
+
+def test_a_part_between_integers_of_the_host_is_an_integer_program(tmp_path: Path) -> None:
+    """It converts nothing: its inputs and outputs are the model's integers already."""
+    need_compiler()
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[6,8] x) => (float[1,6,16] y) '
+        "<float s = {0.02}, float t = {0.05}, int8 zero = {0}, int64[3] rows = {1, 6, 16}>"
+        "{ q = QuantizeLinear(x, s, zero)\n d = DequantizeLinear(q, s, zero)\n a = Gemm(d, w)\n "
+        "r = QuantizeLinear(a, t, zero)\n e = DequantizeLinear(r, t, zero)\n f = Reshape(e, rows)\n y = Tanh(f) }"
+    )
+    model, random = onnx.parser.parse_model(text), np.random.default_rng(5)
+    weights = random.normal(0, 0.3, (8, 16)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    made, out = random.normal(0.1, 0.8, (4, 6, 8)).astype(np.float32), tmp_path / "m.npu"
+    np.savez(tmp_path / "samples.npz", x=made)
+    command = ("compile", tmp_path / "m.onnx", "--target", "bm1684", "--precision", "int8")
+    report = npuc(*command, "--calibration", tmp_path / "samples.npz", "-o", out, "--json").json
+    assert report["proof"]["bit_exact"] is True
+    part = programs.load(out / "npu" / "part_0")
+    assert part.precision == "int8" and part.manifest["steps"] == []
+    assert npuc("verify", tmp_path / "m.onnx", out, "--data", tmp_path / "samples.npz", "--json").json["bit_exact"]
+    npuc("export", out / "npu" / "part_0", "--format", "okkernel", "-o", tmp_path / "c").done()
+    assert any(path.name == FIRMWARE_HEADER for path in (tmp_path / "c").rglob("*.h"))
+
+
 QUANTISED = {
     "tiny_kws_int8qdq": "input_1=1,49,10,1",
     "tiny_resnet8_int8qdq": "input_1_int8=1,32,32,3",

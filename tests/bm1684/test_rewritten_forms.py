@@ -94,6 +94,27 @@ TOKENS: dict[str, tuple[str, Shapes]] = {
         "{a = MatMul (x, w) b = Reshape (a, heads) y = Transpose <perm = [0, 2, 1, 3]> (b)}",
         {"w": (16, 16)},
     ),
+    "heads of a part": (
+        "(float[1,6,16] x) => (float[1,2,6,4] y)"
+        "<int64[1] first = {8}, int64[1] end = {16}, int64[1] axis = {2}, int64[4] heads = {1, 6, 2, 4}>"
+        "{a = MatMul (x, w) b = Slice (a, first, end, axis) c = Reshape (b, heads)"
+        " y = Transpose <perm = [0, 2, 1, 3]> (c)}",
+        {"w": (16, 24)},
+    ),
+    "heads of two parts": (
+        "(float[1,6,16] x) => (float[1,2,6,4] y, float[1,6,4,4] z)"
+        "<int64[2] parts = {8, 16}, int64[4] two = {1, 6, 2, 4}, int64[4] four = {1, 6, 4, 4}>"
+        "{a = MatMul (x, w) b, c = Split <axis = 2> (a, parts) d = Reshape (b, two)"
+        " y = Transpose <perm = [0, 2, 1, 3]> (d) z = Reshape (c, four)}",
+        {"w": (16, 24)},
+    ),
+    "rows behind rows": (
+        "(float[1,6,16] x) => (float[1,10,8] y) <int64[2] rows = {6, 8}, int64[1] none = {0},"
+        " int64[1] end = {4}, int64[3] joined = {1, 10, 8}>"
+        "{a = MatMul (x, w) b = Reshape (a, rows) c = MatMul (x, v) d = Reshape (c, rows)"
+        " e = Slice (d, none, end, none) f = Concat <axis = 0> (b, e) y = Reshape (f, joined)}",
+        {"w": (16, 8), "v": (16, 8)},
+    ),
 }
 CASES = [
     pytest.param(precision, *case, id=f"{precision} {name}")

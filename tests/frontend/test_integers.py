@@ -210,6 +210,33 @@ def test_what_is_quantised_dynamically_may_be_dequantised() -> None:
     assert [node.op for node in import_model(model).nodes] == ["Relu"]
 
 
+@pytest.mark.parametrize("dtype", ["INT4", "UINT4"])
+def test_weights_of_4_bits_from_onnxruntimes_quantiser_are_what_it_computes(
+    dtype: str, onnxruntime_values: Reference
+) -> None:
+    """Below opset 21 its quantiser writes them for its own DequantizeLinear, with a scale for each channel."""
+    kind, random = TensorProto.DataType.Value(dtype), np.random.default_rng(0)
+    low = -8 if dtype == "INT4" else 0
+    held = [
+        helper.make_tensor("w", kind, (5, 3, 1, 1), random.integers(low, low + 16, 15).tolist()),
+        helper.make_tensor("z", kind, (5,), random.integers(low, low + 16, 5).tolist()),
+        numpy_helper.from_array(np.linspace(0.02, 0.1, 5, dtype=np.float32), "s"),
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["f"], domain=MS, axis=0),
+        helper.make_node("Conv", ["x", "f"], ["y"]),
+    ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, k, 2, 4]) for name, k in (("x", 3), ("y", 5))
+    ]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], held)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    x = random.standard_normal((1, 3, 2, 4)).astype(np.float32)
+    expected = onnxruntime_values(model, {"x": x})["y"]
+    np.testing.assert_allclose(run(import_model(model), {"x": x})["y"], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_an_operator_of_another_domain_stays_unknown() -> None:
     model = _model("QLinearReduceMean", X, {**S, **Y}, "x s z ys yz", MS)
     with pytest.raises(NpucError, match=r"E201.*QLinearReduceMean 'the_node'.*'com.microsoft'"):

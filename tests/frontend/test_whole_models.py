@@ -15,6 +15,7 @@ from npuc import driver
 from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.program import as_loaded
+from npuc.reference import session
 from npuc.regions.compiling import compile_model
 from npuc.regions.composite import target_of
 from npuc.storage.data import Samples, synthetic
@@ -157,6 +158,10 @@ def test_a_constant_cast_to_int4_is_as_onnxruntime_has_it(case: str, tmp_path: P
         "{ i = Cast<to = 22>(c)\n f = Cast<to = 1>(i)\n a = Mul(x, f)\n y = Relu(a) }"
     )
     model.graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.float32).reshape(1, 4, 1, 1), "c"))
+    try:
+        session(model)
+    except NpucError:
+        pytest.skip("this onnxruntime casts to no int4")
     program = program_of(model, tmp_path)
     assert checked(program, tmp_path)["status"] == "ok"
     hosted = "partitions" in program.manifest["report"] and any(place == "host" for place, _ in places(program))

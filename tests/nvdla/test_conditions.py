@@ -110,6 +110,18 @@ def test_every_other_line_of_a_padded_map_begins_in_its_padding(tmp_path: Path) 
     assert report["outputs"][0]["sqnr_db"] > 20
 
 
+@pytest.mark.parametrize("case", [Case("nvdla-small", "int8"), Case("nvdla-full", "fp16")], ids=str)
+@pytest.mark.parametrize("pads", [(0, 40, 0, 0), (0, 80, 0, 75)])
+def test_a_convolution_with_more_padding_than_a_field_runs(
+    pads: tuple[int, ...], case: Case, tmp_path: Path
+) -> None:
+    """The field has 5 bits, so 31 columns; copies add the others."""
+    conv = node("Conv", "x w", "y", dilations=(1, 20), pads=pads)
+    report = verified(network((1, 6, 1, 50), "y", conv, w=weights(8, 6, 1, 3)), case, tmp_path)
+    assert report["outputs"][0]["sqnr_db"] > (25 if case.precision == "int8" else 60)
+    assert "parts" not in report
+
+
 @pytest.mark.parametrize(("counts", "pads", "refused"), [(0, 1, True), (1, 1, False), (0, 0, False)])
 def test_an_average_counts_its_padding(counts: int, pads: int, refused: bool) -> None:
     pool = node("AveragePool", "x", "y", kernel_shape=(3, 3), pads=(pads,) * 4, count_include_pad=counts)

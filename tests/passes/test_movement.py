@@ -83,11 +83,23 @@ def test_padding_around_an_image_is_that_of_a_convolution(value: float, expected
     assert pads_to_convs(found) is found
 
 
+@pytest.mark.parametrize(("rule", "count"), [(pads_to_convs, 3), (PadsToConvs(15, 5), 4)])
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_more_padding_than_a_window_may_have_takes_several_convolutions(
+    rule: PadsToConvs, count: int, value: float
+) -> None:
+    graph = network((1, 2, 3, 4), "y", node("Pad", "x", "y", pads=(0, 0, 40, 2, 0, 0, 17, 4), value=value))
+    found = rule(graph)
+    assert operators(found) == ["Conv"] * (count if value == 0 else count + 1)
+    assert_same_meaning(graph, found)
+    assert rule(found) is found
+
+
 @pytest.mark.parametrize(("shape", "attrs"), [
     ((1, 2, 3, 4), {"pads": (0, 1, 0, 0, 0, 0, 0, 0)}),
     ((2, 2, 3, 4), {"pads": (0, 0, 1, 0, 0, 0, 0, 0)}),
     ((1, 2, 3, 4), {"pads": (0, 0, -1, 0, 0, 0, 0, 0)}),
-    ((1, 2, 3, 4), {"pads": (0, 0, 16, 0, 0, 0, 0, 0)}),
+    ((1, 2, 3, 4), {"pads": (0, 0, 121, 0, 0, 0, 0, 0)}),
     ((1, 2, 3, 4), {"pads": (0, 0, 1, 0, 0, 0, 0, 0), "mode": "edge"}),
     ((2, 3, 4), {"pads": (0, 1, 0, 0, 0, 0)}),
 ])  # fmt: skip

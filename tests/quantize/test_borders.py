@@ -117,3 +117,18 @@ def test_a_depthwise_convolution_between_parts_of_the_host_keeps_its_small_chann
         found = np.stack([run(made.graph, dict(feed))["y"] for feed in test.feeds()])
         decibels = 10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum())
         assert least < decibels < most
+
+
+def test_a_network_that_gives_only_classes_is_not_judged_by_them() -> None:
+    graph = network(
+        (1, CHANNELS, 6, 7),
+        "y",
+        node("Conv", "x w", "c", pads=PADS),
+        node("ArgMax", "c", "y", axis=1, keepdims=0),
+        w=weights(5, CHANNELS, 3, 3),
+    )
+    options = Options(level="1", precision="int8")
+    made = target("bm1684").quantised(graph, samples(32, 1), options)[0].quantised  # type: ignore[attr-defined]
+    (exact,) = outputs(graph, samples(1, 3))[0]
+    (found,) = graph_session(made.graph, ["y"]).run(["y"], dict(next(samples(1, 3).feeds())))
+    assert (found == exact).mean() > 0.9

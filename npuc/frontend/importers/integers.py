@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
+from npuc.frontend.dynamic import READERS
 from npuc.frontend.importers import activation, elementwise, linear, movement, reduction, windows
 from npuc.frontend.importers.importer import Importer
 from npuc.frontend.importers.quantisation import convert
@@ -138,8 +139,6 @@ def _unscaled(node: OnnxNode, to: Builder, at: int, given: float, axis: int) -> 
     operand, its own scale is used instead. axis: along which it may have several zero points.
     """
     name = node.inputs[at]
-    if to.types[name].dtype == "float32":  # from DynamicQuantizeLinear
-        return name, 1.0
     producer = to.producers.get(name)
     scale = to.constants.get(producer.inputs[1]) if producer and producer.op == "QuantizeLinear" else None
     factor = float(scale.flat[0]) if scale is not None and scale.size == 1 else given
@@ -159,9 +158,6 @@ def _integer(op: str, rows: int, columns: int) -> Importer:
     def importer(node: OnnxNode, to: Builder) -> None:
         x, factor = _unscaled(node, to, 0, 1.0, rows)
         w, _ = _unscaled(node, to, 1, 1 / factor, columns)
-        if to.types[node.inputs[0]].dtype == "float32":  # quantised dynamically: not whole numbers
-            FLOAT[op](replace(node, op=op, inputs=(x, w)), to)
-            return
         product = to.fresh(f"{node.outputs[0]}/float")
         FLOAT[op](replace(node, op=op, inputs=(x, w), outputs=(product,)), to)
         to.emit(node, "Cast", (product,), to="int32", whole=1)
@@ -169,24 +165,13 @@ def _integer(op: str, rows: int, columns: int) -> Importer:
     return importer
 
 
-OF_INTEGERS = ("ConvInteger", "MatMulInteger", "DequantizeLinear")
-"""Readers of integers that accept floats instead."""
-
-
 def _dynamic(node: OnnxNode, to: Builder) -> None:
-    """Replaces integers with per-sample scales by the values themselves, which calibration quantises.
-
-    Raises UnsupportedOperator (E202) if anything but integer products reads the integers, or the scale is an
-    output of the network: the values of each sample are then required.
-    """
-    others = to.readers.get(node.outputs[0], set()) - {*OF_INTEGERS}
-    others |= {each for name in node.outputs[1:] for each in to.readers.get(name, set()) if each == OUTPUT}
-    if others:
-        remedy = "quantise with constant scales (QuantizeLinear)"
-        raise node.unsupported(f"{min(others)} takes its result", remedy, limit=", ".join(OF_INTEGERS))
-    to.alias(node, node.inputs[0])
-    for name, value in zip(node.outputs[1:], (np.float32(1), np.uint8(0)), strict=False):
-        to.add_constant(name, np.asarray(value))
+    """Raises UnsupportedOperator (E202): `dynamic` leaves only those whose integers or scale are needed."""
+    others = to.readers.get(node.outputs[0], set()) - {*READERS}
+    others |= {OUTPUT for name in node.outputs[1:] if OUTPUT in to.readers.get(name, set())}
+    reason = f"{min(others)} takes its result" if others else "it is in a branch"
+    remedy = "quantise with constant scales (QuantizeLinear)"
+    raise node.unsupported(reason, remedy, limit=", ".join(READERS))
 
 
 IMPORTERS: dict[str, Importer] = {

@@ -12,9 +12,6 @@ from npuc.frontend.importers.importer import Importer
 
 def convert(node: OnnxNode, to: Builder) -> None:
     """Imports a QuantizeLinear or DequantizeLinear node."""
-    if node.op == "DequantizeLinear" and to.types[node.inputs[0]].dtype == "float32":  # from DynamicQuantizeLinear
-        to.alias(node, node.inputs[0])
-        return
     if node.attrs.get("block_size"):
         raise node.unsupported(
             "blocked quantisation", "quantise per tensor or per channel", limit="per tensor or per axis"

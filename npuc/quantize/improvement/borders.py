@@ -69,7 +69,7 @@ def best_bordered(
     """`best_network`, with a scale per channel at the borders if that pays on the held-out samples."""
     started = process_time()
     training, held_out = divided(samples, level.samples)
-    judged = level.variants and teaches(samples)
+    judged = level.variants and teaches(samples) and _float_outputs(graph)
     other = bordered(graph, training) if judged else None
     if other is None:
         return best_network(graph, recipe, samples, level, method, known)
@@ -133,12 +133,17 @@ def _with_products(graph: Graph, names: Sequence[str]) -> tuple[Graph, frozenset
     return made, frozenset((*taken, *given))
 
 
+def _float_outputs(graph: Graph) -> list[str]:
+    """The outputs by which networks are judged: classes and masks are too coarse."""
+    return [name for name in graph.outputs if graph.tensors[name].dtype == "float32"]
+
+
 def _noises(graph: Graph, networks: Sequence[Quantised], feeds: Sequence[Mapping[str, Array]]) -> list[float]:
     """Squared error over squared signal of each integer network, the mean over the outputs in float."""
     from npuc.export_onnx import to_onnx
     from npuc.reference import session
 
-    names = [name for name in graph.outputs if graph.tensors[name].dtype == "float32"]
+    names = _float_outputs(graph)
     exact = [[values[name].copy() for name in names] for values in computed(graph, feeds, names)]  # views
     noises: list[float] = []
     for network in networks:

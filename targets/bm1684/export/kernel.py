@@ -63,10 +63,9 @@ def device_code(program: Program, contents: Contents, cycles: int) -> str:
 
 def _head(contents: Contents, machine: Machine, cycles: int) -> str:
     fields = "\n".join(f"    system_addr_t {region.name};" for region in contents.regions)
-    fixed = bool(contents.steps)
     return HEAD.format(
-        precision="int8" if fixed else "fp32",
-        firmware=NOTICE if fixed else "",
+        precision="int8" if contents.fixed else "fp32",
+        firmware=NOTICE if contents.fixed else "",
         cycles=cycles,
         local_bytes=machine.local_bytes,
         fields=fields,

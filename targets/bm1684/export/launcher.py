@@ -104,7 +104,7 @@ def host_code(contents: Contents) -> str:
     outputs = [f"OUTPUT{number}.bin" for number in range(_count(contents, "output"))]
     return TEXT.format(
         kernel=contents.kernel,
-        tensors=WORDS if contents.steps else "All tensors are fp32 in the continuous layout.",
+        tensors=WORDS if contents.fixed else "All tensors are fp32 in the continuous layout.",
         usage=" ".join([*inputs, *outputs]),
         regions="\n".join(_regions(contents)),
         values=1 + len(inputs) + len(outputs),

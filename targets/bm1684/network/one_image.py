@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from npuc.ir import Graph, Node
-from npuc.ops.attributes import PERM
+from dataclasses import replace
+
+from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import AXES, AXIS, PERM
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.expansion.products_to_convs import products_to_convs
@@ -17,22 +19,46 @@ def rows_to_pixels(graph: Graph) -> Graph:
 
 
 def tensors_to_images(graph: Graph) -> Graph:
-    """Elementwise operators on any tensors become ones on images, and no Transpose moves the first axis."""
+    """Elementwise operators on any tensors become ones on images, and no movement touches the first axis."""
     return rewrite(AsImages(IMAGES)(graph), _behind_one, *TIDY) if _one_image(graph) else graph
 
 
 def _behind_one(rewriter: Rewriter, node: Node) -> bool:
-    """A Transpose whose first axis moves, or is not the image, gets an axis of 1 before it."""
-    if node.op != "Transpose":
+    """A movement along the first axis, or of tensors whose first axis is no image, gets an axis of 1 before it."""
+    moved = node.inputs if node.op == "Concat" else node.inputs[:1]
+    axes, attrs = _axes_behind_one(node)
+    images = all(rewriter.shape(name)[:1] == (1,) for name in moved)
+    if not axes or (images and 0 not in axes):
         return False
-    shape, perm = rewriter.shape(node.inputs[0]), PERM(node)
-    if shape[:1] == (1,) and perm[0] == 0:
-        return False
-    image = rewriter.part(node, "Reshape", node.inputs, f"{node.inputs[0]}/image", shape=(1, *shape))
-    moved = (0, *(axis + 1 for axis in perm))
-    result = rewriter.part(node, "Transpose", image.outputs, f"{node.output}/image", perm=moved)
-    rewriter.replace(node, image, result, rewriter.back(node, result.output))
+    before = [
+        rewriter.part(node, "Reshape", (name,), f"{name}/image", shape=(1, *rewriter.shape(name)))
+        for name in moved
+    ]
+    results = {name: rewriter.fresh(f"{name}/image") for name in node.outputs}
+    inputs = (*(each.output for each in before), *node.inputs[len(moved) :])
+    inner = replace(node, inputs=inputs, outputs=tuple(results.values()), attrs={**node.attrs, **attrs})
+    after = [
+        Node("Reshape", (image,), (name,), {"shape": rewriter.shape(name)}, name, node.sources)
+        for name, image in results.items()
+    ]
+    rewriter.replace(node, *before, inner, *after)
     return True
+
+
+def _axes_behind_one(node: Node) -> tuple[tuple[int, ...], dict[str, Attr]]:
+    """The axes along which a node moves elements (or none), and its attributes with an axis before them.
+
+    Of a permutation only a first axis that moves counts.
+    """
+    match node.op:
+        case "Transpose":
+            return (PERM(node)[0] or len(PERM(node)),), {"perm": (0, *(axis + 1 for axis in PERM(node)))}
+        case "Slice":
+            return AXES(node), {"axes": tuple(axis + 1 for axis in AXES(node))}
+        case "Split" | "Concat":
+            return (AXIS(node),), {"axis": AXIS(node) + 1}
+        case _:
+            return (), {}
 
 
 def _one_image(graph: Graph) -> bool:

@@ -167,6 +167,11 @@ class Contents:
     steps: tuple[HostStep, ...] = ()
     """The host's conversions before and after the kernel."""
 
+    @property
+    def fixed(self) -> bool:
+        """Whether the kernel computes in 8 bits; without steps if its inputs and outputs are integers already."""
+        return any(each.dtype != "float32" for each in self.placements)
+
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """Reads a manifest. Raises ArtefactError (E502) for a damaged one."""
@@ -195,7 +200,7 @@ class Contents:
         """Checks that every input or output of the network is placed, and within its region."""
         sizes = {region.name: region.bytes for region in self.regions}
         placed = [each for each in self.placements if each.direction == direction]
-        if any(each.dtype not in DTYPES or not each.shape for each in placed if self.steps):
+        if any(each.dtype not in DTYPES or not each.shape for each in placed if self.fixed):
             raise damaged(f"an {direction} is of no type that there is")
         if not self.steps and sorted((each.tensor, each.shape) for each in placed) != sorted(
             (each.name, each.shape) for each in ports

@@ -235,8 +235,7 @@ def summary(
     graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, system: Contents, network: Graph
 ) -> dict[str, Any]:
     """The compile report (the command line's format, without status). network: the graph before slicing."""
-    fixed = any(place.dtype != "float32" for place in system.placements)
-    peak = machine.fixed_macs_per_cycle if fixed else machine.macs_per_cycle
+    peak = machine.fixed_macs_per_cycle if system.fixed else machine.macs_per_cycle
     total = cost(kernel.regions, machine)
     multiplied = sum(macs(graph, node) for node in graph.nodes)
     ideal = multiplied / peak
@@ -250,7 +249,7 @@ def summary(
         "macs": multiplied,
         "cycles": total.cycles,
         "cycles_per_image": total.cycles / max(images, 1),
-        **_bounds(network, fixed, total.bound, machine),
+        **_bounds(network, system.fixed, total.bound, machine),
         "bdc_cycles": total.bdc,
         "gdma_cycles": total.gdma,
         "ideal_cycles": ideal,
@@ -280,7 +279,7 @@ def manifest(
     """The target's part of the manifest. dtype: of a tensor in local memory; network: the graph before slicing."""
     return {
         "target": "bm1684",
-        "precision": "int8" if system.steps else "fp32",
+        "precision": "int8" if system.fixed else "fp32",
         **system.as_json(),
         "instructions": [_entry(each) for each in _notes(kernel, machine)],
         "layers": [_entry(each) for each in _computed(kernel)],

@@ -74,7 +74,7 @@ class Runner:
         results = [outputs for outputs, _ in found]
         if observe is not None:
             shown = [layers for _, layers in found]
-            integers = bool(self.contents.steps)
+            integers = self.contents.fixed
             for name in shown[0]:
                 if integers or name not in results[0]:
                     observe(name, np.stack([each[name] for each in shown]))

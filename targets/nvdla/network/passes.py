@@ -31,13 +31,20 @@ from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import Limits as Maxima
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
+from npuc.passes.expansion.split_pads import SplitPads
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
-from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST_STRIDE, Machine
+from npuc.targets.nvdla.machine.parameters import (
+    MOST_EXTENT,
+    MOST_KERNEL,
+    MOST_STRIDE,
+    MOST_WINDOW_PADDING,
+    Machine,
+)
 from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
@@ -51,7 +58,8 @@ WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 PASSES: tuple[Pass, ...] = (
     expand_powers,
     reductions_to_pools,
-    PadsToConvs(MOST_PADDING),
+    SplitPads(MOST_WINDOW_PADDING),
+    PadsToConvs(MOST_PADDING, MOST_WINDOW_PADDING),
     products_to_convs,
     batch_norm_to_conv,
     interpolation_to_convs,

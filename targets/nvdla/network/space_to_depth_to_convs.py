@@ -11,11 +11,8 @@ from npuc.ops.attributes import BLOCKSIZE
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.permute_channels_by_conv import is_dense
 from npuc.passes.rewriting.rules import Rewriter, rewrite
+from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE, MOST_WINDOW_PADDING
 from npuc.targets.nvdla.network.enlargements_to_interleaves import is_between
-
-MOST_KERNEL = 32
-MOST_STRIDE = 8
-MOST_PADDING = 31
 
 
 def space_to_depth_to_convs(graph: Graph) -> Graph:
@@ -35,7 +32,7 @@ def _into_conv(rewriter: Rewriter, node: Node) -> bool:
     w, block = rewriter.constants[node.inputs[1]], BLOCKSIZE(before)
     window = window_of(node, w.shape[2:])
     sizes = (max(window.kernel), MOST_KERNEL), (max(window.strides), MOST_STRIDE)
-    padding = max(*window.begins, *window.ends), MOST_PADDING
+    padding = max(*window.begins, *window.ends), MOST_WINDOW_PADDING
     if max(window.dilations) > 1 or any(size * block > most for size, most in (*sizes, padding)):
         return False
     attrs: dict[str, Attr] = {key: value for key, value in node.attrs.items() if key != "kernel_shape"}

@@ -33,7 +33,13 @@ from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.targets.nvdla.arithmetic.normalisation import SIZES
-from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST_STRIDE, Machine
+from npuc.targets.nvdla.machine.parameters import (
+    MOST_EXTENT,
+    MOST_KERNEL,
+    MOST_STRIDE,
+    MOST_WINDOW_PADDING,
+    Machine,
+)
 from npuc.targets.nvdla.quantisation import MOST_POOL
 from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
 
@@ -75,7 +81,7 @@ def convolution_fields(graph: Graph, node: Node) -> str | None:
     for what, values, most in (
         ("the kernel", kernel, MOST_KERNEL),
         ("the dilation", window.dilations, 32),
-        ("the padding", (*window.begins, *window.ends), 31),
+        ("the padding", (*window.begins, *window.ends), MOST_WINDOW_PADDING),
     ):
         if max(values) > most:
             return f"{what} is {list(values)}"
