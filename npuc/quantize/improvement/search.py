@@ -38,6 +38,8 @@ FEWEST_SAMPLES = 4
 """With fewer samples, none can be held out."""
 MOST_JUDGES = 32
 """The most held-out samples that are used for judging: the same at every level."""
+CLEARLY = 10**-0.1
+"""Unless a level is thorough, it improves its last variant first, and tries no other if that gains 1 dB."""
 
 
 def teaches(samples: Samples) -> bool:
@@ -252,6 +254,9 @@ class _Climb:
 
     def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
         """The best network and the steps."""
+        foremost = not self.top.thorough and self._foremost()
+        if self.noise < self.plain_noise * CLEARLY:
+            return self.best, tuple(self.steps)
         for level in self.top.rungs:
             self._enter(level)
             if self._method(level.method) != self._method(self.top.method):
@@ -260,10 +265,21 @@ class _Climb:
                 (each.alone, self._try(str(each), lambda each=each: self._variant(each)))
                 for each in self._variants()
             ]
-            found = [each for alone, each in made if each is not None and not alone]
+            found = [each for alone, each in made if each is not None and not alone and not foremost]
             for network, _ in sorted(found, key=lambda each: each[1])[: level.improved]:
                 self._improve(network)
         return self.best, tuple(self.steps)
+
+    def _foremost(self) -> bool:
+        """Improves the last variant of the top level, unjudged; False if its scales do not allow that."""
+        self._enter(self.top)
+        variant = [*self._variants()][-1]
+        try:
+            network = self._variant(variant)
+        except UnsupportedOperator:
+            return False
+        self._improve(network, str(variant))
+        return True
 
     def improved(self, other: Network | None) -> tuple[Network, tuple[Trial, ...]]:
         """The plain network with better weights and biases, or the other one, and the steps."""
@@ -299,8 +315,11 @@ class _Climb:
         """The plain network with scales by another method."""
         return self.maker.drawn(self.plain.graph, method, known=self.plain.histograms)
 
-    def _improve(self, network: Network) -> None:
-        """Tries the level's sets of proposals; unless it is thorough, only until one is kept."""
+    def _improve(self, network: Network, *title: str) -> None:
+        """Tries the level's sets of proposals; unless it is thorough, only until one is kept.
+
+        title: of a network that was not judged before.
+        """
 
         @cache
         def evidence() -> Sampled:
@@ -310,7 +329,7 @@ class _Climb:
 
         for names in self.level.proposals:
             before = self.best
-            self._try(", ".join(names), lambda names=names: self._in_lockstep(network, evidence(), names))
+            self._try(", ".join((*title, *names)), lambda names=names: self._in_lockstep(network, evidence(), names))
             if self.best is not before and not self.level.thorough:
                 return
 
