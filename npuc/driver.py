@@ -163,7 +163,8 @@ def compilation(
     types = input_types(graph)
     try:
         samples = load_samples(calibration, types) if calibration else synthetic(types)
-        if isinstance(target, Foreseeing) and len(samples) * sum(macs(graph, node) for node in graph.nodes) >= LONG:
+        work = len(samples) * sum(macs(graph, node) for node in graph.nodes)
+        if isinstance(target, Foreseeing) and work >= LONG:
             target.foresee(graph, options)
         program = target.lower(graph, samples, options, recording)
     except NpucError as error:

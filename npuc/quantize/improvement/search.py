@@ -329,7 +329,8 @@ class _Climb:
 
         for names in self.level.proposals:
             before = self.best
-            self._try(", ".join((*title, *names)), lambda names=names: self._in_lockstep(network, evidence(), names))
+            name = ", ".join((*title, *names))
+            self._try(name, lambda names=names: self._in_lockstep(network, evidence(), names))
             if self.best is not before and not self.level.thorough:
                 return
 
