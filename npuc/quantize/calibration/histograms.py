@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from math import isfinite
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,12 +53,13 @@ class Histogram:
         """Sum of x squared, by bin centres."""
         return float(self.counts @ self.centres**2)
 
-    def with_values(self, values: Array, gains: Array | None = None) -> Histogram:
+    def with_values(self, values: Array, gains: Array | None = None, top: float | None = None) -> Histogram:
         """The histogram with these finite values added; bins are merged in pairs until the range covers them all.
 
-        gains: the weight of each value, broadcast against the values; 1 by default.
+        gains: the weight of each value, broadcast against the values; 1 by default. top: their largest magnitude,
+        if known.
         """
-        top = _largest(values)
+        top = _largest(values) if top is None else top
         if not top > NOTHING:
             return self
         counts, width = self.counts, self.width
@@ -96,7 +98,7 @@ class Histogram:
 
 
 def _largest(values: Array) -> float:
-    """The largest |x| in float32; 0 without values."""
+    """The largest |x| in float32; 0 without values, and not finite if a value is not."""
     return float(np.float32(max(float(values.max()), -float(values.min())))) if values.size else 0.0
 
 
@@ -148,12 +150,10 @@ def histograms(
     Raises DataError (E402) for a value that is infinite or NaN.
     """
 
-    def finite(name: str, value: Array) -> Array:
-        if not np.isfinite(value).all():
-            raise DataError("E402", "its value is not finite on a calibration sample", tensor=name, remedy=REMEDY)
-        return value
+    def refused(name: str, _: Array) -> Array:
+        raise DataError("E402", "its value is not finite on a calibration sample", tensor=name, remedy=REMEDY)
 
-    return _histograms(graph, samples, tensors, domains, gains, finite)
+    return _histograms(graph, samples, tensors, domains, gains, refused)
 
 
 REMEDY = "calibrate on samples that keep the network finite, or --deny the node that computes this tensor"
@@ -172,8 +172,7 @@ def histograms_of_finite(
 
 def _without_infinities(value: Array) -> Array:
     """The values with non-finite ones as zero, which does not count."""
-    finite = np.isfinite(value)
-    return value if finite.all() else np.where(finite, value, value.dtype.type(0))
+    return np.where(np.isfinite(value), value, value.dtype.type(0))
 
 
 def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource:
@@ -189,13 +188,17 @@ def _histograms(
     gains: Mapping[str, Array] | None,
     finite: Callable[[str, Array], Array],
 ) -> dict[str, Histogram]:
-    """finite: removes non-finite values from a tensor, or raises."""
+    """finite: removes non-finite values from a tensor that has some, or raises."""
     found = dict.fromkeys(tensors, EMPTY)
     for values in computed(graph, samples, tensors):
         for name, value in values.items():
             if domains and name in domains:
                 value = np.clip(value, *domains[name])
-            found[name] = found[name].with_values(finite(name, value), gains.get(name) if gains else None)
+            top = _largest(value)
+            if not isfinite(top):
+                value = finite(name, value)
+                top = _largest(value)
+            found[name] = found[name].with_values(value, gains.get(name) if gains else None, top)
     return found
 
 

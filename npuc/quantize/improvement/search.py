@@ -175,17 +175,18 @@ class _Maker:
     recipe: Recipe
     samples: Samples
 
-    def drawn(
+    def drawn(self, graph: Graph, method: str, known: Mapping[str, Histogram] | None = None) -> Network:
+        """The integer network of a float graph, calibrated on the samples; known: as in `calibrated`."""
+        return self.quantised(self.calibrated(graph, method, known=known), method, {})
+
+    def calibrated(
         self,
         graph: Graph,
         method: str,
         factors: Mapping[str, Array] | None = None,
         known: Mapping[str, Histogram] | None = None,
     ) -> Network:
-        """The integer network of a float graph, calibrated on the samples.
-
-        known: the histograms of some of its tensors.
-        """
+        """A float graph with the histograms of its tensors on the samples, of which some may be known."""
         nodes = self.recipe.select(graph)
         tensors = tensors_of(nodes)
         gains = output_gains(graph, nodes) if method == "output" else None
@@ -195,7 +196,7 @@ class _Maker:
             find = self.recipe.histograms
             found |= node_histograms(find, graph, self.samples, missing, nodes, known=found, gains=gains)
         ordered = {name: found[name] for name in tensors}
-        return self.quantised(Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers), method, {})
+        return Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers)
 
     def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
         """The network with scales by a method, and these scales and zero points fixed."""
@@ -368,23 +369,21 @@ class _Climb:
             given |= offset_results(network.graph, network.nodes, network.histograms, taken, anyway=anyway)
             if anyway:
                 given |= one_sided(network.graph, network.nodes, self.training, network.histograms, taken)
-        if given:
-            return self.maker.quantised(network, method, given)
-        return network
+        return network if network is self.plain and not given else self.maker.quantised(network, method, given)
 
     def _equalised(self, graph: Graph, method: str, share: float | None) -> Network:
-        """The network of this graph by another method, equalised if there is anything to equalise."""
+        """The graph calibrated by another method, equalised if there is anything to equalise."""
         groups = self._groups(graph) if share is not None else ()
         known = self.plain.histograms if graph is self.plain.graph else None
         if not groups:
             same = graph is self.plain.graph and method == self._method(self.top.method)
-            return self.plain if same else self.maker.drawn(graph, method, known=known)
+            return self.plain if same else self.maker.calibrated(graph, method, known=known)
         key = graph is self.plain.graph, share, len(self.training)
         if key in self.equal and method != "output":
-            return self.maker.quantised(self.equal[key], method, {})
+            return self.equal[key]
         sizes = equalisation.sizes(graph, groups, self.training)
         equal = equalisation.equalised(graph, groups, sizes, share or 0.0)
-        found = self.maker.drawn(equal.graph, method, equal.factors, known)
+        found = self.maker.calibrated(equal.graph, method, equal.factors, known)
         if method != "output":
             self.equal[key] = found
         return found
