@@ -21,7 +21,7 @@ from npuc.ops.quantisation import CONVERSIONS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
-from npuc.rewrites import Rewrite, rewrites
+from npuc.rewrites import Rewrite, macs, rewrites
 from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.storage.machine_files import as_toml
@@ -34,6 +34,9 @@ BATCH = 32
 """The most samples of a batch."""
 BATCH_ELEMENTS = 1 << 19
 """The most input elements in a batch: feature maps of large images would fill the memory."""
+
+LONG = 1 << 30
+"""Multiply-accumulates on all calibration samples that take longer than to foresee what does not fit."""
 
 OF_FILES = ("files", "seal", "model")
 """Manifest entries that depend on the bytes of files, not on their meaning."""
@@ -171,9 +174,10 @@ def compilation(
     graph = accepted(model, target, shapes, options, recording)
     types = input_types(graph)
     try:
-        if isinstance(target, Foreseeing):
-            target.foresee(graph, options)
         samples = load_samples(calibration, types) if calibration else synthetic(types)
+        work = len(samples) * sum(macs(graph, node) for node in graph.nodes)
+        if isinstance(target, Foreseeing) and work >= LONG:
+            target.foresee(graph, options)
         program = target.lower(graph, samples, options, recording)
     except NpucError as error:
         raise _with_operators(error, graph) from None

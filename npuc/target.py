@@ -171,7 +171,7 @@ class Foreseeing(Protocol):
     """A target that can tell from shapes alone what does not fit its memories."""
 
     def foresee(self, graph: Graph, options: Options) -> None:
-        """Raises DoesNotFit as `lower` would, but before samples are run; never for what `lower` accepts."""
+        """Raises DoesNotFit as `lower` would, but before many samples are run; never for what `lower` accepts."""
         ...
 
 

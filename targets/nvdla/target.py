@@ -95,7 +95,7 @@ class Nvdla(Target):
         expect_foreseen(
             trial,
             lambda made: lowering.doubtful(made.graph, machine),
-            lambda made: lowering.expect_room(made, machine, options.flag(WEIGHTS)),
+            lambda made: lowering.expect_room(made, machine),
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:

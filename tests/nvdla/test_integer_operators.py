@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
-from npuc.export_onnx import to_onnx
+from npuc.export_onnx import Emitter, to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
@@ -17,6 +18,7 @@ from npuc.reference import session
 from npuc.targets.nvdla.arithmetic.fixed_point import addends, factor, factors, quantise_weights
 from npuc.targets.nvdla.arithmetic.integer import Stage
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
+from npuc.targets.nvdla.arithmetic.rounding_onnx import scaled
 
 SUM, MAX, MIN = 1, 2, 3
 
@@ -86,6 +88,31 @@ def test_onnxruntime_computes_a_convolution_as_numpy_does(
     attrs = {"pads": (1, 1, 1, 1), "x1": x1.as_attr(), "x2": x2.as_attr(), "converter": (kind * 7, scale, shift)}
     graph = _graph(Node("NvConv", ("x", "w", *operands), ("y",), attrs, "n"), (1, 4, 4, 5), constants)
     _agrees(graph, {"x": random.integers(-128, 128, (1, 4, 4, 5)).astype(np.int8)})
+
+
+@pytest.mark.parametrize("shift", [0, 1, 7, 16, 31])
+@pytest.mark.parametrize("factor", [1, 3, -3, 21845, 32767, -32768])
+@pytest.mark.parametrize("beyond", [1, 1 << 12])
+def test_products_are_rounded_half_away_from_zero(factor: int, shift: int, beyond: int) -> None:
+    """Halves, their neighbours and the largest integers, in onnxruntime; expected with Python's integers.
+
+    beyond: a bound by which the product could exceed the short form's range.
+    """
+    top = 1 << 32
+    halves = [odd << max(shift - 1, 0) for odd in (1, 3, 5, 1023, (1 << 17) - 1)]
+    around = [each + step for each in (*halves, 0, top) for step in (-2, -1, 0, 1, 2) if each + step <= top]
+    values = [sign * each for each in around for sign in (1, -1)]
+    emit = Emitter(_graph(Node("NvElementwise", ("x",), ("y",), {}, "n"), (1, 1, 1, 1), {}), 17)
+    emit.node("Identity", [scaled(emit, "x", float(top * beyond), np.int64(factor), shift)], ["y"])
+    assert ("Sign" in [each.op_type for each in emit.nodes]) == (top * beyond * abs(factor) >= 1 << 48)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.DOUBLE, [len(values)]) for name in "xy")
+    held = [numpy_helper.from_array(value, name) for name, value in emit.constants.items()]
+    graph = helper.make_graph(emit.nodes, "g", [x], [y], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (found,) = session(model).run(["y"], {"x": np.array(values, np.float64)})
+    products = [each * factor for each in values]
+    away = [(1 if each > 0 else -1) * ((abs(each) + ((1 << shift) >> 1)) >> shift) for each in products]
+    assert found.tolist() == away
 
 
 @pytest.mark.parametrize("alu", [SUM, MAX, MIN])

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver
 from npuc.errors import DoesNotFit, NpucError
-from npuc.storage.data import Samples, save, synthetic
+from npuc.storage.data import save, synthetic
 from npuc.target import Foreseeing, Options, target
 
 
@@ -43,27 +43,32 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_memory_that_is_too_small_is_refused_before_the_samples_are_read(
+def test_a_memory_that_is_too_small_is_refused_before_many_samples_are_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: object) -> Samples:
-        raise AssertionError("samples are read")
+    def never(*_: object) -> None:
+        raise AssertionError("samples are run")
+
+    def compiled(samples: int, machine: Path | None) -> None:
+        save(data, {"x": np.ones((samples, 64, 8, 8), np.float32)})
+        options = Options(machine and str(machine), precision=precision, strict=True)
+        driver.compile_model(model, target(name), options, {}, [data])
 
     precision, text = SMALL[name]
     machine = tmp_path / "machine.toml"
     machine.write_text(text, encoding="utf-8")
     model = _network(tmp_path / "model.onnx", 64, 8, 32)
     data = tmp_path / "data.npz"
-    save(data, {"x": np.ones((4, 64, 8, 8), np.float32)})
-    monkeypatch.setattr(driver, "load_samples", never)
-    options = Options(str(machine), precision=precision, strict=True)
+    monkeypatch.setattr(driver, "LONG", 5 * 64 * 32 * (18 + 9) * 32)
+    monkeypatch.setattr(type(target(name)), "lower", never)
     with pytest.raises(DoesNotFit) as caught:
-        driver.compile_model(model, target(name), options, {}, [data])
+        compiled(5, machine)
     (problem,) = caught.value.problems
     assert problem.code in ("E302", "E303")
     assert problem.node and problem.op and problem.limit and problem.remedy
-    with pytest.raises(AssertionError, match="samples are read"):
-        driver.compile_model(model, target(name), Options(precision=precision), {}, [data])
+    for samples, given in ((5, None), (4, machine)):  # large enough, and run in no time
+        with pytest.raises(AssertionError, match="samples are run"):
+            compiled(samples, given)
 
 
 MAPS = [("fmap_words", 3), ("fmap_words", 60), ("weight_words", 20), ("weight_words", 130)]

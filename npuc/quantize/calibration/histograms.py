@@ -117,7 +117,7 @@ def _counted(values: Array, width: float) -> Array:
         if width <= 2 * NOTHING:
             magnitude[nothing] = 0
         magnitude *= np.float32((1 + ROOM) / width)
-        found += np.bincount(magnitude.astype(np.intp), minlength=BINS + 1)
+        found += np.bincount(magnitude.astype(np.int32), minlength=BINS + 1)
         found[0] -= np.count_nonzero(nothing)
     found[BINS - 1] += found[BINS]  # the largest one, if float32 rounds it up
     return found[:BINS]

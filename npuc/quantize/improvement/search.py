@@ -38,6 +38,8 @@ FEWEST_SAMPLES = 4
 """With fewer samples, none can be held out."""
 MOST_JUDGES = 32
 """The most held-out samples that are used for judging: the same at every level."""
+CLEARLY = 10**-0.1
+"""Unless a level is thorough, it improves its last variant first, and tries no other if that gains 1 dB."""
 
 
 def teaches(samples: Samples) -> bool:
@@ -173,17 +175,18 @@ class _Maker:
     recipe: Recipe
     samples: Samples
 
-    def drawn(
+    def drawn(self, graph: Graph, method: str, known: Mapping[str, Histogram] | None = None) -> Network:
+        """The integer network of a float graph, calibrated on the samples; known: as in `calibrated`."""
+        return self.quantised(self.calibrated(graph, method, known=known), method, {})
+
+    def calibrated(
         self,
         graph: Graph,
         method: str,
         factors: Mapping[str, Array] | None = None,
         known: Mapping[str, Histogram] | None = None,
     ) -> Network:
-        """The integer network of a float graph, calibrated on the samples.
-
-        known: the histograms of some of its tensors.
-        """
+        """A float graph with the histograms of its tensors on the samples, of which some may be known."""
         nodes = self.recipe.select(graph)
         tensors = tensors_of(nodes)
         gains = output_gains(graph, nodes) if method == "output" else None
@@ -193,7 +196,7 @@ class _Maker:
             find = self.recipe.histograms
             found |= node_histograms(find, graph, self.samples, missing, nodes, known=found, gains=gains)
         ordered = {name: found[name] for name in tensors}
-        return self.quantised(Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers), method, {})
+        return Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers)
 
     def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
         """The network with scales by a method, and these scales and zero points fixed."""
@@ -252,6 +255,9 @@ class _Climb:
 
     def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
         """The best network and the steps."""
+        foremost = not self.top.thorough and self._foremost()
+        if self.noise < self.plain_noise * CLEARLY:
+            return self.best, tuple(self.steps)
         for level in self.top.rungs:
             self._enter(level)
             if self._method(level.method) != self._method(self.top.method):
@@ -260,10 +266,21 @@ class _Climb:
                 (each.alone, self._try(str(each), lambda each=each: self._variant(each)))
                 for each in self._variants()
             ]
-            found = [each for alone, each in made if each is not None and not alone]
+            found = [each for alone, each in made if each is not None and not alone and not foremost]
             for network, _ in sorted(found, key=lambda each: each[1])[: level.improved]:
                 self._improve(network)
         return self.best, tuple(self.steps)
+
+    def _foremost(self) -> bool:
+        """Improves the last variant of the top level, unjudged; False if its scales do not allow that."""
+        self._enter(self.top)
+        variant = [*self._variants()][-1]
+        try:
+            network = self._variant(variant)
+        except UnsupportedOperator:
+            return False
+        self._improve(network, str(variant))
+        return True
 
     def improved(self, other: Network | None) -> tuple[Network, tuple[Trial, ...]]:
         """The plain network with better weights and biases, or the other one, and the steps."""
@@ -299,8 +316,11 @@ class _Climb:
         """The plain network with scales by another method."""
         return self.maker.drawn(self.plain.graph, method, known=self.plain.histograms)
 
-    def _improve(self, network: Network) -> None:
-        """Tries the level's sets of proposals; unless it is thorough, only until one is kept."""
+    def _improve(self, network: Network, *title: str) -> None:
+        """Tries the level's sets of proposals; unless it is thorough, only until one is kept.
+
+        title: of a network that was not judged before.
+        """
 
         @cache
         def evidence() -> Sampled:
@@ -310,7 +330,8 @@ class _Climb:
 
         for names in self.level.proposals:
             before = self.best
-            self._try(", ".join(names), lambda names=names: self._in_lockstep(network, evidence(), names))
+            name = ", ".join((*title, *names))
+            self._try(name, lambda names=names: self._in_lockstep(network, evidence(), names))
             if self.best is not before and not self.level.thorough:
                 return
 
@@ -348,23 +369,21 @@ class _Climb:
             given |= offset_results(network.graph, network.nodes, network.histograms, taken, anyway=anyway)
             if anyway:
                 given |= one_sided(network.graph, network.nodes, self.training, network.histograms, taken)
-        if given:
-            return self.maker.quantised(network, method, given)
-        return network
+        return network if network is self.plain and not given else self.maker.quantised(network, method, given)
 
     def _equalised(self, graph: Graph, method: str, share: float | None) -> Network:
-        """The network of this graph by another method, equalised if there is anything to equalise."""
+        """The graph calibrated by another method, equalised if there is anything to equalise."""
         groups = self._groups(graph) if share is not None else ()
         known = self.plain.histograms if graph is self.plain.graph else None
         if not groups:
             same = graph is self.plain.graph and method == self._method(self.top.method)
-            return self.plain if same else self.maker.drawn(graph, method, known=known)
+            return self.plain if same else self.maker.calibrated(graph, method, known=known)
         key = graph is self.plain.graph, share, len(self.training)
         if key in self.equal and method != "output":
-            return self.maker.quantised(self.equal[key], method, {})
+            return self.equal[key]
         sizes = equalisation.sizes(graph, groups, self.training)
         equal = equalisation.equalised(graph, groups, sizes, share or 0.0)
-        found = self.maker.drawn(equal.graph, method, equal.factors, known)
+        found = self.maker.calibrated(equal.graph, method, equal.factors, known)
         if method != "output":
             self.equal[key] = found
         return found

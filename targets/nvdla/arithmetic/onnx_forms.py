@@ -1,12 +1,14 @@
 """NVDLA's integer operators in standard ONNX operators, so that onnxruntime computes them exactly.
 
 Sums of a convolution come from npuc.ops.integer_onnx; everything behind them is in double: products of 33-bit sums
-and 16-bit multipliers stay below 2^53. Rounding half away from zero is Sign * Floor(Abs + 1/2).
+and 16-bit multipliers stay below 2^53.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,7 @@ from npuc.ops.integer_onnx import DOUBLE, FLOAT, as_float, wide_sums, windowed
 from npuc.targets.nvdla.arithmetic.attributes import RECIPROCALS, TRUNCATE, WINOGRAD, ZERO
 from npuc.targets.nvdla.arithmetic.integer import (
     ALU,
+    IDLE,
     INT32,
     LE_ENTRIES,
     Stage,
@@ -29,7 +32,7 @@ from npuc.targets.nvdla.arithmetic.integer import (
     tables,
 )
 from npuc.targets.nvdla.arithmetic.normalisation import FRACTION_BITS, START
-from npuc.targets.nvdla.arithmetic.rounding_onnx import clipped, half_away
+from npuc.targets.nvdla.arithmetic.rounding_onnx import clipped, half_away, scaled
 from npuc.targets.nvdla.arithmetic.transformed_onnx import winograd_sums
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 
@@ -43,24 +46,41 @@ def conv(node: Node, emit: Emitter) -> None:
     """The exact sums of a convolution, and the pass behind it."""
     w = emit.graph.constants[node.inputs[1]]
     bound = _magnitude(node, emit) // 128 * int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
-    acc = winograd_sums(node, emit, w) if WINOGRAD(node) else _summed(node, emit, w, bound)
+    bias = None if WINOGRAD(node) or TRUNCATE(node) else _bias(node, emit, bound)
+    acc = winograd_sums(node, emit, w) if WINOGRAD(node) else _summed(node, emit, w, bound, bias)
     if TRUNCATE(node):
-        factor = emit.constant(np.ldexp(np.float64(1), -TRUNCATE(node)), "truncate")
-        acc, bound = half_away(emit, emit.step("Mul", acc, factor)), (bound >> TRUNCATE(node)) + 1
-    _through(node, emit, acc, bound)
+        acc, bound = scaled(emit, acc, bound, np.int64(1), TRUNCATE(node)), (bound >> TRUNCATE(node)) + 1
+    if bias is None:
+        _through(node, emit, acc, bound, stages(node))
+    else:
+        first, second = stages(node)
+        _through(node, emit, acc, EXACT_FLOAT32, (replace(first, alu=0), second))
 
 
-def _summed(node: Node, emit: Emitter, w: Array, bound: int) -> str:
+def _bias(node: Node, emit: Emitter, bound: int) -> Array | None:
+    """X1's operand as a bias, if sums with it are exact in float32; bound: of those without."""
+    stage, operand = stages(node)[0], emit.graph.constant(operands(node)[0])
+    if ALU[stage.alu] != "sum" or operand is None or operand.shape[-2:] != (1, 1):
+        return None
+    bias = np.ldexp(operand.astype(np.float64), stage.alu_shift).ravel()
+    if bound + np.abs(bias).max() >= EXACT_FLOAT32:
+        return None
+    return np.broadcast_to(bias, len(emit.graph.constants[node.inputs[1]])).astype(np.float32)
+
+
+def _summed(node: Node, emit: Emitter, w: Array, bound: int, bias: Array | None) -> str:
     """The sums of a convolution in double, none above the bound."""
     x, attrs = windowed(node, emit, w)
     if bound < EXACT_FLOAT32:
-        return _sums(emit, emit.step("Cast", x, to=FLOAT), as_float(emit, w), attrs)
+        inputs = [emit.step("Cast", x, to=FLOAT), as_float(emit, w)]
+        inputs += [] if bias is None else [emit.constant(bias, "bias")]
+        return _sums(emit, inputs, attrs)
     return wide_sums(emit, x, w, attrs) if _magnitude(node, emit) == 128 else _wider_sums(emit, x, w, attrs)
 
 
-def _sums(emit: Emitter, x: str, w: str, attrs: Mapping[str, Attr]) -> str:
+def _sums(emit: Emitter, inputs: Sequence[str], attrs: Mapping[str, Attr]) -> str:
     """Sums of float32 values, exact in float32, as double."""
-    return emit.step("Cast", emit.step("Conv", x, w, **attrs), to=DOUBLE)
+    return emit.step("Cast", emit.step("Conv", *inputs, **attrs), to=DOUBLE)
 
 
 def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
@@ -76,7 +96,7 @@ def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> s
         weights = as_float(emit, digit)
         for exponent, part in parts:
             scale = emit.constant(np.ldexp(np.float64(1), exponent + position), "scale")
-            term = emit.step("Mul", _sums(emit, part, weights, attrs), scale)
+            term = emit.step("Mul", _sums(emit, (part, weights), attrs), scale)
             total = emit.step("Add", total, term) if total else term
     return total
 
@@ -107,16 +127,18 @@ def _magnitude(node: Node, emit: Emitter) -> int:
 
 def elementwise(node: Node, emit: Emitter) -> None:
     """A map and the pass behind it."""
-    _through(node, emit, emit.step("Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit))
+    _through(node, emit, emit.step("Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit), stages(node))
 
 
-def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
+def _through(node: Node, emit: Emitter, x: str, bound: float, passed: tuple[Stage, Stage]) -> None:
     """X1, X2, table and converter of a double x with |x| <= bound."""
     alu1, mul1, alu2, mul2, table = operands(node)
-    rectified = False
-    for stage, alu, mul in zip(stages(node), (alu1, alu2), (mul1, mul2), strict=True):
+    offset, scale, shift = converter(node)
+    rectified = not table and (scale, shift) == (1, 0) and bool((passed[0] if passed[1].idle else passed[1]).relu)
+    if rectified:  # the result's lower limit does the same
+        passed = (passed[0], replace(passed[1], relu=0)) if passed[1].relu else (replace(passed[0], relu=0), IDLE)
+    for stage, alu, mul in zip(passed, (alu1, alu2), (mul1, mul2), strict=True):
         x, bound = _staged(emit, x, bound, stage, alu, mul)
-        rectified = bool(stage.relu) or (rectified and stage.idle)
     placed = tables(node)
     if placed is not None:
         x = _interpolated(emit, x, placed, emit.graph.constants[table])
@@ -124,13 +146,11 @@ def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
         index = emit.step("Add", clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
         values = emit.constant(emit.graph.constants[table].astype(np.float64), "table")
         x = emit.step("Gather", values, emit.step("Cast", index, to=INT64))
-    offset, scale, shift = converter(node)
     if offset:
         x = emit.step("Sub", x, emit.constant(np.float64(offset)))
     if (scale, shift) != (1, 0):
-        scaled = emit.step("Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift)))
-        x = half_away(emit, scaled, positive=rectified and not table and offset <= 0 <= scale)
-    _saturated(node, emit, x)
+        x = scaled(emit, x, inf if table else bound + abs(offset), np.int64(scale), shift)
+    _saturated(node, emit, x, -offset if rectified else -inf)
 
 
 def _interpolated(emit: Emitter, x: str, placed: tuple[Table, Table], entries: Array) -> str:
@@ -160,11 +180,12 @@ def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
     return emit.step("Add", inside, half_away(emit, emit.step("Mul", further, slope)))
 
 
-def _saturated(node: Node, emit: Emitter, x: str) -> None:
-    """The node's result: a double saturated to the type of its output."""
+def _saturated(node: Node, emit: Emitter, x: str, lowest: float = -inf) -> None:
+    """The node's result: a double saturated to the type of its output, after the maximum of it and the lowest."""
     dtype = emit.graph.tensors[node.output].dtype
     limits = np.iinfo(dtype)
-    emit.node("Cast", [clipped(emit, x, int(limits.min), int(limits.max))], [node.output], to=dtype)
+    low = min(max(int(limits.min), lowest), int(limits.max))
+    emit.node("Cast", [clipped(emit, x, low, int(limits.max))], [node.output], to=dtype)
 
 
 def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: str) -> tuple[str, float]:
@@ -174,16 +195,24 @@ def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: st
         x = emit.step({"sum": "Add", "max": "Max", "min": "Min"}[ALU[stage.alu]], x, operand)
         bound += reach
     if stage.multiply:
-        factor, reach = _operand(emit, mul, -stage.shift)
-        product = half_away(emit, emit.step("Mul", x, factor), positive=bool(stage.relu))
+        product, reach = _product(emit, x, bound, mul, stage.shift)
         if stage.prelu:
             product = emit.step("Where", emit.step("Greater", x, emit.constant(np.float64(0))), x, product)
         x, bound = product, max(bound * reach + 1, bound if stage.prelu else 0)
     if bound > INT32[1]:
-        x, bound = clipped(emit, x, *INT32), INT32[1]
+        return clipped(emit, x, 0 if stage.relu else INT32[0], INT32[1]), INT32[1]
     if stage.relu:
         x = emit.step("Max", x, emit.constant(np.float64(0)))
     return x, bound
+
+
+def _product(emit: Emitter, x: str, bound: float, name: str, shift: int) -> tuple[str, float]:
+    """x, with |x| <= bound, times an operand over 2^shift, rounded, and that operand's largest magnitude."""
+    value = emit.graph.constant(name)
+    if value is not None:
+        return scaled(emit, x, bound, value, shift), float(np.abs(value.astype(np.float64)).max()) * 2.0**-shift
+    factor, reach = _operand(emit, name, -shift)
+    return half_away(emit, emit.step("Mul", x, factor)), reach
 
 
 def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
@@ -203,9 +232,9 @@ def average(node: Node, emit: Emitter) -> None:
     x, attrs = windowed(node.with_attrs(group=channels), emit, taps)
     values = emit.step("Cast", x, to=FLOAT)
     total = emit.step("Cast", emit.step("Conv", values, emit.constant(taps, "taps"), **attrs), to=DOUBLE)
+    bound = float(_magnitude(node, emit) * taps[0].size)
     for reciprocal in RECIPROCALS(node):
-        factor = emit.constant(np.ldexp(np.float64(reciprocal), -RECIPROCAL_BITS), "reciprocal")
-        total = half_away(emit, emit.step("Mul", total, factor))
+        total = scaled(emit, total, bound, np.int64(reciprocal), RECIPROCAL_BITS)
     _saturated(node, emit, total)
 
 

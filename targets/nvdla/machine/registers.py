@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import make_dataclass
 from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
@@ -118,7 +117,7 @@ def _number_text(value: str | int) -> str:
 
 def _declared(register: Register) -> type[Any]:
     """A frozen dataclass whose fields cover the 32 bits of a register."""
-    declared: list[tuple[str, type[int], Any]] = []
+    declared: list[tuple[str, Any]] = []
     at = 0
     for each in sorted(register.fields, key=lambda field: field.low):
         if each.low > at:
@@ -126,16 +125,16 @@ def _declared(register: Register) -> type[Any]:
         at = each.low + each.width
         default = (register.reset >> each.low) & ((1 << each.width) - 1)
         place = bits(at - 1, each.low, each.name, default=default, names=each.names)
-        declared.append((each.name, int, place))
+        declared.append((each.name, place))
     if at < REGISTER_BITS:
         declared.append(_reserved(at, REGISTER_BITS - 1, register.reset))
-    name = f"{register.block}_{register.name}"
-    return word(REGISTER_BITS)(make_dataclass(name, declared, frozen=True, kw_only=True))
+    body = {"__annotations__": {name: int for name, _ in declared}, **dict(declared)}
+    return word(REGISTER_BITS)(frozen(kw_only=True)(type(f"{register.block}_{register.name}", (), body)))
 
 
-def _reserved(low: int, high: int, reset: int) -> tuple[str, type[int], Any]:
+def _reserved(low: int, high: int, reset: int) -> tuple[str, Any]:
     default = (reset >> low) & ((1 << (high - low + 1)) - 1)
-    return f"{RESERVED}{high}_{low}", int, bits(high, low, "reserved", default=default)
+    return f"{RESERVED}{high}_{low}", bits(high, low, "reserved", default=default)
 
 
 @frozen(eq=False)

@@ -42,6 +42,7 @@ from npuc.targets.nvdla.selection import (
     select,
 )
 from npuc.targets.nvdla.selection.context import KernelKey, Piece
+from npuc.targets.nvdla.selection.convolution import largest_tile
 from npuc.targets.nvdla.selection.copies import copied, packed, relaned
 from npuc.targets.nvdla.selection.phases import (
     UNIT,
@@ -243,9 +244,13 @@ def _placed_and_planned(
     return (other, again) if again.clocks < planned.clocks else (maps, planned)
 
 
-def expect_room(quantised: Quantised, machine: Machine, weights: str) -> None:
-    """Raises DoesNotFit (E302) if the CBUF has no room for a layer, which choosing the weight forms shows."""
-    _choices(_with_copies(quantised, machine).graph, machine, weights)
+def expect_room(quantised: Quantised, machine: Machine) -> None:
+    """Raises DoesNotFit (E302) if the CBUF has no room for a kernel group of a layer and the lines of a row."""
+    graph = _with_copies(quantised, machine).graph
+    trial = _trial(graph, machine, _nowhere(_surfaces(graph, machine)))
+    for node in computed_nodes(graph):
+        if node.op == "NvConv":
+            largest_tile(trial, PlannedLayer(node, DIRECT))
 
 
 def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:

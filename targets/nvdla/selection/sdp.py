@@ -88,17 +88,11 @@ def _unit(
             fetch,
         )
     registers = [_register(context, alu), _register(context, mul)]
-    values = [
-        _lane_values(context, name, y.view, part)
-        for name, number in zip((alu, mul), registers, strict=True)
-        if name and number is None
-    ]
-    if not values:
+    names = [name for name, number in zip((alu, mul), registers, strict=True) if name and number is None]
+    if not names:
         return Unit(stage, registers[0], registers[1])
-    use = "BOTH" if len(values) == 2 else "MUL" if registers[0] is not None or not alu else "ALU"
-    return Unit(
-        stage, registers[0], registers[1], _constant_fetch(context, values, use, y.view.buffer.precision, tile)
-    )
+    use = "BOTH" if len(names) == 2 else "MUL" if registers[0] is not None or not alu else "ALU"
+    return Unit(stage, registers[0], registers[1], _constant_fetch(context, names, use, y.view, part, tile))
 
 
 def _register(context: Context, name: str) -> int | None:
@@ -119,17 +113,21 @@ def _lane_values(context: Context, name: str, view: View, part: tuple[int, int])
 
 
 def _constant_fetch(
-    context: Context, values: list[Array], use: str, precision: str, tile: RowTile | None
+    context: Context, names: list[str], use: str, view: View, part: tuple[int, int], tile: RowTile | None
 ) -> Fetch:
-    per_element = values[0].shape[1:] != (1, 1)
-    whole = np.broadcast_shapes(*(each.shape for each in values))
+    shapes = [context.graph.shape(name)[1:] for name in names]
+    per_element = shapes[0] != (1, 1)
+    height, width = np.broadcast_shapes(*shapes)
     rows = slice(tile.row, tile.row + tile.rows) if tile is not None and per_element else slice(None)
-    cut = [np.broadcast_to(each, whole)[:, rows] for each in values]
-    lanes, height, width = cut[0].shape
-    operand = Operand.per_element(context.machine, (lanes, height, width), len(values), 2, precision)
-    form = "element-wise" if per_element else "batch normalization"
-    address = context.constants.add(form, operand_format.pack(operand, *cut))
+    extents = (part[1], len(range(height)[rows]), width)
+    operand = Operand.per_element(context.machine, extents, len(names), 2, view.buffer.precision)
     strides = (operand.line_stride, operand.surface_stride) if per_element else (0, 0)
+    address = 0
+    if not context.constants.counted:
+        values = (_lane_values(context, name, view, part) for name in names)
+        cut = [np.broadcast_to(each, (part[1], height, width))[:, rows] for each in values]
+        form = "element-wise" if per_element else "batch normalization"
+        address = context.constants.add(form, operand_format.pack(operand, *cut))
     return Fetch(use, 2, address, per_element, *strides)
 
 
