@@ -10,26 +10,18 @@ import pytest
 from npuc.ir import Array
 from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.improvement import proposals
-from npuc.quantize.improvement.activations import Behind
 from npuc.quantize.improvement.proposals import (
-    SHARED,
     JudgedLayer,
     bias_by_results,
     bias_by_weights,
     rounded_in_turn,
     solved,
-    weighted_mean,
 )
 from npuc.quantize.network.layers import LayerWeights
 
 
 def layer(
-    exact: Array,
-    inputs: Array,
-    results: Array | None = None,
-    sample: Array | None = None,
-    x_zero: int = 0,
-    behind: Behind = Behind(-128, 127),
+    exact: Array, inputs: Array, results: Array | None = None, sample: Array | None = None, x_zero: int = 0
 ) -> tuple[JudgedLayer, LayerWeights]:
     """A fully connected layer with these inputs (windows, K); every fourth window is held out."""
     rounded = quantise_weights(exact, None, 1.0, 1.0, x_zero)
@@ -46,7 +38,9 @@ def layer(
         training=training,
         x_zero=x_zero,
         y_zero=0,
-        behind=behind,
+        lowest=-128,
+        largest=127,
+        limited=False,
     ), weights
 
 
@@ -82,60 +76,6 @@ def test_a_difference_that_all_samples_share_is_taken_back_and_one_by_chance_is_
     assert (better.bias / weights.power).tolist() == [3, 0]
 
 
-@pytest.mark.parametrize(
-    ("behind", "dead", "expected"),
-    [
-        (Behind(-128, 127), -40, 40 / 3),  # nothing is dead: all windows count, every third with 0
-        (Behind(0, 127), -40, 20),  # below the 0 of a ReLU, an error has no effect
-        (Behind(0, 127), -1, 20),
-        (Behind(0, 127), 0, 40 / 2.25),  # half alive: it counts a quarter
-        (Behind(0, 127), 1, 40 / 3),
-        (Behind(-128, 35), 40, 20),  # above the limit neither
-        (Behind(0, 127, np.zeros(8 * 127 + 1, np.float32)), 20, 0),  # flat everywhere
-    ],
-)
-def test_a_bias_learns_only_where_the_activation_changes_with_it(
-    behind: Behind, dead: float, expected: float
-) -> None:
-    alive = np.arange(64) % 2 == 0  # two thirds of the windows to learn from
-    results = np.where(alive, 30, dead)[:, None].astype(float)
-    inputs = np.where(alive, 10, dead)[:, None]  # 20 too little where it is alive
-    found, weights = layer(np.ones((1, 1)), inputs, results, sample=np.arange(64) // 4, behind=behind)
-    better = bias_by_results(found, weights)
-    assert better.bias[0] / weights.power[0] == pytest.approx(expected, abs=1 / 64)
-
-
-@pytest.mark.parametrize(("samples", "moved"), [(1, False), (2, True)])
-def test_one_sample_alone_does_not_move_a_bias(samples: int, moved: bool) -> None:
-    alive = np.arange(64) < samples
-    results = np.where(alive, 10, -40)[:, None].astype(float)
-    inputs = np.where(alive, 7, -40)[:, None]
-    found, weights = layer(np.ones((1, 1)), inputs, results, behind=Behind(0, 127))
-    assert bool(bias_by_results(found, weights).bias[0]) is moved
-
-
-def test_a_weighted_mean_of_equal_weights_has_the_textbook_s_standard_error() -> None:
-    values = np.array([[1.0], [2], [6], [7]])
-    mean, variance = weighted_mean(values * 3, np.full((4, 1), 3.0))
-    assert mean == pytest.approx(4)
-    assert variance == pytest.approx((9 + 4 + 4 + 9) / 3 / 4)  # the variance of four values over their number
-
-
-@pytest.mark.parametrize(("second", "shared"), [(3, 36), (-3, 0), (0, 9)])
-def test_an_error_that_the_windows_of_a_sample_share_counts_more(second: int, shared: float) -> None:
-    inputs = np.zeros((8, 1))
-    results = np.zeros((8, 1))
-    results[3::4, 0] = 3, second  # the windows that are held out, of one sample
-    found, weights = layer(np.ones((1, 1)), inputs, results, sample=np.zeros(8, int))
-    assert found.error(weights) == 3**2 + second**2 + SHARED * shared / 2  # n times the squared mean of n windows
-
-
-def test_an_error_counts_by_what_it_changes_behind_the_activation() -> None:
-    found, weights = layer(np.eye(2), np.array([[10, -9]] * 8), behind=Behind(0, 127))
-    moved = replace(weights, bias=weights.bias + (2 * weights.power).astype(np.int64))
-    assert found.error(moved) == 2 * 2**2 * (1 + SHARED)  # two windows are held out; -9 and -7 are both 0
-
-
 def test_rounding_in_turn_loses_less_of_correlated_inputs_than_rounding_each() -> None:
     random = np.random.default_rng(1)
     causes, mixture = random.integers(-10, 11, (256, 3)), random.integers(-2, 3, (3, 24))
@@ -164,7 +104,7 @@ def test_the_error_of_a_layer_counts_what_is_held_out_only() -> None:
     wrong = np.where(found.training[:, None], found.results + 50, found.results)
     assert replace(found, results=wrong).error(weights) == found.error(weights) == 0
     wrong = np.where(found.training[:, None], found.results, found.results + 3)
-    assert replace(found, results=wrong).error(weights) == 2 * 2 * 3**2 * (1 + SHARED)
+    assert replace(found, results=wrong).error(weights) == 2 * 2 * 3**2
 
 
 def test_blocks_of_columns_round_as_columns_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

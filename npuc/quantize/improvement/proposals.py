@@ -22,11 +22,6 @@ from npuc.quantize.improvement.evidence import sums
 from npuc.quantize.network.layers import LayerWeights
 
 
-SHARED = 8
-"""Weight of the mean error of a sample's windows. It adds up in the layers behind, where errors of single windows
-cancel: values of 8 and 32 improve the trained networks, 0 and 2 less."""
-
-
 @frozen
 class JudgedLayer:
     """A quantised convolution and the data by which it is judged, in steps of its input and output scales.
@@ -70,18 +65,12 @@ class JudgedLayer:
         return np.square(self.behind.slope(self.results[self.training]))
 
     def error(self, weights: LayerWeights) -> float:
-        """The squared error behind the activation, of int8 results, under the windows that are held out.
-
-        The part that the windows of a sample share counts more: SHARED times its squared mean, for every window.
-        """
+        """The squared error behind the activation, of int8 results, under the windows that are held out."""
         power = weights.power.astype(np.float32)
         bias = (weights.bias + self.x_zero * weights.total).astype(np.float32)
         acc = sums(self.held_out, weights.w.reshape(len(weights.w), -1)) + bias
         found = self.behind(np.floor(acc / power + np.float32(0.5)) - self.y_zero)
-        wrong = found - self.exact_behind
-        shared = by_sample(wrong, self.sample[~self.training])
-        share = SHARED * len(shared) / max(len(wrong), 1)
-        return float(np.square(wrong).sum() + share * np.square(shared).sum())
+        return float(np.square(found - self.exact_behind).sum())
 
     def with_bias(self, weights: LayerWeights, bias: Array) -> LayerWeights:
         """The weights with this bias, (Co,) in steps, plus the contribution of the zero points."""
@@ -110,15 +99,12 @@ def bias_by_results(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     found = sums(layer.learned, weights.w.reshape(len(weights.w), -1)) / weights.power
     missing = ((layer.results[layer.training] - layer.bias) - found).astype(np.float32)
     sample = layer.sample[layer.training]
-    mean, variance = weighted_mean(by_sample(layer.weight * missing, sample), by_sample(layer.weight, sample))
+    each = (np.unique(sample)[:, None] == sample).astype(np.float32)  # (samples, windows)
+    weight = (each @ layer.weight).astype(np.float64)
+    total = (each @ (layer.weight * missing)).astype(np.float64)
+    mean, variance = weighted_mean(total, weight)
     shrunk = np.maximum(1 - variance / np.maximum(mean**2, 1e-30), 0)
     return layer.with_bias(weights, layer.bias + corrections(mean * shrunk))
-
-
-def by_sample(values: Array, sample: Array) -> Array:
-    """The sums (samples, Co), float64, of values (windows, Co) over the windows of each sample that has any."""
-    members = (np.unique(sample)[:, None] == sample).astype(np.float32)
-    return (members @ values).astype(np.float64)
 
 
 def weighted_mean(total: Array, weight: Array) -> tuple[Array, Array]:
