@@ -16,10 +16,9 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
 from npuc.ops import rebuild
 from npuc.ops.accumulators import accumulator_bound
-from npuc.ops.attributes import GROUP, SELECTS
+from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.arithmetic.steadiness import better
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
-from npuc.quantize.improvement.activations import behind
 from npuc.quantize.improvement.evidence import Sampled, float_bias, taps_under
 from npuc.quantize.improvement.proposals import JudgedLayer, Proposal, rounded_in_turn
 from npuc.quantize.network.construction import Quantised
@@ -106,7 +105,9 @@ def _layer(
         training=sampled.training[witness.places.sample],
         x_zero=x_zero,
         y_zero=found.zero,
-        behind=behind(graph, source, y_scale, found.lowest - found.zero, found.largest - found.zero),
+        lowest=found.lowest,
+        largest=found.largest,
+        limited=bool(ACTIVATION(source)),
     )
 
 

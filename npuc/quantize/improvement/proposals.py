@@ -17,7 +17,6 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.quantize.arithmetic.steadiness import corrections
-from npuc.quantize.improvement.activations import Behind
 from npuc.quantize.improvement.evidence import sums
 from npuc.quantize.network.layers import LayerWeights
 
@@ -42,7 +41,9 @@ class JudgedLayer:
     training: Array
     x_zero: int
     y_zero: int
-    behind: Behind
+    lowest: float
+    largest: float
+    limited: bool
 
     @cached_property
     def learned(self) -> Array:
@@ -54,23 +55,15 @@ class JudgedLayer:
         """The same under the windows that are held out."""
         return self.found[~self.training]
 
-    @cached_property
-    def exact_behind(self) -> Array:
-        """The float network's values behind the activation under the windows that are held out."""
-        return self.behind(self.results[~self.training])
-
-    @cached_property
-    def weight(self) -> Array:
-        """How much a squared error of each result to learn from counts: the activation's slope there, squared."""
-        return np.square(self.behind.slope(self.results[self.training]))
-
     def error(self, weights: LayerWeights) -> float:
-        """The squared error behind the activation, of int8 results, under the windows that are held out."""
+        """The squared error of the int8 results under the windows that are held out."""
         power = weights.power.astype(np.float32)
         bias = (weights.bias + self.x_zero * weights.total).astype(np.float32)
         acc = sums(self.held_out, weights.w.reshape(len(weights.w), -1)) + bias
-        found = self.behind(np.floor(acc / power + np.float32(0.5)) - self.y_zero)
-        return float(np.square(found - self.exact_behind).sum())
+        found = np.clip(np.floor(acc / power + np.float32(0.5)), self.lowest, self.largest) - self.y_zero
+        lowest = max(self.lowest - self.y_zero, 0) if self.limited else self.lowest - self.y_zero
+        exact = np.clip(self.results[~self.training], lowest, self.largest - self.y_zero)
+        return float(np.square(found - exact).sum())
 
     def with_bias(self, weights: LayerWeights, bias: Array) -> LayerWeights:
         """The weights with this bias, (Co,) in steps, plus the contribution of the zero points."""
@@ -92,32 +85,18 @@ def bias_by_weights(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
 def bias_by_results(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     """The bias minus the mean difference from the float results, as far as the samples agree on it.
 
-    A difference counts by the slope of the activation, squared: not at all where the activation is flat. Windows of
-    one sample are similar, so the samples count as the observations. A mean difference m with standard error e is
-    shrunk by max(0, 1 - e^2 / m^2), the positive part of James and Stein's rule.
+    Windows of one sample are similar, so the per-sample means count as the observations. A mean difference m with
+    standard error e is shrunk by max(0, 1 - e^2 / m^2), the positive part of James and Stein's rule.
     """
     found = sums(layer.learned, weights.w.reshape(len(weights.w), -1)) / weights.power
-    missing = ((layer.results[layer.training] - layer.bias) - found).astype(np.float32)
     sample = layer.sample[layer.training]
-    each = (np.unique(sample)[:, None] == sample).astype(np.float32)  # (samples, windows)
-    weight = (each @ layer.weight).astype(np.float64)
-    total = (each @ (layer.weight * missing)).astype(np.float64)
-    mean, variance = weighted_mean(total, weight)
+    missing = (layer.results[layer.training] - layer.bias) - found
+    observed = [missing[sample == each].mean(axis=0) for each in sorted({*sample.tolist()})]
+    means = np.stack(observed).astype(np.float64)
+    mean = means.mean(axis=0)
+    variance = means.var(axis=0, ddof=1) / len(means) if len(means) > 1 else np.full(len(mean), np.inf)
     shrunk = np.maximum(1 - variance / np.maximum(mean**2, 1e-30), 0)
     return layer.with_bias(weights, layer.bias + corrections(mean * shrunk))
-
-
-def weighted_mean(total: Array, weight: Array) -> tuple[Array, Array]:
-    """The mean of weighted observations (samples, Co), and the square of its standard error, both (Co,).
-
-    total: each observation times its weight. The error is infinite where only one sample has any weight.
-    """
-    whole = np.maximum(weight.sum(axis=0), 1e-30)
-    mean = total.sum(axis=0) / whole
-    share = np.square(weight / whole).sum(axis=0)
-    scatter = np.square((total - mean * weight) / whole).sum(axis=0)
-    alone = share > 1 - 1e-6
-    return mean, np.where(alone, np.inf, scatter / np.where(alone, 1, 1 - share))
 
 
 def rounded_in_turn(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
