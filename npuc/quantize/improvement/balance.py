@@ -6,9 +6,9 @@ sqrt(K / 12) steps. Here some weights, those nearest to the middle between two i
 the errors of each kernel and then those of each output channel sum to half a step at most. Source: Guo et al.,
 "SQuant: On-the-Fly Data-Free Quantization via Diagonal Hessian Approximation", 2022.
 
-Balancing enlarges the errors of single weights, so it does not suit every layer. Noise over the whole range of 8-bit
-inputs tells which: it also shows the mean of every tensor, which the bias needs. For float inputs it would not: their
-range is the user's.
+Balancing enlarges the errors of single weights, so it does not suit every layer. Noise over the whole range of
+8-bit inputs shows which layers it suits, and the mean of every tensor, which the bias needs. For float inputs
+synthetic samples do not show that, as their range is unknown.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from npuc.storage.data import Samples
 def without_data(network: Network, samples: Samples, level: Level) -> Network:
     """The network with weights and biases that need no data of the user's.
 
-    If the level makes corrections, and all inputs are 8-bit integers, for which synthetic samples are noise over their
-    whole range, every layer takes what has the least error there: its weights as they are or balanced, and the bias
-    that suits them. Otherwise all weights are balanced.
+    If the level makes corrections and all inputs are 8-bit integers, whose synthetic samples are noise over their
+    whole range, every layer takes what has the least error there: its weights as they are or balanced, and with
+    or without `bias_by_weights`. Otherwise all weights are balanced.
     """
     given = [network.graph.tensors[name].dtype for name in network.graph.inputs]
     noise = samples.synthetic and len(samples) >= FEWEST_SAMPLES and {*given} <= {"int8", "uint8"}
