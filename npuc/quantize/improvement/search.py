@@ -250,7 +250,7 @@ class _Climb:
         self.equal: dict[tuple[bool, float | None, int], Network] = {}
         """Equalised networks with their histograms, shared by every method except "output"."""
         self.sides: Sides = {}
-        """Histograms on both sides of 0, of the level's samples. Tensors that a variant changes have other names."""
+        """Histograms on both sides of 0, of the level's samples. What a variant changes has another name."""
 
     def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
         """The best network and the steps."""
