@@ -155,7 +155,14 @@ def test_noise_over_the_whole_range_of_8_bit_inputs_chooses_and_nothing_else(
     graph = build("inputs", [node("Identity", "x", "y")], {"x": TensorType((1, 4), dtype)}, ["y"], {})
     plain = Network(graph, (), {}, {})
     by_noise, all_balanced = Network(graph, (), {}, {}), Network(graph, (), {}, {})
-    monkeypatch.setattr(balance, "chosen", lambda *_given: by_noise)
-    monkeypatch.setattr(balance, "balanced", lambda *_given: all_balanced)
+
+    def chosen_of(_network: Network, _samples: Samples) -> Network:
+        return by_noise
+
+    def balanced_of(_network: Network) -> Network:
+        return all_balanced
+
+    monkeypatch.setattr(balance, "chosen", chosen_of)
+    monkeypatch.setattr(balance, "balanced", balanced_of)
     samples = Samples({"x": np.zeros((count, 1, 4), dtype)}, synthetic=synthetic)
     assert without_data(plain, samples, LEVELS[level]) is (by_noise if judged else all_balanced)
