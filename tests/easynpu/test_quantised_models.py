@@ -180,9 +180,22 @@ def test_balanced_weights_are_closer_to_the_model_with_and_without_corrections_t
         return logits["entire"]["sqnr_db"]
 
     found = [decibels(level) for level in ("0", "1")]
-    monkeypatch.setattr("npuc.targets.easynpu.network.quantising.balanced", lambda network: network)
+    monkeypatch.setattr("npuc.quantize.improvement.balance.balanced", lambda network: network)
     nearest, corrected = decibels("0"), decibels("1")
     assert min(*found, corrected) > nearest + 1
+
+
+@pytest.mark.parametrize(("name", "gain"), [("tiny_kws_int8qdq", 1.0), ("tiny_sww_int8", 2.0)])
+def test_corrections_that_noise_judges_bring_a_model_without_data_closer_to_onnxruntime(
+    name: str, gain: float, shared: Path
+) -> None:
+    path, (x, shape) = shared / "models" / f"{name}.onnx", TRAINED[name]
+    inputs = np.random.default_rng(11).integers(-128, 128, (60, *shape), np.int8)
+    levels = [driver.compile_model(path, EASYNPU, Options(level=level), {x: shape})[0] for level in "01"]
+    runs = [session(each) for each in (path.read_bytes(), *(each.evidence["reference.onnx"] for each in levels))]
+    exact, *found = (np.stack([run.run(None, {x: each})[0] for each in inputs]).astype(float) for run in runs)
+    balanced, chosen = (10 * np.log10(np.square(each - exact).mean()) for each in found)
+    assert chosen < balanced - gain
 
 
 def test_calibration_data_make_the_weights_fit_the_given_scales_better(shared: Path, tmp_path: Path) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from npuc.interpreter import run
-from npuc.ir import Array, Graph, Node
+from npuc.ir import Array, Graph, Node, TensorType
+from npuc.ops import build
 from npuc.quantize.calibration.histograms import uniform
-from npuc.quantize.improvement.balance import balanced, rounded
+from npuc.quantize.improvement import balance
+from npuc.quantize.improvement.balance import balanced, chosen, rounded, without_data
+from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Network
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.model_scales import Steps
+from npuc.storage.data import Samples
 from tests.passes.networks import network, node
 
 
@@ -93,10 +99,70 @@ def test_what_is_no_convolution_with_weights_stays() -> None:
 
 
 def test_a_network_whose_accumulators_would_not_fit_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    from npuc.quantize.improvement import balance
-
     plain = drawn(convolution(1), Steps(1 / 64))
     before = plain.quantised.graph.constants
     monkeypatch.setattr(balance, "ACCUMULATOR_LIMIT", 1000)
     after = balanced(plain).quantised.graph.constants
     assert all(np.array_equal(value, after[name]) for name, value in before.items())
+
+
+def smooth(random: np.random.Generator) -> Array:
+    """Positive inputs that resemble each other, in 64ths."""
+    level = random.integers(40, 100, (1, 16, 1, 1)) + random.integers(-6, 7, (1, 16, 8, 8))
+    return (level / 64).astype(np.float32)
+
+
+def white(random: np.random.Generator) -> Array:
+    """Inputs without a mean, in 64ths."""
+    return (random.integers(-100, 101, (1, 16, 8, 8)) / 64).astype(np.float32)
+
+
+def noise(graph: Graph, found: Network, inputs: list[Array]) -> float:
+    """The squared error of results that do not saturate, by the interpreter."""
+    pairs = [[run(each, {"x": x})["y"] for each in (graph, found.quantised.graph)] for x in inputs]
+    return sum(float(np.square(a - b)[np.abs(a) < 0.24].mean()) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("draw", "gain"), [(smooth, 100), (white, 1)])
+def test_the_better_weights_are_chosen_by_what_the_samples_show(
+    draw: Callable[[np.random.Generator], Array], gain: float
+) -> None:
+    """Balanced ones, or for white noise, where they lose 7 %, one of both."""
+    graph = convolution(1)
+    plain = drawn(graph, Steps(1 / 64))
+    random = np.random.default_rng(5)
+    made = chosen(plain, Samples({"x": np.stack([draw(random) for _ in range(8)])}))
+    fresh = [draw(random) for _ in range(32)]
+    nearest, all_balanced = (noise(graph, each, fresh) for each in (plain, balanced(plain)))
+    assert noise(graph, made, fresh) < 1.1 * min(nearest, all_balanced) < 1.1 * nearest / gain + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("dtype", "level", "count", "synthetic", "judged"),
+    [
+        ("int8", "1", 4, True, True),
+        ("uint8", "2", 8, True, True),
+        ("int8", "0", 8, True, False),  # this level makes no corrections
+        ("int8", "1", 3, True, False),  # too few to learn from some and judge by others
+        ("int8", "1", 8, False, False),  # the user's samples are judged by the search
+        ("float32", "1", 8, True, False),  # normal values: not the range of the inputs
+        ("int16", "1", 8, True, False),  # 0 and 1 only
+    ],
+)
+def test_noise_over_the_whole_range_of_8_bit_inputs_chooses_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, level: str, count: int, synthetic: bool, judged: bool
+) -> None:
+    graph = build("inputs", [node("Identity", "x", "y")], {"x": TensorType((1, 4), dtype)}, ["y"], {})
+    plain = Network(graph, (), {}, {})
+    by_noise, all_balanced = Network(graph, (), {}, {}), Network(graph, (), {}, {})
+
+    def chosen_of(_network: Network, _samples: Samples) -> Network:
+        return by_noise
+
+    def balanced_of(_network: Network) -> Network:
+        return all_balanced
+
+    monkeypatch.setattr(balance, "chosen", chosen_of)
+    monkeypatch.setattr(balance, "balanced", balanced_of)
+    samples = Samples({"x": np.zeros((count, 1, 4), dtype)}, synthetic=synthetic)
+    assert without_data(plain, samples, LEVELS[level]) is (by_noise if judged else all_balanced)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,8 @@ import pytest
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import PADDING
-from npuc.quantize.calibration.histograms import histograms
+from npuc.quantize.calibration.histograms import EMPTY, computed, histograms
+from npuc.quantize.scales import sides
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints
@@ -52,6 +53,33 @@ def test_a_hard_swish_needs_nothing_below_3_and_gives_nothing_below_three_eighth
     assert -0.5 < (-128 - written.zero) * written.scale <= -0.3
     assert 8.5 < (127 - written.zero) * written.scale < 9.6
     assert written.scale < 9 / 127 * 0.6  # steps are little more than half as large
+
+
+def test_what_was_seen_on_these_samples_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, feeds = line(*HARDSWISH), [{"x": ramp(-20, 9)}]
+    known = node_histograms(histograms, graph, Samples({"x": feeds[0]["x"][None]}), ["a", "h"], graph.nodes)
+    wider = {
+        **known,
+        "h": EMPTY.with_values(np.array([2.0**20], np.float32)),
+    }  # limits of "a" do not depend on "h"
+    asked: list[list[str]] = []
+
+    def noted(
+        graph: Graph, feeds: Iterable[Mapping[str, Array]], names: Sequence[str]
+    ) -> Iterator[dict[str, Array]]:
+        asked.append([*names])
+        yield from computed(graph, feeds, names)
+
+    monkeypatch.setattr(sides, "computed", noted)
+    alone = one_sided(graph, graph.nodes, feeds, known, IN_BIASES)
+    seen: sides.Sides = {}
+    for histograms_of in (known, known, wider):
+        again = one_sided(graph, graph.nodes, feeds, histograms_of, IN_BIASES, seen)
+        assert again["a"] == alone["a"]
+    assert asked == [["a", "h"], ["a", "h"]]
+    other = line(node("Sigmoid", "a", "h"), node("Conv", "h i", "y"))  # another range of "a" matters
+    one_sided(other, other.nodes, feeds, known, IN_BIASES, seen)
+    assert asked[2:] == [["a"]]
 
 
 def test_logits_saturate_nowhere_however_rare_the_largest_are() -> None:

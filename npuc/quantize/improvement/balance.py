@@ -5,6 +5,10 @@ error is the sum of its weights' errors times that mean. To the nearest integer,
 sqrt(K / 12) steps. Here some weights, those nearest to the middle between two integers, take the other one, until
 the errors of each kernel and then those of each output channel sum to half a step at most. Source: Guo et al.,
 "SQuant: On-the-Fly Data-Free Quantization via Diagonal Hessian Approximation", 2022.
+
+Balancing enlarges the errors of single weights, so it does not suit every layer. Noise over the whole range of
+8-bit inputs shows which layers it suits, and the mean of every tensor, which the bias needs. For float inputs
+synthetic samples do not show that, as their range is unknown.
 """
 
 from __future__ import annotations
@@ -19,9 +23,42 @@ from npuc.ir import Array
 from npuc.ops import rebuild
 from npuc.ops.accumulators import accumulator_bound
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT, blocks
-from npuc.quantize.improvement.lockstep import weighted
-from npuc.quantize.improvement.search import Network
+from npuc.quantize.improvement.evidence import sampled
+from npuc.quantize.improvement.levels import Level
+from npuc.quantize.improvement.lockstep import improved, weighted
+from npuc.quantize.improvement.proposals import JudgedLayer, bias_by_weights
+from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network
 from npuc.quantize.network.layers import LayerWeights
+from npuc.storage.data import Samples
+
+
+def without_data(network: Network, samples: Samples, level: Level) -> Network:
+    """The network with weights and biases that need no data of the user's.
+
+    If the level makes corrections and all inputs are 8-bit integers, whose synthetic samples are noise over their
+    whole range, every layer takes what has the least error there: its weights as they are or balanced, and with
+    or without `bias_by_weights`. Otherwise all weights are balanced.
+    """
+    given = [network.graph.tensors[name].dtype for name in network.graph.inputs]
+    noise = samples.synthetic and len(samples) >= FEWEST_SAMPLES and {*given} <= {"int8", "uint8"}
+    return chosen(network, samples) if level.proposals and noise else balanced(network)
+
+
+def chosen(network: Network, samples: Samples) -> Network:
+    """The network with the better weights of every layer, by half of the samples; the others give the means."""
+    feeds = list(samples.feeds())
+    evidence = sampled(network.graph, weighted(network.nodes), feeds, np.arange(len(feeds)) % 2 == 1)
+    proposals = (layer_balanced, bias_by_weights)
+    made = improved(network.graph, network.quantised, network.layers, evidence, proposals, depth=0)
+    return replace(network, integer=made)
+
+
+def layer_balanced(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
+    """A proposal: the layer's weights balanced, with the bias of the float network."""
+    wanted = (layer.exact * weights.power[:, None]).reshape(*weights.w.shape[:2], -1)
+    return layer.with_bias(
+        replace(weights, w=rounded(wanted).astype(np.int8).reshape(weights.w.shape)), layer.bias
+    )
 
 
 def balanced(network: Network) -> Network:

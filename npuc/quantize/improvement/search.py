@@ -31,7 +31,7 @@ from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
 from npuc.quantize.scales.results import node_histograms
-from npuc.quantize.scales.sides import one_sided
+from npuc.quantize.scales.sides import Sides, one_sided
 from npuc.storage.data import Samples
 
 FEWEST_SAMPLES = 4
@@ -252,6 +252,8 @@ class _Climb:
         self.steps: list[Trial] = []
         self.equal: dict[tuple[bool, float | None, int], Network] = {}
         """Equalised networks with their histograms, shared by every method except "output"."""
+        self.sides: Sides = {}
+        """Histograms on both sides of 0, of the level's samples. What a variant changes has another name."""
 
     def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
         """The best network and the steps."""
@@ -294,6 +296,7 @@ class _Climb:
     def _enter(self, level: Level) -> None:
         self.level = level
         self.training = self.learned[: level.samples]
+        self.sides = {}
 
     def _variants(self) -> Collection[Variant]:
         """The level's variants. Without channels to equalise, of those that differ only in that the last one."""
@@ -368,7 +371,8 @@ class _Climb:
             given = offset_inputs(network.graph, network.nodes, self.training, taken, anyway=anyway)
             given |= offset_results(network.graph, network.nodes, network.histograms, taken, anyway=anyway)
             if anyway:
-                given |= one_sided(network.graph, network.nodes, self.training, network.histograms, taken)
+                known = network.histograms
+                given |= one_sided(network.graph, network.nodes, self.training, known, taken, self.sides)
         return network if network is self.plain and not given else self.maker.quantised(network, method, given)
 
     def _equalised(self, graph: Graph, method: str, share: float | None) -> Network:

@@ -27,6 +27,9 @@ MOST_STEPS = 2048
 """The most steps for the whole range of a tensor, however much of it saturates."""
 WORTH = 0.9
 """The error must fall to this share of that with zero point 0."""
+Span = tuple[float, float]
+Sides = dict[tuple[str, Span | None], tuple[Histogram, Histogram]]
+"""By tensor and limits of its values: the histograms of the negative values and of the positive ones."""
 
 
 def one_sided(
@@ -35,27 +38,25 @@ def one_sided(
     feeds: Sequence[Mapping[str, Array]],
     known: Mapping[str, Histogram],
     zero_points: ZeroPoints,
+    seen: Sides | None = None,
 ) -> dict[str, Steps]:
     """Scales and zero points of table inputs and results for which a zero point other than 0 reduces the error.
 
     feeds: samples that show the range on both sides. known: histograms of tensors, from which the relevant inputs
-    of tables follow. The cost of reading the tensors is not considered.
+    of tables follow. seen: what was found on the same samples in graphs whose tensors of the same name are equal;
+    new histograms are added. The cost of reading the tensors is not considered.
     """
     names = _candidates(graph, nodes, zero_points) if zero_points.tables else []
     names = [name for name in names if name in known]
     limits = domains(graph, nodes, {name: histogram.largest for name, histogram in known.items()})
-    below, above = dict.fromkeys(names, EMPTY), dict.fromkeys(names, EMPTY)
-    for values in computed(graph, feeds, names) if names else ():
-        for name, value in values.items():
-            within = np.clip(value, *limits[name]) if name in limits else value
-            below[name] = below[name].with_values(np.minimum(within, 0))
-            above[name] = above[name].with_values(np.maximum(within, 0))
+    keys = {name: (name, limits.get(name)) for name in names}
+    seen = {} if seen is None else seen
+    seen.update(_sides(graph, feeds, [key for key in keys.values() if key not in seen]))
     noise = floors(graph, nodes, known)
     whole = {name for name in names if name in limits and np.isfinite(limits[name]).all()}
     found = {
         name: _best(
-            below[name],
-            above[name],
+            *seen[keys[name]],
             max(finest(graph, graph.producers[name], known), 0.0 if name in whole else noise.get(name, 0.0)),
             zero_points,
             whole=name in whole,
@@ -63,6 +64,18 @@ def one_sided(
         for name in names
     }
     return {name: steps for name, steps in found.items() if steps is not None}
+
+
+def _sides(graph: Graph, feeds: Sequence[Mapping[str, Array]], keys: Sequence[tuple[str, Span | None]]) -> Sides:
+    """The histograms of these tensors on both sides of 0, their values limited."""
+    below, above = dict.fromkeys(keys, EMPTY), dict.fromkeys(keys, EMPTY)
+    for values in computed(graph, feeds, [name for name, _ in keys]) if keys else ():
+        for key in keys:
+            name, limits = key
+            within = values[name] if limits is None else np.clip(values[name], *limits)
+            below[key] = below[key].with_values(np.minimum(within, 0))
+            above[key] = above[key].with_values(np.maximum(within, 0))
+    return {key: (below[key], above[key]) for key in keys}
 
 
 def _candidates(graph: Graph, nodes: Sequence[Node], zero_points: ZeroPoints) -> list[str]:

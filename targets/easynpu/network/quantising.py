@@ -10,7 +10,7 @@ from npuc.ir import Graph, Node
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source, uniform
-from npuc.quantize.improvement.balance import balanced
+from npuc.quantize.improvement.balance import without_data
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights
@@ -64,7 +64,7 @@ def network(
 ) -> tuple[Network, tuple[Trial, ...]]:
     """The integer network, and the trials that were made to improve it.
 
-    A model with scales of its own keeps them; its weights are balanced, or improved on real samples. Documented
+    A model with scales of its own keeps them; its weights are balanced, or improved on samples. Documented
     instructions have no words for the padding of maps with a zero point.
     """
     level, documented = LEVELS[options.level], options.flag(ISA) == DOCUMENTED
@@ -98,7 +98,7 @@ def network(
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, seen(host))
         plain = drawn(host)
-        return best_weights(plain, recipe, samples, level, balanced(plain))
+        return best_weights(plain, recipe, samples, level, without_data(plain, samples, level))
 
     if not options.mixed:
         return best(frozenset())
