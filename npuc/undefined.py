@@ -12,7 +12,7 @@ from npuc.constraints import refused
 from npuc.errors import Problem
 from npuc.ir import Array, Node
 from npuc.ops.attributes import MIN
-from npuc.quantize.scales.constraints import ONNX_MOVEMENT
+from npuc.ops.movement import ONNX_MOVEMENT
 
 HIDING = (
     "Relu", "Clip", "Elu", "Exp", "Sigmoid", "Tanh", "HardSigmoid", "Softmax", "Max", "Min", "MaxPool",

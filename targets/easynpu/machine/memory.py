@@ -126,7 +126,9 @@ class Map:
 @lru_cache(maxsize=1024)
 def steps(shape: tuple[int, ...], pitches: tuple[int, ...]) -> Array:
     """The distance of each element of an array from the first, if neighbours along an axis are one pitch apart."""
-    found = sum(index * pitch for index, pitch in zip(np.ogrid[tuple(map(slice, shape))], pitches, strict=True))
+    found = np.zeros(shape, np.int64)
+    for index, pitch in zip(np.ogrid[tuple(map(slice, shape))], pitches, strict=True):
+        found += index * pitch
     found.flags.writeable = False
     return found
 
