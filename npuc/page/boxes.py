@@ -59,8 +59,8 @@ def by_node(layers: Sequence[Report]) -> dict[str, int]:
 
 def _title(op: str, instruction: str) -> str:
     """The operator, and the instruction if its name differs."""
-    name = op.removeprefix("Int")
-    return name if instruction.lower() in ("", name.lower(), op.lower()) else f"{name} {instruction}"
+    bare = op.removeprefix("Int")
+    return bare if instruction.lower() in ("", bare.lower(), op.lower()) else f"{bare} {instruction}"
 
 
 def _is_host(step: Report) -> bool:
