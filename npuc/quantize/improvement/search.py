@@ -257,7 +257,7 @@ class _Climb:
 
     def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
         """The best network and the steps."""
-        foremost = not self.top.thorough and self._foremost()
+        foremost = {} if self.top.thorough else self._foremost()
         if self.noise < self.plain_noise * CLEARLY:
             return self.best, tuple(self.steps)
         for level in self.top.rungs:
@@ -265,7 +265,7 @@ class _Climb:
             if self._method(level.method) != self._method(self.top.method):
                 self._try(level.method, lambda level=level: self._plain(level.method))
             made = [
-                (each.alone, self._try(str(each), lambda each=each: self._variant(each)))
+                (each.alone, self._try(str(each), lambda each=each: foremost.get(each) or self._variant(each)))
                 for each in self._variants()
             ]
             found = [each for alone, each in made if each is not None and not alone and not foremost]
@@ -273,16 +273,16 @@ class _Climb:
                 self._improve(network)
         return self.best, tuple(self.steps)
 
-    def _foremost(self) -> bool:
-        """Improves the last variant of the top level, unjudged; False if its scales do not allow that."""
+    def _foremost(self) -> dict[Variant, Network]:
+        """Improves the last variant of the top level, unjudged, and returns it, unless its scales refuse that."""
         self._enter(self.top)
         variant = [*self._variants()][-1]
         try:
             network = self._variant(variant)
         except UnsupportedOperator:
-            return False
+            return {}
         self._improve(network, str(variant))
-        return True
+        return {variant: network}
 
     def improved(self, other: Network | None) -> tuple[Network, tuple[Trial, ...]]:
         """The plain network with better weights and biases, or the other one, and the steps."""
