@@ -172,8 +172,8 @@ def test_sums_are_rounded_half_up_beside_every_half(shift: int, relu: bool, term
             name = network.convolution(value, weights, bias, scale, {}, relu=relu)
         else:
             products = ((value, weights, {}), (value, np.zeros_like(weights), {}))
-            name = network.sums(products, bias, scale, relu=relu)
-        return network.value(name, len(bias), 1, len(x), raised=True)
+            name = network.rounded(network.sums(products, bias), scale, 0 if relu else -RAISED)
+        return network.value(name, len(bias), 1, len(x), raised=terms == 1)
 
     feeds = {"x": (x + RAISED).astype(np.uint8).reshape(1, 1, 1, -1)}
     (found,) = _opened(build, ("x", (1, 1, len(x)))).run(None, feeds)

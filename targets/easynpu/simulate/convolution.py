@@ -36,6 +36,12 @@ def reached(layer: Layer) -> tuple[int, int]:
     return max(layer.Hi + min(bottom, 0), 0), max(layer.Wi + min(right, 0), 0)
 
 
+def kept(layer: Layer) -> tuple[int, int]:
+    """Rows and columns for an ONNX operator, which needs at least one: those that windows reach, or the first."""
+    height, width = reached(layer)
+    return max(height, 1), max(width, 1)
+
+
 def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None, *, few_runs: bool = False) -> Any:
     """A session from x (N, reached rows, reached columns, Ci) int8 to y (N, Ho, Wo, Co).
 
@@ -119,12 +125,12 @@ def _is_product(layer: Layer) -> bool:
 
 
 def window_attributes(layer: Layer) -> dict[str, Any]:
-    """The attributes of the ONNX Conv of the rows and columns that windows reach.
+    """The attributes of the ONNX Conv of the rows and columns that are `kept`.
 
-    Where all windows are in the padding, that is one row or column, and a negative number is added after it.
+    Where all windows are in the padding, a negative number of them is added after the first one.
     """
-    pads, seen = padding(layer), zip((layer.Hi, layer.Wi), reached(layer), strict=True)
-    after = (pad + extent - max(kept, 1) for pad, (extent, kept) in zip(pads[2:], seen, strict=True))
+    pads, extents = padding(layer), (layer.Hi, layer.Wi)
+    after = (pad + extent - left for pad, extent, left in zip(pads[2:], extents, kept(layer), strict=True))
     return {
         "strides": (layer.Sh, layer.Sw),
         "pads": (*pads[:2], *after),

@@ -175,17 +175,11 @@ class Network:
         )
         return self.node("QLinearConv", *inputs, **attributes)
 
-    def sums(
-        self,
-        products: Iterable[tuple[Value, Array, Mapping[str, Any]]],
-        bias: Array,
-        scale: Array,
-        *,
-        relu: bool,
-    ) -> str:
-        """The sum of convolutions without bias, and a bias, requantised as by `convolution`.
+    def sums(self, products: Iterable[tuple[Value, Array, Mapping[str, Any]]], bias: Array) -> str:
+        """The sum of convolutions without bias, and a bias: int32, in float32.
 
-        products: maps, weights and attributes.
+        products: maps, weights and attributes. float32 does not represent all sums from 2^24 on, but at the
+        scales of `convolution` these are saturated.
         """
         from onnx import TensorProto
 
@@ -195,13 +189,18 @@ class Network:
         )
         for other in (*others, self.constant(bias.astype(np.int32).reshape(-1, 1, 1))):
             name = self.node("Add", name, other)
-        exponent = scale.astype(np.int32).reshape(-1, 1, 1)
-        name = self.node("Cast", name, to=TensorProto.FLOAT)
-        name = self.node("Mul", name, self.constant(np.ldexp(np.float32(1), exponent)))
-        half = np.where(exponent < 0, np.float32(0.5), np.float32(0)) + np.float32(RAISED)
-        name = self.node("Add", name, self.constant(half))
-        name = self.node("Clip", name, self.scalar(RAISED if relu else 0), self.scalar(255))
-        return self.node("Cast", name, to=TensorProto.UINT8)
+        return self.node("Cast", name, to=TensorProto.FLOAT)
+
+    def rounded(self, name: str, scale: Array, lowest: int) -> str:
+        """Sums in float32 times their powers of two, rounded half up and saturated. Raises NotOneNetwork."""
+        if scale.min() < -31 or scale.max() > 0:
+            raise NotOneNetwork("a left shift")
+        power, half = factors(scale)
+        if scale.any():
+            name = self.node("Mul", name, self.constant(power.reshape(-1, 1, 1)))
+            name = self.node("Add", name, self.constant(half.reshape(-1, 1, 1)))
+        name = self.node("Clip", name, self.scalar(lowest), self.scalar(127))
+        return self.node("Floor", name) if scale.any() else name
 
     def sum(self, x: Value, y: Value, shift: int) -> str:
         """(x + y) * 2^-shift, rounded half up and saturated, in uint8; shift: 0 to 8.
@@ -329,3 +328,8 @@ class Network:
                     used[inputs[at]] = value
             nodes.append(helper.make_node(each.op, inputs, [each.output], domain=each.domain, **each.attributes))
         return nodes, used
+
+
+def factors(scale: Array) -> tuple[Array, Array]:
+    """Powers of two of scales, and the halves added before a result is rounded down."""
+    return np.ldexp(np.float32(1), scale.astype(np.int32)), np.where(scale < 0, np.float32(0.5), np.float32(0))

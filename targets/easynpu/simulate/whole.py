@@ -35,9 +35,9 @@ from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
 from npuc.targets.easynpu.simulate.chains import Stage, chains, check, expect_kept
-from npuc.targets.easynpu.simulate.convolution import reached, window_attributes
+from npuc.targets.easynpu.simulate.convolution import kept, window_attributes
 from npuc.targets.easynpu.simulate.loading import load_images
-from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISED, Network
+from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISED, Network, factors
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value, ValuePart, read
 
 
@@ -308,8 +308,7 @@ class Walk:
 
     def _reached(self, layer: isa.Layer, x: Value) -> Value:
         """The rows and columns of x that windows reach, at least one of each."""
-        height, width = (max(each, 1) for each in reached(layer))
-        return self.network.cut(ValuePart(x, (0, 0, 0), (x.channels, height, width)))
+        return self.network.cut(ValuePart(x, (0, 0, 0), (x.channels, *kept(layer))))
 
     def _result(self, layer: isa.Layer, name: str, *, raised: bool = False) -> Value:
         return self.network.value(name, layer.Co, layer.Ho, layer.Wo, raised=raised)
@@ -336,26 +335,12 @@ class Walk:
             return network.like(network.sum(x, other, shift), x, raised=True)
         pair = network.floats(x).name, network.floats(other).name
         name = network.node("Add" if stage.name == "add" else "Mul", *pair)
-        return network.like(self._rounded(name, scale, lowest=-128), x)
+        return network.like(network.rounded(name, scale, lowest=-128), x)
 
     def _operand(self, stage: Stage) -> Value:
         """The second map, which may be a single pixel."""
         place = stage.operand()
         return self._read(self.memories[place.place.memory], _addresses(place, self.machine), stage.layer.Co)
-
-    def _rounded(self, name: str, scale: Array, lowest: int) -> str:
-        """Sums times their powers of two, rounded half up and saturated."""
-        network = self.network
-        if scale.min() < -31 or scale.max() > 0:
-            raise NotOneNetwork("a left shift")
-        power, half = _factors(scale)
-        if (scale == scale[0]).all():
-            power, half = power[:1], half[:1]
-        if scale.any():
-            name = network.node("Mul", name, network.constant(power.reshape(-1, 1, 1)))
-            name = network.node("Add", name, network.constant(half.reshape(-1, 1, 1)))
-        name = network.node("Clip", name, network.scalar(lowest), network.scalar(127))
-        return network.node("Floor", name) if scale.any() else name
 
     def _convolved(
         self, stage: Stage, kernel: arithmetic.Convolution, x: Value, sums: Sums | None
@@ -390,8 +375,9 @@ class Walk:
         """The sum of the products in int32, requantised."""
         network, (first, *_, last) = self.network, products
         given = ((each.x, each.kernel.w, window_attributes(each.layer)) for each in products)
-        name = network.sums(given, first.kernel.bias, last.kernel.scale, relu=last.kernel.relu)
-        return self._result(last.layer, name, raised=True)
+        lowest = 0 if last.kernel.relu else -RAISED
+        name = network.rounded(network.sums(given, first.kernel.bias), last.kernel.scale, lowest)
+        return network.raised(self._result(last.layer, name))
 
     def _in_floats(self, products: Sums, bound: int) -> Value:
         """The sum of the products in float32. Raises NotOneNetwork for accumulators of 2^24 and more."""
@@ -402,7 +388,7 @@ class Walk:
         if len(products) == 1:
             if not last.kernel.exact:
                 raise NotOneNetwork("sums of 2^24 and more, or left shifts")
-            power, half = _factors(scale)
+            power, half = factors(scale)
             name = self._products(last, power, half)
             name = network.node("Clip", name, network.scalar(lowest), network.scalar(127))
             return self._result(last.layer, network.node("Floor", name) if scale.any() else name)
@@ -410,7 +396,7 @@ class Walk:
         name, *others = (self._products(each, one, zero) for each in products)
         for other in others:
             name = network.node("Add", name, other)
-        return self._result(last.layer, self._rounded(name, scale, lowest))
+        return self._result(last.layer, network.rounded(name, scale, lowest))
 
     def _products(self, product: Product, power: Array, added: Array) -> str:
         """A convolution times a factor per channel, plus an added value."""
@@ -452,11 +438,6 @@ def _are_rows(products: Sums, corners: Sequence[tuple[int, int]]) -> bool:
         and not any(window_attributes(each.layer)["pads"])
         for each in products
     )
-
-
-def _factors(scale: Array) -> tuple[Array, Array]:
-    """Powers of two of scales, and the halves added before a result is rounded down."""
-    return np.ldexp(np.float32(1), scale.astype(np.int32)), np.where(scale < 0, np.float32(0.5), np.float32(0))
 
 
 def _size(move: TensorMove) -> int:
