@@ -73,6 +73,11 @@ def optimised(
     return _optimised(imported(model, target, shapes), target, options or usual_options(target), hook)
 
 
+def wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
+    """A problem for each node whose operator runs here, but whose values need another range or NaN."""
+    return [*masks.problems(nodes, constants, precision), *undefined.problems(nodes, constants, precision)]
+
+
 def _optimised(graph: Graph, target: Target, options: Options, hook: Hook | None) -> Graph:
     graph = run_passes(graph, passes_of(target, options), hook)
     constant = [name for name in graph.outputs if name in graph.constants]
@@ -92,9 +97,8 @@ def accepted(model: Path, target: Target, shapes: Shapes, options: Options, hook
     target.machine_values(options.machine)  # an unknown machine is refused even if the target reads none of it
     found = target.problems(graph, options)
     told = {each.node for each in found}
-    for beyond in (masks, undefined):
-        more = beyond.problems(source.nodes, source.constants, options.precision)
-        found += [each for each in more if each.node not in told]
+    more = wrong_here(source.nodes, source.constants, options.precision)
+    found += [each for each in more if each.node not in told]
     if found:
         raise NpucError.of(found)
     return graph

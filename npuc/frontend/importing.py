@@ -37,7 +37,7 @@ def graph_of(
     model = upgraded(with_dense_constants(model, folder))
     opset = opset_of(model)
     expect_small(model)
-    model = without_dynamic_quantisation(without_functions(model))
+    model = plain(model)
     check_names(model.graph)
     to = Builder(opset, folder, fold_weights)
     constants_into(to, model.graph)
@@ -53,7 +53,15 @@ def graph_of(
     return build(model.graph.name, nodes, types, outputs, to.constants)
 
 
-def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+def plain(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in operators, on floats: without functions of its own, and without dynamic quantisation.
+
+    Raises as `_without_functions`.
+    """
+    return without_dynamic_quantisation(_without_functions(model))
+
+
+def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each call of a model-local function replaced by its body.
 
     Raises ModelError: E103 for a function of another opset, E104 for one with the name of an operator and for what

@@ -21,11 +21,10 @@ from npuc.frontend.binding import INPUT_TYPES, input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.dense import with_dense_constants
-from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.expansion import expect_small
 from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static, types_by_onnxruntime
 from npuc.frontend.importers.attention import prepared
-from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
+from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, plain
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
 from npuc.frontend.written_out import written_out
@@ -121,7 +120,7 @@ def survey(
     model = upgraded(with_dense_constants(model, folder))
     opset = _opset(model)
     expect_small(model)
-    model = without_dynamic_quantisation(without_functions(model))
+    model = plain(model)
     check_names(model.graph)
     expect_names(model.graph)
     avoided: set[str] = set()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from npuc import driver, masks, undefined
+from npuc import driver
 from npuc.errors import ModelError, NpucError, Problem
 from npuc.frontend.binding import bound_values
 from npuc.frontend.reading import read_model
@@ -87,8 +87,7 @@ def _beyond(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:
         for unit in network.units
         for node in unit.nodes or (Node(unit.op, tuple(unit.proto.input), tuple(unit.proto.output)),)
     ]
-    given = nodes, network.constants, precision
-    for problem in (*masks.problems(*given), *undefined.problems(*given)):
+    for problem in driver.wrong_here(nodes, network.constants, precision):
         unit = network.producers.get(problem.tensor or "")
         if unit is not None:
             yield unit.name, replace(problem, node=unit.name, op=unit.op)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npuc.frontend.binding import with_bound
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import foreign_session, values_of
@@ -24,7 +23,7 @@ from npuc.verification.floating import FloatCheck
 from npuc.verification.integer import IntegerCheck
 from npuc.verification.metrics import Tolerance
 from npuc.verification.outputs import Outputs
-from npuc.verification.padding import model_of, static_shapes
+from npuc.verification.padding import bound_model
 
 
 class CompositeCheck:
@@ -43,8 +42,7 @@ class CompositeCheck:
         self.parts = [kind(model, part.evidence, part, inner, chip_model) for part in programs]
         self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
         self.outputs = [port.name for port in program.outputs]
-        fp32 = with_bound(model_of(model, static_shapes(program)), program.bound)
-        self.fp32 = foreign_session(fp32)
+        self.fp32 = foreign_session(bound_model(model, program))
         self.said = Outputs(self.outputs)
         self.exact, self.chip_model = program.precision not in FLOATING, chip_model
 

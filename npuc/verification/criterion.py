@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from npuc.frontend import load
-from npuc.frontend.binding import with_bound
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, Graph, Node
@@ -34,7 +33,7 @@ from npuc.storage.structured import row
 from npuc.target import FLOATING, Options, Runner
 from npuc.verification.bits import OF_ONE
 from npuc.verification.metrics import Difference, Tolerance
-from npuc.verification.padding import model_of, static_shapes
+from npuc.verification.padding import bound_model, static_shapes
 
 MARGIN = {"int8": 12.0, "int16": 20.0, "fp16": 6.0}
 """In dB. For integers it covers scales chosen on other samples, power-of-two factors, and missing zero points."""
@@ -147,11 +146,10 @@ def ideal_in_parts(model: Path, program: Program, samples: Samples) -> dict[str,
 
     A part is what the model computes between the part's inputs and outputs.
     """
-    sizes = static_shapes(program)
-    network = surveyed(model, Options(bind=tuple(program.bound.items())), sizes)
+    network = surveyed(model, Options(bind=tuple(program.bound.items())), static_shapes(program))
     best = CompositeRunner(program, lambda part: _rounding(network, part))
     outputs = [port.name for port in program.outputs]
-    exact = foreign_session(with_bound(model_of(model, sizes), program.bound))
+    exact = foreign_session(bound_model(model, program))
     differences = {name: Difference() for name in outputs}
     for batch in samples.batches(BATCH):
         found = best(batch.inputs)

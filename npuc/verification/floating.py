@@ -18,8 +18,9 @@ from npuc.storage.records import read
 from npuc.target import Target, cycles_of
 from npuc.verification.described import Layer, described, foreign_evidence
 from npuc.verification.isolation import Alone, Isolated
-from npuc.verification.layerwise import LayerwiseCheck, Sample, bound_model
+from npuc.verification.layerwise import LayerwiseCheck, Sample
 from npuc.verification.metrics import Difference, Tolerance
+from npuc.verification.padding import bound_model
 
 
 class Layers:

@@ -15,8 +15,9 @@ from npuc.reference import expect_exact_integers, session, values_of
 from npuc.target import Counting, Target
 from npuc.verification.bits import EXACT, Bits
 from npuc.verification.described import damaged, foreign_evidence
-from npuc.verification.layerwise import LayerwiseCheck, Sample, bound_model
+from npuc.verification.layerwise import LayerwiseCheck, Sample
 from npuc.verification.metrics import Difference, Tolerance
+from npuc.verification.padding import bound_model
 
 
 class IntegerCheck(LayerwiseCheck):

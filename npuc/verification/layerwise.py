@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.frontend.binding import with_bound
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
@@ -15,7 +14,6 @@ from npuc.storage.data import Samples
 from npuc.target import Target
 from npuc.verification.metrics import Difference
 from npuc.verification.outputs import Outputs
-from npuc.verification.padding import model_of
 
 if TYPE_CHECKING:
     import onnx
@@ -37,13 +35,7 @@ class Sample:
     outputs: Values
 
 
-def bound_model(model: Path, program: Program) -> onnx.ModelProto:
-    """The model with the inputs that the program has, prepared for onnxruntime."""
-    shapes = {port.name: port.shape for port in program.inputs}
-    return with_bound(model_of(model, shapes), program.bound)
-
-
-class LayerwiseCheck:
+class LayerwiseCheck(ABC):
     """The model in fp32 and the simulator, ready to run; the differences of layers, by tensor.
 
     entire: the network runs as on the machine up to here; single: this layer alone, on exact inputs.
@@ -75,9 +67,9 @@ class LayerwiseCheck:
             sample = Sample(feed, values_of(self.fp32, self.names, feed), *parts)
             self.said.add(sample.exact, sample.outputs, self._compare(sample))
 
+    @abstractmethod
     def _compare(self, sample: Sample) -> Array | None:
         """Compares the layers; returns the integer network's first output, if there is such a network."""
-        raise NotImplementedError
 
     def figures(self, tensor: str) -> dict[str, Any]:
         """The differences of a layer as JSON; null where it was not compared."""

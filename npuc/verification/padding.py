@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx
 
 from npuc.errors import NpucError
-from npuc.frontend.dynamic import without_dynamic_quantisation
-from npuc.frontend.importing import without_functions
+from npuc.frontend.binding import with_bound
+from npuc.frontend.importing import plain
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import survey
 from npuc.frontend.written_out import is_automatic
@@ -23,7 +23,7 @@ def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool =
     shapes: of its inputs, maybe among others. whole: as `read_model`. Model-local functions are replaced by their
     bodies, whose tensors a program may show.
     """
-    model = without_dynamic_quantisation(without_functions(read_model(path, whole=whole)))
+    model = plain(read_model(path, whole=whole))
     automatic = [node for node in model.graph.node if is_automatic(node)]
     if automatic:
         known = {each.name: shapes[each.name] for each in model.graph.input if each.name in shapes}
@@ -36,6 +36,11 @@ def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool =
                 del node.attribute[:]
                 node.attribute.extend(explicit[node.output[0]].proto.attribute)
     return model
+
+
+def bound_model(model: Path, program: Program) -> onnx.ModelProto:
+    """The model file with the inputs that the program has, prepared for onnxruntime. Raises as `model_of`."""
+    return with_bound(model_of(model, static_shapes(program)), program.bound)
 
 
 def static_shapes(program: Program) -> dict[str, tuple[int, ...]]:
