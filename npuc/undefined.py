@@ -6,13 +6,12 @@ logarithm can be NaN, the host computes what would hide it. In int8, NaN is 0 wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from npuc.constraints import refused
 from npuc.errors import Problem
 from npuc.ir import Array, Node
-from npuc.ops.attributes import MIN
-from npuc.ops.movement import ONNX_MOVEMENT
+from npuc.lower_bounds import ALIKE, LowerBounds
 
 HIDING = (
     "Relu", "Clip", "Elu", "Exp", "Sigmoid", "Tanh", "HardSigmoid", "Softmax", "Max", "Min", "MaxPool",
@@ -23,14 +22,6 @@ MAKING = ("Acos", "Acosh", "Asin", "Atanh")
 """Operators whose result may be NaN for any operand; a Sqrt of negative numbers is refused when it runs."""
 TESTING = ("IsNaN", "IsInf", "Shape", "Size", "ArgMax", "ArgMin", "Equal", "Greater", "Less", "NonZero", "Where")
 """Operators whose result is no NaN of their operand; a Where is taken to choose numbers."""
-ALIKE = (
-    *ONNX_MOVEMENT, "Squeeze", "Unsqueeze", "Flatten", "Expand", "Gather", "Cast", "Sqrt", "ReduceSum",
-    "ReduceMean", "ReduceMax", "ReduceMin", "AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool",
-)  # fmt: skip
-"""Operators whose result is positive, or not negative, if their first operand is."""
-SQUARES = ("Abs", "Relu", "Exp", "Sigmoid", "Softmax", "Softplus", "ReduceL1", "ReduceL2", "ReduceSumSquare")
-"""Operators whose result is not negative."""
-UNKNOWN, NOT_NEGATIVE, POSITIVE = range(3)
 
 
 def hiding(nodes: Sequence[Node], constants: Mapping[str, Array]) -> tuple[Node, ...]:
@@ -38,76 +29,33 @@ def hiding(nodes: Sequence[Node], constants: Mapping[str, Array]) -> tuple[Node,
 
     nodes: in topological order; an operator that npuc does not know has its ONNX name.
     """
-    signs, undefined, found = _Signs(constants), set[str](), list[Node]()
+    bounds = LowerBounds({name: node for node in nodes for name in node.outputs}, constants)
+    undefined, guarded, found = set[str](), set[str](), list[Node]()
     for node in nodes:
         reached = not undefined.isdisjoint(node.inputs) and node.op not in TESTING
         if reached and node.op in HIDING:
             found.append(node)
-        if reached or _makes(node, signs):
+        if reached or _makes(node, bounds, guarded):
             undefined.update(filter(None, node.outputs))
-        signs.add(node)
+        if _guards(node, bounds, guarded):
+            guarded.update(node.outputs)
     return tuple(found)
 
 
-def _makes(node: Node, signs: _Signs) -> bool:
+def _makes(node: Node, bounds: LowerBounds, guarded: Set[str]) -> bool:
     """Whether the result may be NaN for operands that are numbers."""
     if node.op in ("Div", "Mod"):
-        return not signs.is_divisor(node.inputs[1])
-    return node.op in MAKING or (node.op == "Log" and signs.of(node.inputs[0]) == UNKNOWN)
+        divisor = node.inputs[1]
+        nonzero = divisor in guarded or bounds.holds(divisor, lambda value: value != 0)
+        return not (nonzero or bounds.of(divisor) > 0)
+    return node.op in MAKING or (node.op == "Log" and bounds.of(node.inputs[0]) < 0)
 
 
-class _Signs:
-    """What is known of the signs of tensors."""
-
-    def __init__(self, constants: Mapping[str, Array]) -> None:
-        self.constants, self.known, self.guarded = constants, dict[str, int](), set[str]()
-
-    def of(self, name: str) -> int:
-        """The sign of a tensor's elements."""
-        value = self.constants.get(name)
-        if value is None:
-            return self.known.get(name, UNKNOWN)
-        if value.dtype.kind not in "fiu":
-            return UNKNOWN
-        return POSITIVE if (value > 0).all() else NOT_NEGATIVE if (value >= 0).all() else UNKNOWN
-
-    def is_divisor(self, name: str) -> bool:
-        """Whether no element of a tensor is 0; a constant was added to some for that purpose."""
-        value = self.constants.get(name)
-        nonzero = value is not None and bool((value != 0).all())
-        return nonzero or self.of(name) == POSITIVE or name in self.guarded
-
-    def add(self, node: Node) -> None:
-        """Includes the results of a node."""
-        constant = any(each in self.constants and self.of(each) == POSITIVE for each in node.inputs)
-        kept = node.op in ALIKE or (node.op in ("Mul", "Pow") and constant)
-        if (node.op == "Add" and constant) or (kept and not self.guarded.isdisjoint(node.inputs)):
-            self.guarded.update(node.outputs)
-        self.known.update(dict.fromkeys(node.outputs, self._result(node)))
-
-    def _result(self, node: Node) -> int:
-        given = [self.of(name) for name in node.inputs if name]
-        match node.op:
-            case "Max":
-                return max(given)
-            case "Clip":
-                return max(given[0], POSITIVE if MIN(node) > 0 else NOT_NEGATIVE if MIN(node) >= 0 else UNKNOWN)
-            case "Add" if min(given) > UNKNOWN:
-                return max(given)
-            case "Mul" if node.inputs[0] == node.inputs[1]:
-                return NOT_NEGATIVE
-            case "Concat" | "Min" | "Mul" | "Div":
-                return min(given)
-            case "Pow":
-                return max(given[0], NOT_NEGATIVE if self._is_even(node.inputs[1]) else UNKNOWN)
-            case op if op in SQUARES:
-                return NOT_NEGATIVE
-            case op:
-                return given[0] if op in ALIKE else UNKNOWN
-
-    def _is_even(self, name: str) -> bool:
-        value = self.constants.get(name)
-        return value is not None and bool((value % 2 == 0).all())
+def _guards(node: Node, bounds: LowerBounds, guarded: Set[str]) -> bool:
+    """Whether a positive constant was added to a result, which is taken to make a divisor of it."""
+    constant = any(bounds.holds(each, lambda value: value > 0) for each in node.inputs)
+    kept = node.op in ALIKE or (node.op in ("Mul", "Pow") and constant)
+    return (node.op == "Add" and constant) or (kept and not guarded.isdisjoint(node.inputs))
 
 
 def problems(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:

@@ -15,6 +15,7 @@ from npuc.frontend.limits import LARGEST_CONSTANT, LARGEST_TENSOR
 from npuc.frozen import frozen
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Node, TensorType, type_of
+from npuc.lower_bounds import LowerBounds
 from npuc.names import Names
 from npuc.ops import infer
 
@@ -77,6 +78,7 @@ class Builder:
         """What `prepared` makes of a computed mask before an Attention: finite numbers, and which rows count."""
         self.aliases: dict[str, str] = {}
         self.producers: dict[str, Node] = {}
+        self.bounds = LowerBounds(self.producers, self.constants)
         self.absent: dict[str, OnnxNode] = {}
         self.readers: dict[str, set[str]] = {}
         """Operators of the model that read each tensor; OUTPUT for its outputs."""

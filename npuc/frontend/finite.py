@@ -26,11 +26,11 @@ FINITE = (
 )  # fmt: skip
 """Operators whose result is finite if their inputs are. Of those that the host runs, Where is known."""
 CONDITIONS: Mapping[str, Callable[[Node, Builder], bool]] = {
-    "BatchNormalization": lambda node, to: _all(to, node.inputs[4], lambda value: value + EPSILON(node) > 0),
-    "Div": lambda node, to: _is_positive(to, node.inputs[1]) or _all(to, node.inputs[1], _is_divisor),
-    "Pow": lambda node, to: _all(to, node.inputs[1], lambda value: (value >= 0) & (value % 1 == 0)),
-    "Reciprocal": lambda node, to: _is_positive(to, node.inputs[0]),
-    "Sqrt": lambda node, to: _is_positive(to, node.inputs[0]),
+    "BatchNormalization": lambda node, to: to.bounds.of(node.inputs[4]) > -EPSILON(node),
+    "Div": lambda node, to: _is_divisor(to, node.inputs[1]),
+    "Pow": lambda node, to: to.bounds.holds(node.inputs[1], lambda value: (value >= 0) & (value % 1 == 0)),
+    "Reciprocal": lambda node, to: _is_divisor(to, node.inputs[0]),
+    "Sqrt": lambda node, to: to.bounds.of(node.inputs[0]) >= 0,
 }
 """The same, under a condition."""
 
@@ -56,7 +56,7 @@ def is_finite(to: Builder, tensor: str) -> bool:
 def _needed(to: Builder, name: str, in_layer: bool) -> tuple[Needed, ...] | None:
     """What must be finite for a tensor to be so; None if nothing suffices."""
     node = to.producers.get(name)
-    if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or _all(to, name, _is_moderate)):
+    if name in to.types and (np.dtype(to.types[name].dtype).kind != "f" or to.bounds.holds(name, _is_moderate)):
         return ()
     if node is None:
         return () if in_layer and name in to.inputs else None
@@ -82,7 +82,9 @@ def is_chosen(to: Builder, name: str) -> bool:
     node = to.producers.get(name)
     while node is not None and node.op != "Concat" and node.op in (*ONNX_MOVEMENT, "Expand"):
         node = to.producers.get(node.inputs[0])
-    return node is not None and node.op == "Where" and all(_all(to, each, np.isfinite) for each in node.inputs[1:])
+    if node is None or node.op != "Where":
+        return False
+    return all(to.bounds.holds(each, np.isfinite) for each in node.inputs[1:])
 
 
 def _removes_a_part(to: Builder, name: str, axis: int) -> bool:
@@ -97,37 +99,6 @@ def _is_moderate(value: Array) -> Array:
     return np.abs(value) < MODERATE
 
 
-def _is_divisor(value: Array) -> Array:
-    return np.abs(value) > 1 / MODERATE
-
-
-def _all(to: Builder, name: str, condition: Callable[[Array], Array]) -> bool:
-    """Whether a tensor is a constant all of whose elements meet a condition."""
-    return name in to.constants and bool(condition(to.constants[name]).all())
-
-
-def _is_positive(to: Builder, name: str) -> bool:
-    """Whether a tensor is a constant divisor above 0, or that plus a sum or mean of squares, or the root of it."""
-
-    def divides(value: Array) -> Array:
-        return (value > 0) & _is_divisor(value)
-
-    node = to.producers.get(name)
-    while node is not None and node.op == "Sqrt":
-        name = node.inputs[0]
-        node = to.producers.get(name)
-    if node is None or node.op != "Add":
-        return _all(to, name, divides)
-    return any(_is_square(to, a) and _all(to, b, divides) for a, b in (node.inputs, node.inputs[::-1]))
-
-
-def _is_square(to: Builder, name: str) -> bool:
-    """Whether a tensor is a square, or a sum or mean of squares."""
-    node = to.producers.get(name)
-    while node is not None and node.op in ("ReduceMean", "ReduceSum"):
-        node = to.producers.get(node.inputs[0])
-    if node is None or node.op not in ("Mul", "Pow"):
-        return False
-    if node.op == "Pow":
-        return _all(to, node.inputs[1], lambda value: value % 2 == 0)
-    return node.inputs[0] == node.inputs[1]
+def _is_divisor(to: Builder, name: str) -> bool:
+    """Whether a tensor is far from 0: positive, or a constant."""
+    return to.bounds.of(name) > 1 / MODERATE or to.bounds.holds(name, lambda value: np.abs(value) > 1 / MODERATE)
