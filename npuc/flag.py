@@ -1,8 +1,20 @@
-"""An option of `npuc compile` that only some targets have."""
+"""Options of `npuc compile` with a choice of values: those of all targets, and those that only some have."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from npuc.frozen import frozen
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "fallback": ("host", "refuse"),
+    "level": ("0", "1", "2"),
+    "method": ("mse", "output", "minmax", "percentile", "entropy"),
+    "scales": ("free", "power-of-two"),
+    "mixed": ("off", "auto"),
+    "proof": ("off", "one", "all"),
+}
+"""Values of the options that all targets share."""
 
 
 @frozen

@@ -7,19 +7,10 @@ from dataclasses import fields, replace
 from os import PathLike, fspath
 from typing import Any, TypedDict
 
+from npuc.flag import CHOICES
 from npuc.network_name import identifier
 from npuc.target import FLOATING, Mixing, Naming, Options, Target, usual_options
 from npuc.text import closest
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "fallback": ("host", "refuse"),
-    "level": ("0", "1", "2"),
-    "method": ("mse", "output", "minmax", "percentile", "entropy"),
-    "scales": ("free", "power-of-two"),
-    "mixed": ("off", "auto"),
-    "proof": ("off", "one", "all"),
-}
-"""Values of the flags that all targets share."""
 
 
 class Flags(TypedDict, total=False):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -15,6 +14,9 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
+from npuc.registry import TARGETS as TARGETS
+from npuc.registry import names as names
+from npuc.registry import target as target
 from npuc.storage.data import Samples
 from npuc.storage.mapped import trim
 from npuc.timeline import Timeline, in_turn
@@ -364,91 +366,6 @@ class Target(Protocol):
         return []
 
 
-# name -> module and attribute, imported only when the target is used
-TARGETS: Mapping[str, tuple[str, str, str]] = {
-    "easynpu": ("npuc.targets.easynpu.target", "EASYNPU", "16-PE int8 array, one 128-bit instruction per layer"),
-    "nvdla-small": ("npuc.targets.nvdla.target", "SMALL", "NVDLA nv_small: 64 MACs, 128 KiB of CBUF"),
-    "nvdla-large": ("npuc.targets.nvdla.target", "LARGE", "NVDLA nv_large: 2048 MACs, 512 KiB, tables"),
-    "nvdla-full": ("npuc.targets.nvdla.target", "FULL", "NVDLA nv_full: 2048 MACs, 512 KiB, tables"),
-    "bm1684": (
-        "npuc.targets.bm1684.target",
-        "BM1684",
-        "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel; int8 outside its public interface",
-    ),
-}
-
-FILES: Mapping[bytes, tuple[str, str]] = {b"NVDA": ("npuc.targets.nvdla.loadable.listing", "rows")}
-"""Bytes 4 to 8 of self-identifying files -> module and attribute that lists them."""
-SIGNATURE = slice(4, 8)
-
-
-def file_listing(path: Path) -> Callable[[Path], list[dict[str, Any]]] | None:
-    """The lister of a self-identifying file; None for any other file, and for one that cannot be read."""
-    try:
-        with path.open("rb") as file:
-            found = FILES.get(file.read(SIGNATURE.stop)[SIGNATURE])
-    except OSError:
-        return None
-    if found is None:
-        return None
-    lister: Callable[[Path], list[dict[str, Any]]] = getattr(import_module(found[0]), found[1])
-    return lister
-
-
-RECORDS = {"ffffffff0000100400000000": ("nvdla-small", "nvdla-large", "nvdla-full")}
-"""Ending of a file's first 16-byte word in hexadecimal -> targets whose register programs begin so."""
-RECORD_BYTES = 16
-
-
-def record_targets(path: Path) -> tuple[str, ...]:
-    """The targets, if any, to which a file of register records belongs, binary or in hexadecimal."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(4 * RECORD_BYTES)
-    except OSError:
-        return ()
-    words = head[:RECORD_BYTES][::-1].hex(), head.split(b"\n")[0].strip().decode("ascii", "replace").lower()
-    return next((names for end, names in RECORDS.items() if any(word.endswith(end) for word in words)), ())
-
-
-GROUP = "npuc.targets"
-"""The entry point group through which other packages provide targets: name = "module:attribute"."""
-
-
 def quickest(target: Target) -> str:
     """The chip model for many samples, when the last bit of a floating-point result does not matter."""
     return "quick" if "quick" in target.chip_models else "own"
-
-
-def target(name: str) -> Target:
-    """The target of this name, npuc's own or an installed package's.
-
-    Raises KeyError for an unknown one, ArtefactError (E507) for a package whose target cannot be imported.
-    """
-    if name not in TARGETS:
-        return _installed(name)
-    module, attribute, _ = TARGETS[name]
-    found: Target = getattr(import_module(module), attribute)
-    return found
-
-
-def names() -> Sequence[str]:
-    """The targets' names: npuc's own, then those of installed packages."""
-    from importlib.metadata import entry_points
-
-    others = {each.name for each in entry_points(group=GROUP)}
-    return (*TARGETS, *sorted(others - TARGETS.keys()))
-
-
-def _installed(name: str) -> Target:
-    from importlib.metadata import entry_points
-
-    found = tuple(entry_points(group=GROUP, name=name))
-    if not found:
-        raise KeyError(name)
-    try:
-        loaded: Target = found[0].load()
-    except (ImportError, AttributeError) as error:
-        reason = f"the target '{name}' cannot be imported from {found[0].value}: {error}"
-        raise ArtefactError("E507", reason, remedy="repair or remove the package that brings it") from None
-    return loaded

@@ -11,7 +11,8 @@ import pytest
 
 import npuc
 from npuc.cli.compiling import compile_command
-from npuc.flags import CHOICES, Flags, options_of
+from npuc.flag import CHOICES
+from npuc.flags import Flags, options_of
 from npuc.target import Options, target
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "digits.onnx"

@@ -13,7 +13,6 @@ import click
 
 from npuc.cli.options import (
     PATH,
-    TARGET_NAMES,
     Choice,
     TargetChoice,
     force_option,
@@ -76,51 +75,71 @@ def dump(
       npuc dump resnet8.npu --image weight
       npuc dump --layout --target easynpu
     """
-    from npuc.errors import ArtefactError
     from npuc.reports import listings
-    from npuc.reports.disassembly import Disassembly
-    from npuc.target import Outlining, file_listing, record_targets
-    from npuc.target import target as find
 
     if (layout or image is not None) and (layer, segment, grep, full_names) != (None, None, None, False):
         raise click.UsageError("--layer, --segment, --grep and --full-names are for instructions")
     if layout:
         if path is not None or image is not None:
             raise click.UsageError("--layout takes no PATH and no --image")
-        if target is None:
-            raise click.UsageError("--layout needs --target")
-        words = find(target).layout()
-        if not words:
-            raise click.UsageError(f"{target} has no instruction words")
-        say(listings.layout(words, form), exact=form == "csv")
-        return
-    if path is None:
+        say(listings.layout(_layout(target), form), exact=form == "csv")
+    elif path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
-    if image is not None:
+    elif image is not None:
         say(_image(opened(path, allow_modified), image, form), exact=form == "csv")
-        return
-    if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
-        if target is None and (known := record_targets(path)):
-            raise click.UsageError(f"the file holds register records: --target {', '.join(known)} says whose")
-        entries = (file_listing(path) or find(target or TARGET_NAMES[0]).raw_listing)(path)
-        if not entries:
-            raise ArtefactError(
-                "E501",
-                f"'{path}' holds no instructions",
-                limit="a program, or a file of its words",
-                remedy="npuc compile MODEL.onnx --target T writes a program",
-            )
-        found, program = Disassembly.of(entries, None), None
     else:
+        found = _chosen(*_disassembled(path, target, allow_modified), layer, segment, grep)
+        if form == "text":
+            _print(found, full_names=full_names)
+        else:
+            say(listings.listing(found.entries, form), exact=form == "csv")
+
+
+def _layout(target: str | None) -> Mapping[str, Any]:
+    """The instruction words of a target. Raises UsageError if it has none."""
+    from npuc.target import target as find
+
+    if target is None:
+        raise click.UsageError("--layout needs --target")
+    words = find(target).layout()
+    if not words:
+        raise click.UsageError(f"{target} has no instruction words")
+    return words
+
+
+def _disassembled(path: Path, target: str | None, allow_modified: bool) -> tuple[Disassembly, Mapping[str, Any]]:
+    """The instructions of a program, with its report, or of a file. Raises ArtefactError (E501) if it has none."""
+    from npuc.errors import ArtefactError
+    from npuc.reports.disassembly import Disassembly
+    from npuc.target import Outlining
+
+    if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
         artefact = opened(path, allow_modified)
         program, kind = artefact.program, artefact.target
         outline = kind.outline(program) if isinstance(kind, Outlining) else None
-        found = Disassembly.of(kind.listing(program), outline)
-    chosen = _chosen(found, {} if program is None else program.report, layer, segment, grep)
-    if form == "text":
-        _print(chosen, full_names=full_names)
-    else:
-        say(listings.listing(chosen.entries, form), exact=form == "csv")
+        return Disassembly.of(kind.listing(program), outline), program.report
+    entries = _target_of(path, target).raw_listing(path)
+    if not entries:
+        raise ArtefactError(
+            "E501",
+            f"'{path}' holds no instructions",
+            limit="a program, or a file of its words",
+            remedy="npuc compile MODEL.onnx --target T writes a program",
+        )
+    return Disassembly.of(entries, None), {}
+
+
+def _target_of(path: Path, target: str | None) -> Target:
+    """The target that lists a file: a loadable's own, the one asked for, or the first. Raises UsageError."""
+    from npuc.target import TARGETS
+    from npuc.target import target as find
+    from npuc.targets.nvdla import files
+
+    if files.is_loadable(path):
+        return find(files.TARGETS[0])
+    if target is None and files.is_register_program(path):
+        raise click.UsageError(f"the file holds register records: --target {', '.join(files.TARGETS)} says whose")
+    return find(target or next(iter(TARGETS)))
 
 
 def _chosen(

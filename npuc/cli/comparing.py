@@ -10,7 +10,6 @@ import click
 
 from npuc.cli.options import (
     PATH,
-    TARGET_NAMES,
     TargetChoice,
     TargetCommand,
     artefact_options,
@@ -187,8 +186,8 @@ def compare(
 
 def _candidates(named: tuple[str, ...], targets: str | None, machines: tuple[str, ...]) -> list[Candidate]:
     """The distinct candidates. Raises UsageError for an unknown target, or machines without a single target."""
+    from npuc.registry import TARGETS, names
     from npuc.reports.comparison import Candidate
-    from npuc.target import names
 
     if machines and (len(named) != 1 or targets is not None):
         raise click.UsageError("--machine goes with one --target; with several write --targets TARGET:MACHINE,..")
@@ -196,11 +195,11 @@ def _candidates(named: tuple[str, ...], targets: str | None, machines: tuple[str
         return [Candidate(named[0], machine) for machine in dict.fromkeys(machines)]
     listed = [each.strip() for each in targets.split(",")] if targets is not None else []
     found = [Candidate(each) for each in named]
-    known = names() if listed else TARGET_NAMES
+    known = names() if listed else TARGETS
     for each in listed:
         name, colon, machine = each.partition(":")
         if name not in known or (colon and not machine):
             hint = closest(name, known)
             raise click.UsageError(f"--targets: '{each}' is not TARGET or TARGET:MACHINE.{hint}")
         found.append(Candidate(name, machine or None))
-    return list(dict.fromkeys(found)) or [Candidate(name) for name in TARGET_NAMES]
+    return list(dict.fromkeys(found)) or [Candidate(name) for name in TARGETS]

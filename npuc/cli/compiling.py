@@ -33,6 +33,7 @@ from npuc.cli.options import (
 )
 from npuc.cli.output import announce_synthetic, print_json, say, tell_warnings, with_seconds
 from npuc.escaping import shown
+from npuc.flag import CHOICES
 from npuc.text import closest
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 @strict_option
 @click.option(
     "--fallback",
-    type=Choice(("host", "refuse")),
+    type=Choice(CHOICES["fallback"]),
     default="host",
     help="host: run nodes that the target lacks on the host [default]; refuse: reject the model.",
 )
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
 @click.option("--dump-after", metavar="PASS", multiple=True, help="Print the graph after a pass.")
 @click.option(
     "--proof",
-    type=Choice(("off", "one", "all")),
+    type=Choice(CHOICES["proof"]),
     default="one",
     help="Samples on which to prove the program against the model before writing it [default: one].",
 )

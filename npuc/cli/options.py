@@ -13,6 +13,8 @@ import click
 
 from npuc import budget
 from npuc.cli.output import say
+from npuc.flag import CHOICES
+from npuc.registry import TARGETS, names, target
 from npuc.targets.easynpu import flags as easynpu
 from npuc.targets.nvdla import flags as nvdla
 from npuc.text import closest
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from npuc.target import Options, Target
 
 T = TypeVar("T")
-TARGET_NAMES = ("easynpu", "nvdla-small", "nvdla-large", "nvdla-full", "bm1684")
 
 
 class _Path(click.Path):
@@ -77,14 +78,12 @@ class TargetChoice(Choice):
     """npuc's targets; installed packages are searched only for other names."""
 
     def __init__(self) -> None:
-        super().__init__(TARGET_NAMES)
+        super().__init__(tuple(TARGETS))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The target's name. Fails with a list of all names."""
-        if value in TARGET_NAMES:
+        if value in TARGETS:
             return str(value)
-        from npuc.target import names
-
         return Choice(names()).convert(value, param, ctx)
 
 
@@ -190,24 +189,24 @@ search_options = _together(
     click.option(
         "-O",
         "level",
-        type=Choice(("0", "1", "2")),
+        type=Choice(CHOICES["level"]),
         default="1",
         help="Effort for accuracy: 0 min-max scales; 1 a search in about twice the time [default];"
         " 2 a full search.",
     ),
     click.option(
         "--method",
-        type=Choice(("mse", "output", "minmax", "percentile", "entropy")),
+        type=Choice(CHOICES["method"]),
         help="Calibration method [default: set by -O].",
     ),
     click.option(
         "--scales",
-        type=Choice(("free", "power-of-two")),
+        type=Choice(CHOICES["scales"]),
         help="Activation scales to choose from [default: set by the machine]; a quantised model keeps its own.",
     ),
     click.option(
         "--mixed",
-        type=Choice(("off", "auto")),
+        type=Choice(CHOICES["mixed"]),
         default="off",
         help="auto: run the few layers that lose the most accuracy in int8 on the host, in float [default: off].",
     ),
@@ -284,13 +283,11 @@ def _installed(args: Sequence[str]) -> Iterator[str]:
         name, equals, joined = option.partition("=")
         if name in ("--target", "--targets"):
             given = (joined if equals else value).split(",")
-            yield from (each.partition(":")[0] for each in given if each.partition(":")[0] not in TARGET_NAMES)
+            yield from (each.partition(":")[0] for each in given if each.partition(":")[0] not in TARGETS)
 
 
 def _flags_of(name: str) -> Sequence[Flag]:
     """The flags of a target of an installed package; none if there is no such target."""
-    from npuc.target import names, target
-
     return target(name).flags if name in names() else ()
 
 

@@ -16,6 +16,7 @@ from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.storage.data import Samples
 from npuc.target import FLOATING, TARGETS, Options, Stored, Target
+from npuc.targets.nvdla.files import is_loadable
 from npuc.targets.nvdla.flags import WEIGHTS
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.commands import PLAYERS, Poll, Wait, Write
@@ -172,12 +173,15 @@ class Nvdla(Target):
         ]
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """The same for a lone registers.bin or its hexadecimal form.
+        """The same for a loadable, and for a lone registers.bin or its hexadecimal form.
 
         Raises ArtefactError (E501, E502) for any other file, ModelError (E110) for too many commands.
         """
         from npuc.targets.nvdla.export import memories
+        from npuc.targets.nvdla.loadable.listing import rows
 
+        if is_loadable(path):
+            return rows(path)
         registers = register_map(machines.CONFIGURATIONS[self.name].registers)
         commands = decode(memories.read(path), registers)
         return [

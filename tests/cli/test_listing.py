@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 import npuc as package
-from npuc.cli.options import TARGET_NAMES
 from npuc.target import names
 from tests.cli.process import PROBLEM, Digits, WriteModel, compiled, npuc
-
-
-def test_the_command_line_knows_every_target() -> None:
-    assert tuple(names()) == TARGET_NAMES
 
 
 def test_targets_come_with_their_machines() -> None:

@@ -359,9 +359,7 @@ def loadables(chance: random.Random, folder: Path) -> None:
     kind = target("nvdla-small")
     content = exported_loadable()
     (folder / "n.nvdla").write_bytes(changed_bytes(content, chance))
-    from npuc.target import file_listing
-
-    Disassembly.of((file_listing(folder / "n.nvdla") or kind.raw_listing)(folder / "n.nvdla"), None).lines()
+    Disassembly.of(kind.raw_listing(folder / "n.nvdla"), None).lines()
 
 
 @cache

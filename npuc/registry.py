@@ -1,0 +1,61 @@
+"""The targets by name: npuc's own, each imported when it is first used, and those of installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from npuc.errors import ArtefactError
+
+if TYPE_CHECKING:
+    from npuc.target import Target
+
+TARGETS: Mapping[str, tuple[str, str, str]] = {
+    "easynpu": ("npuc.targets.easynpu.target", "EASYNPU", "16-PE int8 array, one 128-bit instruction per layer"),
+    "nvdla-small": ("npuc.targets.nvdla.target", "SMALL", "NVDLA nv_small: 64 MACs, 128 KiB of CBUF"),
+    "nvdla-large": ("npuc.targets.nvdla.target", "LARGE", "NVDLA nv_large: 2048 MACs, 512 KiB, tables"),
+    "nvdla-full": ("npuc.targets.nvdla.target", "FULL", "NVDLA nv_full: 2048 MACs, 512 KiB, tables"),
+    "bm1684": (
+        "npuc.targets.bm1684.target",
+        "BM1684",
+        "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel; int8 outside its public interface",
+    ),
+}
+"""Module and attribute of each target, and its summary."""
+GROUP = "npuc.targets"
+"""The entry point group through which other packages provide targets: name = "module:attribute"."""
+
+
+def target(name: str) -> Target:
+    """The target of this name, npuc's own or an installed package's.
+
+    Raises KeyError for an unknown one, ArtefactError (E507) for a package whose target cannot be imported.
+    """
+    if name not in TARGETS:
+        return _installed(name)
+    module, attribute, _ = TARGETS[name]
+    found: Target = getattr(import_module(module), attribute)
+    return found
+
+
+def names() -> Sequence[str]:
+    """The targets' names: npuc's own, then those of installed packages."""
+    from importlib.metadata import entry_points
+
+    others = {each.name for each in entry_points(group=GROUP)}
+    return (*TARGETS, *sorted(others - TARGETS.keys()))
+
+
+def _installed(name: str) -> Target:
+    from importlib.metadata import entry_points
+
+    found = tuple(entry_points(group=GROUP, name=name))
+    if not found:
+        raise KeyError(name)
+    try:
+        loaded: Target = found[0].load()
+    except (ImportError, AttributeError) as error:
+        reason = f"the target '{name}' cannot be imported from {found[0].value}: {error}"
+        raise ArtefactError("E507", reason, remedy="repair or remove the package that brings it") from None
+    return loaded
