@@ -49,11 +49,11 @@ def _separable(graph: Graph, node: Node, images: int) -> bool:
     shape = graph.shape(node.inputs[0])
     match node.op:
         case "Concat":
-            return AXIS(node) % len(shape) != 0 and len(computed) == len(node.inputs)
+            return AXIS(node) != 0 and len(computed) == len(node.inputs)
         case "Split" | "Softmax":
-            return AXIS(node) % len(shape) != 0
+            return AXIS(node) != 0
         case "Slice" | "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceSum":
-            return all(axis % len(shape) for axis in AXES(node))
+            return all(AXES(node))
         case "Pad":
             return not (SIDES(node)[0] or SIDES(node)[len(shape)]) and computed == [node.inputs[0]]
         case "Resize":

@@ -62,7 +62,7 @@ def transpose(lo: Lowering, node: Node) -> None:
 
 def concat(lo: Lowering, node: Node) -> None:
     """Concat: channels are already in place or are copied; other axes go through system memory."""
-    axis = AXIS(node) % len(lo.graph.shape(node.output))
+    axis = AXIS(node)
     if not joins_channels(lo.graph.shape(node.output), axis):
         _concat_in_system(lo, node, axis)
         return
@@ -113,8 +113,7 @@ def split(lo: Lowering, node: Node) -> None:
 def slice_(lo: Lowering, node: Node) -> None:
     """Slice: a part if it cuts one axis forwards, else views, axis by axis."""
     shape = lo.graph.shape(node.inputs[0])
-    axes = zip(AXES(node), STARTS(node), STEPS(node), strict=True)
-    cuts = [(axis % len(shape), start, step) for axis, start, step in axes]
+    cuts = list(zip(AXES(node), STARTS(node), STEPS(node), strict=True))
     result = lo.graph.shape(node.output)
     cuts = [cut for cut in cuts if result[cut[0]] != shape[cut[0]] or cut[2] != 1]
     if len(cuts) == 1 and cuts[0][2] > 0:
@@ -154,7 +153,7 @@ def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int
 
 def gather(lo: Lowering, node: Node) -> None:
     """Gather by constant indices: one copy per run of equally spaced indices."""
-    axis, view = AXIS(node) % len(lo.graph.shape(node.inputs[0])), lo.view(node.inputs[0])
+    axis, view = AXIS(node), lo.view(node.inputs[0])
     indices = lo.graph.constants[node.inputs[1]].reshape(-1) % view.shape[axis]
     to = lo.scratch_view((*view.shape[:axis], len(indices), *view.shape[axis + 1 :]))
     for first, count, start, step in runs(indices.tolist()):

@@ -87,7 +87,7 @@ RULES: Mapping[str, Rule] = {
 
 def _join(lowering: Lowering, graph: Graph, node: Node) -> None:
     """Marks the operands of a Concat that nothing else reads, to be stored as soon as they are computed."""
-    axis, first = AXIS(node) % len(graph.shape(node.output)), 0
+    axis, first = AXIS(node), 0
     for name in node.inputs:
         if graph.only_reader(name) is not None and node.inputs.count(name) == 1:
             lowering.join(name, node.output, axis, first)

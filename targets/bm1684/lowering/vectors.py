@@ -49,9 +49,8 @@ def with_one(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Ca
 
 def softmax(lo: Lowering, node: Node) -> None:
     """Softmax: exp(x - max) / sum."""
-    axis = AXIS(node) % len(lo.graph.shape(node.output))
-    if not _side_by_side(lo, node, axis):
-        _each(lo, node, (axis,), _softmax, keep=True)
+    if not _side_by_side(lo, node, AXIS(node)):
+        _each(lo, node, (AXIS(node),), _softmax, keep=True)
 
 
 MOST_BESIDE = 8
@@ -112,9 +111,7 @@ def _with_image(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) ->
 
 def reduction(lo: Lowering, node: Node) -> None:
     """ReduceMean, ReduceSum, ReduceMax and ReduceMin."""
-    rank = len(lo.graph.shape(node.inputs[0]))
-    axes = tuple(sorted({axis % rank for axis in AXES(node)}))
-    _each(lo, node, axes, _reduced, keep=False)
+    _each(lo, node, tuple(sorted(AXES(node))), _reduced, keep=False)
 
 
 def _softmax(lo: Lowering, x: Tensor) -> Tensor:

@@ -131,8 +131,7 @@ def is_view(graph: Graph, node: Node) -> bool:
         case "Reshape":
             return map_shape(shapes[0]) == map_shape(shapes[1])
         case "Concat" | "Split":
-            axis = AXIS(node) % len(shapes[0])
-            return axis >= 1
+            return AXIS(node) >= 1
         case "Slice":
             return all(step == 1 for step in STEPS(node)) and all(AXES(node))
         case _:
@@ -153,13 +152,13 @@ def parts(graph: Graph, node: Node) -> list[tuple[str, tuple[int, int, int]]]:
         return [(name, (0, row, 0)) for row, name in enumerate(node.inputs)]
     if node.op == "Slice":
         start = [0, 0, 0, 0]
-        for axis, first, extent in zip(AXES(node), STARTS(node), _extents(graph, node), strict=True):
-            start[axis] = first if first >= 0 else first + extent
+        for axis, first in zip(AXES(node), STARTS(node), strict=True):
+            start[axis] = first
         return [(node.output, (start[1], start[2], start[3]))]
     names = node.inputs if node.op == "Concat" else node.outputs
     if node.op not in ("Concat", "Split"):
         return [(node.output, (0, 0, 0))]
-    axis = AXIS(node) % len(graph.shape(names[0]))
+    axis = AXIS(node)
     found: list[tuple[str, tuple[int, int, int]]] = []
     at = 0
     for name in names:
@@ -168,10 +167,6 @@ def parts(graph: Graph, node: Node) -> list[tuple[str, tuple[int, int, int]]]:
         found.append((name, (start[0], start[1], start[2])))
         at += graph.shape(name)[axis]
     return found
-
-
-def _extents(graph: Graph, node: Node) -> list[int]:
-    return [graph.shape(node.inputs[0])[axis] for axis in AXES(node)]
 
 
 def contiguous(channels: int) -> Lanes:
@@ -330,7 +325,7 @@ def lanes_of(
         atom = machine.atom_elements(tensor_precision(graph, node.output))
         if not is_view(graph, node):
             found |= dict.fromkeys(node.outputs, computed(node, found))
-        elif node.op == "Concat" and AXIS(node) % len(graph.shape(node.output)) == 1:
+        elif node.op == "Concat" and AXIS(node) == 1:
             found[node.output] = joined([found[name] for name in node.inputs], atom)
         else:
             for name, (channel, _, _) in [(node.output, (0, 0, 0))] if joins(graph, node) else parts(graph, node):

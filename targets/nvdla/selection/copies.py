@@ -113,7 +113,7 @@ def _misplaced(graph: Graph, node: Node, lanes: Mapping[str, Lanes], *, given: b
             return [] if fit else [at for at in gaps if at > 1]
         case "NvElementwise" | "Interleave":
             return gaps if len({lanes[name] for name in node.inputs if name in lanes}) > 1 else []
-        case "Concat" if is_view(graph, node) and AXIS(node) % len(graph.shape(node.output)) > 1:
+        case "Concat" if is_view(graph, node) and AXIS(node) > 1:
             return gaps if len({lanes[name] for name in node.inputs}) > 1 else []
         case _:
             return []
