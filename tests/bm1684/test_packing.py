@@ -90,6 +90,7 @@ def test_what_runs_past_the_end_or_is_not_aligned_is_refused(offset: int, height
         pack(empty_memory(machine), offset, Dim4(0, 0, 1, 1), tensor, machine)
 
 
-def test_system_memory_ends() -> None:
+@pytest.mark.parametrize("at", [32, -4])
+def test_system_memory_begins_and_ends(at: int) -> None:
     with pytest.raises(DoesNotFit, match="system memory"):
-        pack_system(np.zeros(64, np.uint8), 32, Dim4(0, 0, 0, 1), np.zeros((1, 1, 1, 9), np.float32))
+        pack_system(np.zeros(64, np.uint8), at, Dim4(0, 0, 0, 1), np.zeros((1, 1, 1, 9), np.float32))

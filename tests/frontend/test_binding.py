@@ -8,6 +8,7 @@ from onnx import parser
 
 from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import import_model
+from npuc.frontend.binding import with_bound
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -102,3 +103,16 @@ def test_an_initialiser_that_is_also_listed_as_input_is_a_constant() -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 3), np.float32), "b"))
     graph = import_model(model)
     assert graph.inputs == ("a",) and graph.constants["b"].tolist() == [[1, 1, 1]]
+
+
+def test_a_scalar_input_may_be_bound_to_a_constant() -> None:
+    model = with_bound(two_inputs("[1,1]", "[1,3]"), {"a": 2.0})
+    assert [each.name for each in model.graph.input] == ["b"]
+    assert onnx.numpy_helper.to_array(model.graph.initializer[0]).tolist() == [[2.0]]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("b", "one value is given"), ("c", "the model has no such input")])
+def test_no_other_input_may(name: str, reason: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        with_bound(two_inputs("[1,1]", "[1,3]"), {name: 2.0})
+    assert refused.value.problems[0].code == "E109" and reason in refused.value.problems[0].reason

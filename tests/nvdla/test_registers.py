@@ -78,6 +78,14 @@ def test_a_write_is_listed_by_field_and_named_value() -> None:
     assert small.text(0x3068, 0x101).endswith("reserved_31_1=0x80")
 
 
+def test_the_layout_has_every_field_but_reserved_bits() -> None:
+    rows = register_map("nv_small").layout()["CDMA.D_BANK"]
+    assert [(row["field"], row["bits"], row["address"]) for row in rows] == [
+        ("DATA_BANK", "4:0", "0x30bc"),
+        ("WEIGHT_BANK", "20:16", "0x30bc"),
+    ]
+
+
 def test_fields_are_set_by_number_or_by_name() -> None:
     small = register_map("nv_small")
     assert small["CDMA.D_BANK"].value(DATA_BANK=11, WEIGHT_BANK=2) == 0x2000B

@@ -124,14 +124,12 @@ def is_view(graph: Graph, node: Node) -> bool:
     if any(len(shape) not in (2, 4) or shape[0] != 1 for shape in shapes):
         return False
     match node.op:
-        case "Identity":
+        case "Identity" | "Concat" | "Split":
             return True
         case "Interleave":
             return AXIS(node) == 2
         case "Reshape":
             return map_shape(shapes[0]) == map_shape(shapes[1])
-        case "Concat" | "Split":
-            return AXIS(node) >= 1
         case "Slice":
             return all(step == 1 for step in STEPS(node)) and all(AXES(node))
         case _:
