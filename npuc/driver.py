@@ -17,11 +17,12 @@ from npuc.errors import ArtefactError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
+from npuc.macs import macs
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
-from npuc.rewrites import Rewrite, macs, rewrites
+from npuc.rewrites import Rewrite, rewrites
 from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.storage.machine_files import as_toml
@@ -179,7 +180,7 @@ def compilation(
     types = input_types(graph)
     try:
         samples = load_samples(calibration, types) if calibration else synthetic(types)
-        work = len(samples) * sum(macs(graph, node) for node in graph.nodes)
+        work = len(samples) * sum(macs(node, graph.tensors) for node in graph.nodes)
         if isinstance(target, Foreseeing) and work >= LONG:
             target.foresee(graph, options)
         program = target.lower(graph, samples, options, recording)

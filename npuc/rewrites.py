@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import prod
 
 import numpy as np
 
 from npuc.frozen import frozen
 from npuc.grouping import sharing
 from npuc.ir import Graph, Node
+from npuc.macs import macs
 from npuc.ops.attributes import ACTIVATION, GROUP, KERNEL_SHAPE
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.pooling import SELECTION
@@ -95,7 +95,7 @@ def _rewrite(
         tuple(sources) or tuple(node.name or node.output for node in (*removed, *added)),
         tuple((Counter(first) - Counter(second)).elements()),
         tuple((Counter(second) - Counter(first)).elements()),
-        sum(macs(after, node) for node in added) - sum(macs(before, node) for node in removed),
+        sum(macs(node, after.tensors) for node in added) - sum(macs(node, before.tensors) for node in removed),
         None if later is None else later - (earlier or 0),
         earlier is not None,
         roundings,
@@ -146,19 +146,6 @@ def _described(graph: Graph, node: Node) -> str:
 def _listed(described: Sequence[str]) -> str:
     kinds = [f"{number} {what}" if number > 1 else what for what, number in Counter(described).items()]
     return ", ".join([*kinds[:4], *(["..."] if len(kinds) > 4 else [])]) or "nothing"
-
-
-def macs(graph: Graph, node: Node) -> int:
-    """Multiply-accumulates of a convolution or matrix product of the float graph; 0 for other nodes."""
-    match node.op:
-        case "Conv":
-            return graph.tensors[node.output].size * prod(graph.shape(node.inputs[1])[1:])
-        case "ConvTranspose":
-            return graph.tensors[node.inputs[0]].size * prod(graph.shape(node.inputs[1])[1:])
-        case "Gemm" | "MatMul":
-            return graph.tensors[node.output].size * graph.shape(node.inputs[0])[-1]
-        case _:
-            return 0
 
 
 def _rounds(graph: Graph, node: Node) -> bool:

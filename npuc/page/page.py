@@ -152,7 +152,7 @@ def _figures(report: Report, timeline: Timeline, verification: Report | None) ->
     utilization = report["utilization"]
     found = [
         ("cycles", count(report["cycles"])),
-        ("with transfers", count(timeline.cycles)),
+        ("cycles with transfers", count(timeline.cycles)),
         ("MACs", count(report["macs"])),
         ("utilisation", "-" if utilization is None else f"{100 * utilization:.1f} %"),
         ("segments", count(report["segments"])),

@@ -13,6 +13,7 @@ from npuc.errors import NpucError, Problem
 from npuc.frontend.units import Network, Unit
 from npuc.frozen import frozen
 from npuc.ir import Graph
+from npuc.macs import macs
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, part_path, region_path
@@ -124,10 +125,10 @@ def region_bytes(network: Network, units: Sequence[Unit], step: ProgramPart) -> 
 
 
 def _told_part(network: Network, part: partition.Part, path: str | None, found: Lowered) -> list[Told]:
-    macs = {name: graphs.macs(network, network.by_name[name]) for name in part.blocks}
+    counted = {name: graphs.unit_macs(network, network.by_name[name]) for name in part.blocks}
     ports = found.graph.inputs, found.graph.outputs
     taken, given = (sum(graphs.size_bytes(network, name) for name in names) for names in ports)
-    return _told(found.program.manifest["report"], macs, path, taken, given)
+    return _told(found.program.manifest["report"], counted, path, taken, given)
 
 
 def _told_region(plan: Plan, part: partition.Part, step: ProgramPart) -> Told:
@@ -140,7 +141,7 @@ def _told_region(plan: Plan, part: partition.Part, step: ProgramPart) -> Told:
         crossed = sum(
             graphs.size_bytes(network, each) for each in border.intersection((*unit.reads, *unit.writes))
         )
-        nodes.append(OnHost(problem, graphs.macs(network, unit), crossed))
+        nodes.append(OnHost(problem, graphs.unit_macs(network, unit), crossed))
     ports = step.inputs, step.outputs
     taken, given = (sum(graphs.size_bytes(network, name) for name in names) for names in ports)
     return Told(HOST, step.path, part.blocks, part_macs(network, part), taken, given, reasons(nodes))
@@ -211,11 +212,11 @@ def with_shares(program: Program, graph: Graph) -> Program:
 
     graph: as imported from the model.
     """
-    macs = {name: 0 for node in graph.nodes for name in (node.sources or (node.name,))}
+    counted = {name: 0 for node in graph.nodes for name in (node.sources or (node.name,))}
     for node in graph.nodes:
-        macs[(node.sources or (node.name,))[0]] += graphs.node_macs(node, graph.tensors)
+        counted[(node.sources or (node.name,))[0]] += macs(node, graph.tensors)
     report = program.manifest["report"]
-    told = _told(report, macs, None, _bytes(graph, graph.inputs), _bytes(graph, graph.outputs))
+    told = _told(report, counted, None, _bytes(graph, graph.inputs), _bytes(graph, graph.outputs))
     told_of = {**shares(told, report["macs"]), **utilised(report, told)}
     manifest = {**program.manifest, "report": {**report, **told_of}}
     return replace(program, manifest=manifest)

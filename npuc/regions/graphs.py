@@ -11,7 +11,8 @@ from onnx import helper, numpy_helper
 from npuc.custom_ops import STANDARD
 from npuc.errors import Problem, UnsupportedOperator
 from npuc.frontend.units import Network, Unit
-from npuc.ir import Graph, Node, TensorType
+from npuc.ir import Graph
+from npuc.macs import macs
 from npuc.ops import build
 from npuc.regions import partition
 from npuc.subgraphs import within
@@ -86,7 +87,7 @@ def blocks(network: Network, denied: Mapping[str, Problem]) -> partition.Network
         inside = {name for node in unit.nodes for name in node.outputs} if on_npu else set[str]()
         reads = tuple(name for name in dict.fromkeys(read) if name not in network.constants)
         writes = tuple(dict.fromkeys((*unit.writes, *sorted(inside))))
-        made.append(partition.Block(unit.name, reads, writes, macs(network, unit), on_npu))
+        made.append(partition.Block(unit.name, reads, writes, unit_macs(network, unit), on_npu))
     outputs = frozenset(network.outputs.values())
     return partition.Network(tuple(made), {name: size_bytes(network, name) for name in network.types}, outputs)
 
@@ -99,25 +100,11 @@ def size_bytes(network: Network, tensor: str) -> int:
     return 0 if found is None else found.size * np.dtype(found.dtype).itemsize
 
 
-def macs(network: Network, unit: Unit) -> int:
+def unit_macs(network: Network, unit: Unit) -> int:
     """The multiply-accumulates of a node of the model: products with weights, and matrix products."""
     if unit.nodes:
-        return sum(node_macs(node, network.types) for node in unit.nodes)
+        return sum(macs(node, network.types) for node in unit.nodes)
     return _foreign_macs(network, unit)
-
-
-def node_macs(node: Node, types: Mapping[str, TensorType]) -> int:
-    """The same of a canonical node."""
-    if node.op not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
-        return 0
-    x, w, y = (types[name].shape for name in (*node.inputs[:2], node.output))
-    match node.op:
-        case "Conv":
-            return prod(y) * prod(w[1:])
-        case "ConvTranspose":
-            return prod(x) * prod(w[1:])
-        case _:
-            return prod(y) * x[-1]
 
 
 def _foreign_macs(network: Network, unit: Unit) -> int:

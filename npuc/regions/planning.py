@@ -12,6 +12,7 @@ from npuc.frontend.binding import bound_values
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit, survey
 from npuc.ir import Graph, Node
+from npuc.macs import macs
 from npuc.pipeline import Hook, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
@@ -123,7 +124,7 @@ def _needed(network: Network, parts: Sequence[partition.Part]) -> tuple[partitio
 
 def part_macs(network: Network, part: partition.Part) -> int:
     """The multiply-accumulates of a part."""
-    return sum(parts_of.macs(network, network.by_name[name]) for name in part.blocks)
+    return sum(parts_of.unit_macs(network, network.by_name[name]) for name in part.blocks)
 
 
 def deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
@@ -228,8 +229,8 @@ def _made_of(network: Network, graph: Graph, problem: Problem) -> list[str]:
     for node in graph.nodes:
         if problem.node in (node.name, *node.sources[:1]) and problem.op in (None, node.op):
             made_of = [each for each in node.sources if each in network.by_name]
-            others = [each for each in made_of if not parts_of.macs(network, network.by_name[each])]
-            found += others if others and not parts_of.node_macs(node, graph.tensors) else made_of
+            others = [each for each in made_of if not parts_of.unit_macs(network, network.by_name[each])]
+            found += others if others and not macs(node, graph.tensors) else made_of
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from npuc.figures import memory_use
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
+from npuc.macs import macs
 from npuc.ops.attributes import AVERAGE, FUSED_INPUT
 from npuc.steps import reported
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
@@ -153,7 +154,7 @@ def layers(graph: Graph, kernel: Kernel, machine: Machine, peak: int) -> list[di
 def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine, peak: int) -> dict[str, Any]:
     regions = [region for region in kernel.regions if kernel.steps[region.step].node == name]
     step, total = kernel.steps[regions[0].step], cost(regions, machine)
-    multiplied = sum(macs(graph, node) for node in _nodes(graph, name))
+    multiplied = sum(_macs(graph, node) for node in _nodes(graph, name))
     return {
         "name": name,
         "op": step.op,
@@ -199,22 +200,16 @@ def _nodes(graph: Graph, name: str) -> list[Node]:
     return [node] if producer is None else [node, producer]
 
 
-def macs(graph: Graph, node: Node) -> int:
-    """Multiply-accumulates of a convolution or matrix product; 0 for anything else."""
+def _macs(graph: Graph, node: Node) -> int:
+    """Multiply-accumulates of a node in fp32 or int8; none for an average."""
     if node.op == "IntConv":
-        return 0 if AVERAGE(node) else prod(graph.shape(node.output)) * prod(graph.shape(node.inputs[1])[1:])
-    if node.op in ("Conv", "ConvTranspose"):
-        weights = graph.shape(node.inputs[1])
-        positions = graph.shape(node.output if node.op == "Conv" else node.inputs[0])
-        return prod(positions) * prod(weights[1:])
-    if node.op in ("Gemm", "MatMul"):
-        return prod(graph.shape(node.output)) * graph.shape(node.inputs[0])[-1]
-    return 0
+        return 0 if AVERAGE(node) else graph.tensors[node.output].size * prod(graph.shape(node.inputs[1])[1:])
+    return macs(node, graph.tensors)
 
 
 def least_bytes(graph: Graph, element: int) -> int:
     """Bytes that every program of a network moves: its inputs, outputs and the weights of its products, once."""
-    products = (node for node in graph.nodes if macs(graph, node))
+    products = (node for node in graph.nodes if _macs(graph, node))
     weights = {node.inputs[1] for node in products} & graph.constants.keys()
     return element * sum(prod(graph.shape(name)) for name in {*weights, *graph.inputs, *graph.outputs})
 
@@ -223,7 +218,7 @@ def _bounds(network: Graph, fixed: bool, busier: int, machine: Machine) -> dict[
     """Lower bounds on the cycles of any order of these calls, and of any program of the network."""
     peak = machine.fixed_macs_per_cycle if fixed else machine.macs_per_cycle
     bytes_moved = least_bytes(network, 1 if fixed else ELEMENT)
-    multiplying = sum(macs(network, node) for node in network.nodes) / peak
+    multiplying = sum(_macs(network, node) for node in network.nodes) / peak
     return {
         "busier_engine_cycles": busier,
         "network_bound_cycles": ceil(max(multiplying, bytes_moved / machine.dram_bytes_per_cycle)),
@@ -237,7 +232,7 @@ def summary(
     """The compile report (the command line's format, without status). network: the graph before slicing."""
     peak = machine.fixed_macs_per_cycle if system.fixed else machine.macs_per_cycle
     total = cost(kernel.regions, machine)
-    multiplied = sum(macs(graph, node) for node in graph.nodes)
+    multiplied = sum(_macs(graph, node) for node in graph.nodes)
     ideal = multiplied / peak
     taken = sum(region.bytes for region in system.regions)
     images = max((place.shape[0] for place in system.placements if len(place.shape) == 4), default=1)
