@@ -53,6 +53,15 @@ def test_synthetic_samples_show_it_too(name: str, precision: str) -> None:
     assert _warned(npuc.compile(model, name, precision=precision)) == [("W302", "y")]
 
 
+def test_an_output_that_is_noise_on_one_sample_of_several_gives_no_warning() -> None:
+    """Of 100 + Conv(x) int8 keeps steps of 0.8: nothing of the first sample, and of the second 20 dB."""
+    model, x = _case(100.0)
+    x[:2] *= np.float32([1e-2, 10]).reshape(2, 1, 1, 1)
+    first, both = (npuc.compile(model, "easynpu", calibration=x[:2], proof=proof) for proof in ("one", "all"))
+    assert _warned(first) == [("W302", "y")]
+    assert _warned(both) == []
+
+
 @pytest.mark.parametrize(("name", "precision"), FORMATS)
 def test_a_signal_that_the_format_keeps_gives_no_warning(name: str, precision: str) -> None:
     model, x = _case(10.0)
