@@ -87,7 +87,7 @@ class HostStep:
         types = tuple(type_of(values[0]) for values in inputs)
         if types not in self._sizes:
             found = infer(node, types)
-            self._sizes[types] = sum(each.size * np.dtype(each.dtype).itemsize for each in found)
+            self._sizes[types] = sum(each.bytes for each in found)
         expect_room(2 * self._sizes[types] * len(inputs[0]), "a tensor", node=self.node)
 
     @cached_property

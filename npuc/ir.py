@@ -45,6 +45,11 @@ class TensorType:
         """Number of elements."""
         return prod(self.shape)
 
+    @property
+    def bytes(self) -> int:
+        """The memory that its elements take."""
+        return self.size * np.dtype(self.dtype).itemsize
+
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 

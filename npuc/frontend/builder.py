@@ -196,7 +196,7 @@ class Builder:
         if any(each.size > limit for each in found):
             raise node.bad("the result is too large", tensor=targets[0], limit=f"{limit} elements")
         for tensor, each in zip(targets, found, strict=False):
-            expect_room(each.size * np.dtype(each.dtype).itemsize, "a tensor", node=node.name, tensor=tensor)
+            expect_room(each.bytes, "a tensor", node=node.name, tensor=tensor)
         if foldable:
             self._fold(made)
         else:

@@ -34,16 +34,13 @@ def graph_of(
     model: onnx.ModelProto, folder: Path | None, shapes: Mapping[str, tuple[int, ...]], *, fold_weights: bool
 ) -> Graph:
     """The graph of a model. Raises ModelError or UnsupportedOperator with all problems found."""
-    model = upgraded(with_dense_constants(model, folder))
-    opset = opset_of(model)
-    expect_small(model)
-    model = plain(model)
-    check_names(model.graph)
+    model, opset = importable(model, folder)
+    if isinstance(opset, NpucError):
+        raise opset
     to = Builder(opset, folder, fold_weights)
     constants_into(to, model.graph)
     types = input_types(model.graph, to.constants, shapes)
     to.take_inputs(types)
-    expect_names(model.graph)
     to.reserve([*to.types, *(name for node in model.graph.node for name in node.output)])
     with np.errstate(all="ignore"):
         _import_nodes(ordered(model.graph, to, {*to.constants, *to.types}), to)
@@ -51,6 +48,23 @@ def graph_of(
     to.check_computed([to.aliases.get(each, each) for each in outputs])
     nodes = _with_output_names(outputs, to, types)
     return build(model.graph.name, nodes, types, outputs, to.constants)
+
+
+def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelProto, int | NpucError]:
+    """The model as nodes are imported from it, and its opset, or the reason why npuc does not know that.
+
+    Raises ModelError for a malformed model.
+    """
+    model = upgraded(with_dense_constants(model, folder))
+    try:
+        opset: int | NpucError = opset_of(model)
+    except NpucError as error:
+        opset = error
+    expect_small(model)
+    model = plain(model)
+    check_names(model.graph)
+    _expect_names(model.graph)
+    return model, opset
 
 
 def plain(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -86,7 +100,7 @@ def constants_into(to: Builder, graph: onnx.GraphProto) -> None:
         to.add_constant(tensor.name, array_of(tensor, to.folder))
 
 
-def expect_names(graph: onnx.GraphProto) -> None:
+def _expect_names(graph: onnx.GraphProto) -> None:
     """Checks that every tensor is written once and every output is named; a tensor may be an output twice."""
     written = {each.name for each in graph.initializer} | {each.name for each in graph.input}
     inputs, outputs = ([each.name for each in values] for values in (graph.input, graph.output))

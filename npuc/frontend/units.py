@@ -20,13 +20,10 @@ from npuc.errors import NpucError, Problem
 from npuc.frontend.binding import INPUT_TYPES, input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.dense import with_dense_constants
-from npuc.frontend.expansion import expect_small
 from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static, types_by_onnxruntime
 from npuc.frontend.importers.attention import prepared
-from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, plain
-from npuc.frontend.reading import check_names, opset_of
-from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
+from npuc.frontend.importing import constants_into, import_node, importable, ordered
+from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS
 from npuc.frontend.written_out import written_out
 from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType
@@ -117,12 +114,7 @@ def survey(
     Raises ModelError if the model is malformed or an input stays dynamic.
     """
     written = _written(model)
-    model = upgraded(with_dense_constants(model, folder))
-    opset = _opset(model)
-    expect_small(model)
-    model = plain(model)
-    check_names(model.graph)
-    expect_names(model.graph)
+    model, opset = importable(model, folder)
     avoided: set[str] = set()
     while True:
         found = _Survey(model, folder, opset, avoided)
@@ -138,16 +130,11 @@ def _written(model: onnx.ModelProto) -> frozenset[str]:
     return frozenset({text for node in within(model.graph.node) for text in (node.op_type, node.name)} - {""})
 
 
-def _opset(model: onnx.ModelProto) -> int | NpucError:
-    """The opset, or the reason why npuc does not know it: the host then runs everything."""
-    try:
-        return opset_of(model)
-    except NpucError as error:
-        return error
-
-
 class _Survey:
-    """One walk over the nodes. avoided: units whose importers omit an output that is read."""
+    """One walk over the nodes. avoided: units whose importers omit an output that is read.
+
+    Of a model whose opset is unknown the host runs everything.
+    """
 
     def __init__(
         self, model: onnx.ModelProto, folder: Path | None, opset: int | NpucError, avoided: Collection[str]

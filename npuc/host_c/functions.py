@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from npuc import c_text
 from npuc.allocation import Buffer, allocate, peak
 from npuc.c_text import array, elements
@@ -116,7 +114,7 @@ def _storage(graph: Graph, prefix: str, places: dict[str, str]) -> str | None:
         for name in (*node.inputs, *node.outputs):
             if name and name not in places:
                 alive.setdefault(name, []).append(number)
-    words = {name: -(-_bytes(graph, name) // 8) for name in alive}
+    words = {name: -(-graph.tensors[name].bytes // 8) for name in alive}
     buffers = [Buffer(name, words[name], numbers[0], numbers[-1]) for name, numbers in alive.items()]
     addresses = allocate(buffers)
     size = peak(buffers, addresses)
@@ -125,11 +123,6 @@ def _storage(graph: Graph, prefix: str, places: dict[str, str]) -> str | None:
     for name, address in addresses.items():
         places[name] = f"({C_TYPES[graph.tensors[name].dtype]} *)({prefix}_memory + {address})"
     return f"static uint64_t {prefix}_memory[{size}];\n\n" if size else ""
-
-
-def _bytes(graph: Graph, name: str) -> int:
-    found = graph.tensors[name]
-    return found.size * np.dtype(found.dtype).itemsize
 
 
 def constant(name: str, value: Array) -> str:

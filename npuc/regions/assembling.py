@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from npuc.errors import NpucError, Problem
 from npuc.frontend.units import Network, Unit
 from npuc.frozen import frozen
@@ -216,14 +214,11 @@ def with_shares(program: Program, graph: Graph) -> Program:
     for node in graph.nodes:
         counted[(node.sources or (node.name,))[0]] += macs(node, graph.tensors)
     report = program.manifest["report"]
-    told = _told(report, counted, None, _bytes(graph, graph.inputs), _bytes(graph, graph.outputs))
+    taken, given = (sum(graph.tensors[name].bytes for name in names) for names in (graph.inputs, graph.outputs))
+    told = _told(report, counted, None, taken, given)
     told_of = {**shares(told, report["macs"]), **utilised(report, told)}
     manifest = {**program.manifest, "report": {**report, **told_of}}
     return replace(program, manifest=manifest)
-
-
-def _bytes(graph: Graph, names: Sequence[str]) -> int:
-    return sum(graph.tensors[name].size * np.dtype(graph.tensors[name].dtype).itemsize for name in names)
 
 
 def _told(

@@ -68,7 +68,7 @@ class _Arrays:
     """Values of tensors by sample, in memory or in files."""
 
     def __init__(self, types: Mapping[str, TensorType], count: int, stack: ExitStack) -> None:
-        sizes = {name: count * each.size * np.dtype(each.dtype).itemsize for name, each in types.items()}
+        sizes = {name: count * each.bytes for name, each in types.items()}
         folder = Path(stack.enter_context(TemporaryDirectory())) if sum(sizes.values()) > IN_MEMORY else None
         self.arrays: dict[str, Array] = {}
         for number, (name, each) in enumerate(types.items()):

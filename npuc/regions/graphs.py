@@ -94,10 +94,7 @@ def blocks(network: Network, denied: Mapping[str, Problem]) -> partition.Network
 
 def size_bytes(network: Network, tensor: str) -> int:
     """Bytes of a tensor; 0 if its size is unknown."""
-    import numpy as np
-
-    found = network.types.get(tensor)
-    return 0 if found is None else found.size * np.dtype(found.dtype).itemsize
+    return network.types[tensor].bytes if tensor in network.types else 0
 
 
 def unit_macs(network: Network, unit: Unit) -> int:

@@ -16,7 +16,7 @@ from npuc.copies import Copy
 from npuc.escaping import c_comment, c_string, markdown_code
 from npuc.ir import Array
 from npuc.program import Port, Program
-from npuc.targets.easynpu.export.c_host import HostCall, bytes_of
+from npuc.targets.easynpu.export.c_host import HostCall
 from npuc.targets.easynpu.export.c_plan import Plan, plan
 from npuc.targets.easynpu.machine import isa, registers
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
@@ -116,7 +116,7 @@ def _title(program: Program) -> str:
 def _sizes(program: Program, found: Plan) -> dict[str, int]:
     """The buffers of an inference: number and bytes."""
     inputs, outputs = (
-        sum(bytes_of(found.types[port.name]) for port in ports) for ports in (program.inputs, program.outputs)
+        sum(found.types[port.name].bytes for port in ports) for ports in (program.inputs, program.outputs)
     )
     return {
         "ARENA_BYTES": max(found.arena_bytes, 1),
@@ -157,7 +157,7 @@ def _border(role: str, ports: Sequence[Port], found: Plan) -> str:
             type=f"NPUC_{port.dtype.upper()}",
             rank=len(port.shape),
             shape=f"{role}_shape_{number}" if port.shape else 0,
-            bytes=bytes_of(found.types[port.name]),
+            bytes=found.types[port.name].bytes,
             scale=floating(found.scales.get(port.name, (0, 0))[0]),
             zero=floating(found.scales.get(port.name, (0, 0))[1]),
         )
@@ -257,7 +257,7 @@ def _rows(ports: Sequence[Port], found: Plan) -> str:
     """The rows of a table of tensors."""
     rows: list[str] = []
     for number, port in enumerate(ports):
-        size, scale = bytes_of(found.types[port.name]), found.scales.get(port.name, ("-", 0))[0]
+        size, scale = found.types[port.name].bytes, found.scales.get(port.name, ("-", 0))[0]
         rows.append(
             f"| {number} | {markdown_code(port.name)} | {port.dtype} | {list(port.shape)} | {size} | {scale} |"
         )

@@ -73,12 +73,7 @@ def _given(step: HostStep, types: dict[str, TensorType]) -> HostCall:
     (name,) = step.outputs
     source = f"{name}/{CONSTANT}"
     types[source] = types[name] = TensorType(tuple(step.attrs["shape"]), step.attrs["dtype"])
-    return HostCall(step, "npuc_copy", source, name, copy=Copy(bytes_of(types[name]), 0, 0, ()))
-
-
-def bytes_of(found: TensorType) -> int:
-    """The size of a tensor in bytes."""
-    return found.size * np.dtype(found.dtype).itemsize
+    return HostCall(step, "npuc_copy", source, name, copy=Copy(types[name].bytes, 0, 0, ()))
 
 
 def _refused(step: HostStep, reason: str, tensor: str | None = None) -> UnsupportedOperator:

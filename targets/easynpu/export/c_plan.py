@@ -19,7 +19,7 @@ from npuc.host import CONSTANT, HostStep, consistent
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.storage.records import damaged
-from npuc.targets.easynpu.export.c_host import HostCall, bytes_of, operations
+from npuc.targets.easynpu.export.c_host import HostCall, operations
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 
 ALIGNMENT = 8
@@ -117,8 +117,8 @@ def _shared(
 
 def _keeps_order(each: HostCall, types: Mapping[str, TensorType]) -> bool:
     """Whether it is a plain copy of a whole tensor to a whole tensor."""
-    size = bytes_of(types[each.source])
-    return size == bytes_of(types[each.target]) and each.copy == Copy(size, 0, 0, ())
+    size = types[each.source].bytes
+    return size == types[each.target].bytes and each.copy == Copy(size, 0, 0, ())
 
 
 def _lifetimes(
@@ -130,7 +130,7 @@ def _lifetimes(
         for name in _touched(action):
             alive.setdefault(storage[name], []).append(number)
     return [
-        Buffer(name, -(-bytes_of(types[name]) // ALIGNMENT) * ALIGNMENT, numbers[0], numbers[-1])
+        Buffer(name, -(-types[name].bytes // ALIGNMENT) * ALIGNMENT, numbers[0], numbers[-1])
         for name, numbers in alive.items()
         if name not in outside
     ]

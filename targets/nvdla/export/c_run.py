@@ -71,9 +71,7 @@ class _Run:
                 self._steps(part, {*self.results, *(name for each in parts[at + 1 :] for name in _read(each))})
         for name, place in self.results.items():
             if self._place(name) != place:
-                kind = self.types[name]
-                size = kind.size * np.dtype(kind.dtype).itemsize
-                self.statements.append(f"memcpy({place}, {self._place(name)}, {size}u);")
+                self.statements.append(f"memcpy({place}, {self._place(name)}, {self.types[name].bytes}u);")
 
     @property
     def text(self) -> str:
