@@ -11,18 +11,14 @@ from npuc.errors import ArtefactError
 if TYPE_CHECKING:
     from npuc.target import Target
 
-TARGETS: Mapping[str, tuple[str, str, str]] = {
-    "easynpu": ("npuc.targets.easynpu.target", "EASYNPU", "16-PE int8 array, one 128-bit instruction per layer"),
-    "nvdla-small": ("npuc.targets.nvdla.target", "SMALL", "NVDLA nv_small: 64 MACs, 128 KiB of CBUF"),
-    "nvdla-large": ("npuc.targets.nvdla.target", "LARGE", "NVDLA nv_large: 2048 MACs, 512 KiB, tables"),
-    "nvdla-full": ("npuc.targets.nvdla.target", "FULL", "NVDLA nv_full: 2048 MACs, 512 KiB, tables"),
-    "bm1684": (
-        "npuc.targets.bm1684.target",
-        "BM1684",
-        "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel; int8 outside its public interface",
-    ),
+TARGETS: Mapping[str, tuple[str, str]] = {
+    "easynpu": ("npuc.targets.easynpu.target", "EASYNPU"),
+    "nvdla-small": ("npuc.targets.nvdla.target", "SMALL"),
+    "nvdla-large": ("npuc.targets.nvdla.target", "LARGE"),
+    "nvdla-full": ("npuc.targets.nvdla.target", "FULL"),
+    "bm1684": ("npuc.targets.bm1684.target", "BM1684"),
 }
-"""Module and attribute of each target, and its summary."""
+"""Module and attribute of each target."""
 GROUP = "npuc.targets"
 """The entry point group through which other packages provide targets: name = "module:attribute"."""
 
@@ -34,7 +30,7 @@ def target(name: str) -> Target:
     """
     if name not in TARGETS:
         return _installed(name)
-    module, attribute, _ = TARGETS[name]
+    module, attribute = TARGETS[name]
     found: Target = getattr(import_module(module), attribute)
     return found
 

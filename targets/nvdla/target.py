@@ -15,7 +15,7 @@ from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.storage.data import Samples
-from npuc.target import FLOATING, TARGETS, Options, Stored, Target
+from npuc.target import FLOATING, Options, Stored, Target
 from npuc.targets.nvdla.files import is_loadable
 from npuc.targets.nvdla.flags import WEIGHTS
 from npuc.targets.nvdla.machine import parameters as machines
@@ -45,11 +45,13 @@ class Nvdla(Target):
     host_layers = ("Conv",)
 
     def __init__(self, name: str) -> None:
+        machine = machines.CONFIGURATIONS[name]
+        size = f"{machine.macs_per_cycle('int8')} MACs, {machine.cbuf_bytes // 1024} KiB of CBUF"
         self.name = name
-        self.summary = TARGETS[name][2]
-        self.flags = (replace(WEIGHTS, values=asked_forms(machines.CONFIGURATIONS[name])),)
-        self.precisions = machines.CONFIGURATIONS[name].precisions
-        self.inexact = ("winograd",) * machines.CONFIGURATIONS[name].winograd
+        self.summary = f"NVDLA {name.replace('nvdla-', 'nv_')}: {size}{', tables' * machine.sdp_lut}"
+        self.flags = (replace(WEIGHTS, values=asked_forms(machine)),)
+        self.precisions = machine.precisions
+        self.inexact = ("winograd",) * machine.winograd
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes of every program, and more if the machine has no tables."""
