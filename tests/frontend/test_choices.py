@@ -72,6 +72,8 @@ NEVER_NAN = {
     "behind LayerNormalization": "x2 = Mul(x, gain)\n v = LayerNormalization(x2, gain)\n z = MatMul(v, w)",
     "behind masked attention": f"{LOGITS}\n k = Add(l, causal)\n a = Softmax(k)\n z = MatMul(a, x)",
     "a chosen mask": f"{LOGITS}\n z = Where(kept, l, low)",
+    "a quotient by what has a lower limit": "d = Max(x, epsilon)\n v = Div(x, d)\n z = MatMul(v, w)",
+    "the root of what is not negative": "q = Relu(x)\n v = Sqrt(q)\n z = MatMul(v, w)",
 }
 
 
@@ -96,6 +98,7 @@ MAYBE_NAN = {
     "a logarithm": "g = Log(x)\n z = MatMul(g, w)",
     "a root": "g = Sqrt(x)\n z = MatMul(g, w)",
     "a quotient": "g = Div(w, x)\n z = MatMul(g, w)",
+    "a quotient by what may be 0": "d = Relu(x)\n g = Div(w, d)\n z = MatMul(g, w)",
     "a power": "g = Pow(x, epsilon)\n z = MatMul(g, w)",
     "a sum that may be negative": "e = Add(x, epsilon)\n g = Sqrt(e)\n z = MatMul(g, w)",
     "a mask along another axis than the Softmax's": f"{LOGITS}\n k = Add(l, bar)\n a = Softmax<axis = 1>(k)\n"
