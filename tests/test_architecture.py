@@ -20,7 +20,7 @@ PACKAGES = ("npuc", "passes", "targets", "models")
 LAYERS = {"core": 0, "models": 1, "passes": 1, "targets": 2, "top": 3}
 TOP = (
     "npuc.driver", "npuc.cli", "npuc.__main__", "npuc.verification", "npuc.reports.summaries",
-    "npuc.reports.comparison", "npuc.reports.judgements", "npuc.reports.sweep", "npuc.reports.figures",
+    "npuc.reports.comparison", "npuc.reports.judgements", "npuc.reports.sweep", "npuc.reports.tables",
     "npuc.page.sweep", "npuc.api", "npuc.session", "npuc.onnx_backend", "npuc.onnx_suite", "npuc.regions",
 )  # fmt: skip
 

@@ -168,7 +168,7 @@ def compare(
       npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
     from npuc.progress import progress
-    from npuc.reports import figures
+    from npuc.reports import tables
     from npuc.reports.comparison import Subject
     from npuc.reports.comparison import compare as compared
     from npuc.target import Options
@@ -180,7 +180,7 @@ def compare(
         report = compared(subject, found, Options(strict=strict, flags=own), bar)
     if data and not calibration:
         announce_synthetic("calibrated", "--calibration DATA.npz", None)
-    say(figures.comparison(report, form), exact=form == "csv")
+    say(tables.comparison(report, form), exact=form == "csv")
     return 0 if report["status"] == "ok" else 1
 
 

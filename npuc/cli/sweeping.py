@@ -88,7 +88,7 @@ def sweep(
           --scheduler tcp://10.0.0.1:8786
     """
     from npuc.progress import progress
-    from npuc.reports import figures
+    from npuc.reports import tables
     from npuc.reports.comparison import Subject
     from npuc.reports.sweep import sweep as swept
     from npuc.target import target as find
@@ -106,7 +106,7 @@ def sweep(
     if form == "json":
         print_json({**report, "output": None if output is None else str(output)})
     else:
-        say(figures.swept(report, form), exact=form == "csv")
+        say(tables.swept(report, form), exact=form == "csv")
     return 0 if report["status"] == "ok" else 1
 
 

@@ -9,7 +9,7 @@ from npuc import __version__
 from npuc.escaping import shown
 from npuc.page.rendering import rendered
 from npuc.page.svg import Scale, horizontal_axis, picture, tag, titled, vertical_axis
-from npuc.reports.figures import COST_NAMES, Column, points_columns, problem_line, told
+from npuc.reports.tables import COST_NAMES, Column, points_columns, problem_line, told
 from npuc.text import count
 
 Report = Mapping[str, Any]

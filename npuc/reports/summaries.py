@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.escaping import Shown
-from npuc.reports.figures import Column
+from npuc.reports.tables import Column
 from npuc.text import costs, count, short, table
 
 if TYPE_CHECKING:
