@@ -100,7 +100,11 @@ def test_flags_of_an_installed_target_are_options(monkeypatch: pytest.MonkeyPatc
     from npuc.flag import Flag
 
     flag = Flag("isa", ("one", "two"), "An option of another target.")
-    monkeypatch.setattr(options, "_flags_of", lambda name: (flag,) if name == "abacus" else ())
+
+    def flags_of(name: str) -> tuple[Flag, ...]:
+        return (flag,) if name == "abacus" else ()
+
+    monkeypatch.setattr(options, "_flags_of", flags_of)
 
     @click.command(cls=TargetCommand)
     @click.option("--target")

@@ -56,7 +56,7 @@ def test_synthetic_samples_show_it_too(name: str, precision: str) -> None:
 def test_an_output_that_is_noise_on_one_sample_of_several_gives_no_warning() -> None:
     """Of 100 + Conv(x) int8 keeps steps of 0.8: nothing of the first sample, and of the second 20 dB."""
     model, x = _case(100.0)
-    x[:2] *= np.float32([1e-2, 10]).reshape(2, 1, 1, 1)
+    x[:2] *= np.array([1e-2, 10], np.float32).reshape(2, 1, 1, 1)
     first, both = (npuc.compile(model, "easynpu", calibration=x[:2], proof=proof) for proof in ("one", "all"))
     assert _warned(first) == [("W302", "y")]
     assert _warned(both) == []

@@ -14,7 +14,7 @@ FLOAT = network((1, 4), "y", node("Relu", "x", "y"))
 QUANTISED = network(
     (1, 4), "y", node("FakeQuantize", "x", "a", scale=STEP, zero_point=0, dtype="int8"), node("Relu", "a", "y")
 )
-SIGNAL = np.float32([[1, 2, 2, 4]])
+SIGNAL = np.array([[1, 2, 2, 4]], np.float32)
 
 
 @pytest.mark.parametrize(
