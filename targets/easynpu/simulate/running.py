@@ -24,9 +24,9 @@ from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
 from npuc.targets.easynpu.simulate.simulator import Simulator
 
 if TYPE_CHECKING:
-    from npuc.targets.easynpu.simulate.entire import Entire
     from npuc.targets.easynpu.simulate.events import LayerCount
-    from npuc.targets.easynpu.simulate.whole import Whole
+    from npuc.targets.easynpu.simulate.program_network import ProgramNetwork
+    from npuc.targets.easynpu.simulate.segment_network import SegmentNetwork
 
 
 class Executor(Protocol):
@@ -124,8 +124,8 @@ class QuickRunner:
         few = self._asked <= max(1, len(self._words.contents.instructions) // WORDS)
         if few or observe is not None:
             return self._words(feeds, observe)
-        if self._entire is not None and self._entire.takes(feeds):
-            return self._entire(feeds)
+        if self._program_network is not None and self._program_network.takes(feeds):
+            return self._program_network(feeds)
         parts = self._parts
         if parts is None:
             return self._words(feeds)
@@ -137,26 +137,26 @@ class QuickRunner:
         return outputs_among(tensors, self._words.outputs)
 
     @cached_property
-    def _entire(self) -> Entire | None:
-        from npuc.targets.easynpu.simulate.entire import entire
+    def _program_network(self) -> ProgramNetwork | None:
+        from npuc.targets.easynpu.simulate.program_network import program_network
 
         contents = self._words.contents
-        return entire(contents.steps, self._files, contents.machine, self._inputs, self._words.outputs)
+        return program_network(contents.steps, self._files, contents.machine, self._inputs, self._words.outputs)
 
     @cached_property
-    def _parts(self) -> Sequence[HostStep | Whole] | None:
+    def _parts(self) -> Sequence[HostStep | SegmentNetwork] | None:
         """Host steps, and each group of consecutive segments as one network; None where that is impossible."""
-        from npuc.targets.easynpu.simulate.whole import whole
+        from npuc.targets.easynpu.simulate.segment_network import segment_network
 
         contents = self._words.contents
         wanted = {each.name for each in self._words.outputs}
         wanted |= {name for step in contents.steps if isinstance(step, HostStep) for name in step.inputs}
-        parts: list[HostStep | Whole] = []
+        parts: list[HostStep | SegmentNetwork] = []
         for on_device, steps in groupby(contents.steps, lambda step: isinstance(step, Segment)):
             if not on_device:
                 parts += [step for step in steps if isinstance(step, HostStep)]
                 continue
-            found = whole(
+            found = segment_network(
                 [step for step in steps if isinstance(step, Segment)], self._files, contents.machine, wanted
             )
             if found is None:

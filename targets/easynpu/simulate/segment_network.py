@@ -55,7 +55,7 @@ Sums = tuple[Product, ...]
 
 
 @frozen
-class Whole:
+class SegmentNetwork:
     """Segments as an open session, from host tensors to host tensors."""
 
     session: Any
@@ -82,14 +82,14 @@ def _flipped(values: Array, dtype: type[np.int8 | np.uint8]) -> Array:
     return np.bitwise_xor(values.view(np.uint8), np.uint8(RAISED)).view(dtype)
 
 
-def whole(
+def segment_network(
     segments: Sequence[Segment],
     files: Mapping[str, bytes],
     machine: Machine,
     wanted: set[str],
     *,
     quantised: bool | None = None,
-) -> Whole | None:
+) -> SegmentNetwork | None:
     """The segments as one network; None where that is impossible, or where the simulator would refuse them.
 
     wanted: the stored tensors that are needed. quantised: compute in integers, or in float32; by default in
@@ -160,7 +160,7 @@ class Walk:
             origins = self.host.setdefault(move.tensor, Origins(_size(move)))
             origins.write(_words(move), self._map(move.map, move.channels))
 
-    def opened(self, wanted: set[str]) -> Whole:
+    def opened(self, wanted: set[str]) -> SegmentNetwork:
         """The network with the wanted tensors as outputs."""
         outputs: dict[str, tuple[int, ...]] = {}
         for name, move in self.stored.items():
@@ -169,7 +169,7 @@ class Walk:
                 outputs[name] = move.shape
         if not outputs:
             raise NotOneNetwork("nothing is wanted of it")
-        return Whole(self.network.session(), self.given, outputs)
+        return SegmentNetwork(self.network.session(), self.given, outputs)
 
     def _stored(self, move: TensorMove) -> Value:
         """The whole map of a tensor that was stored."""

@@ -18,11 +18,11 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.simulate.network import RAISED, Network
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork
-from npuc.targets.easynpu.simulate.whole import HostTensor, Walk
+from npuc.targets.easynpu.simulate.segment_network import HostTensor, Walk
 
 
 @frozen
-class Entire:
+class ProgramNetwork:
     """A program as an open session."""
 
     session: Any
@@ -49,13 +49,13 @@ class Entire:
         return {port.name: value for port, value in zip(self.outputs, found, strict=True)}
 
 
-def entire(
+def program_network(
     steps: Sequence[HostStep | Segment],
     files: Mapping[str, bytes],
     machine: Machine,
     inputs: Sequence[Port],
     outputs: Sequence[Port],
-) -> Entire | None:
+) -> ProgramNetwork | None:
     """The program as one network; None where segments or host steps are not part of one."""
     network = Network(quantised=integers_are_exact())
     walk = Walk(machine, files, network)
@@ -76,7 +76,7 @@ def entire(
             found = walk.of_host_step(port.name)
             _expect(found.shape == port.shape and not found.raised, "an output is not float32")
             wanted.append(network.output(found.name, port.shape))
-        return Entire(network.session(), inputs, outputs, (given, wanted))
+        return ProgramNetwork(network.session(), inputs, outputs, (given, wanted))
     except (NotOneNetwork, ArtefactError, ModelError, LookupError, TypeError, ValueError):
         return None
 

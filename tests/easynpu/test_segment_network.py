@@ -28,7 +28,7 @@ from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, 
 from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, Network
 from npuc.targets.easynpu.simulate.origins import Value
 from npuc.targets.easynpu.simulate.running import QuickRunner, Runner
-from npuc.targets.easynpu.simulate.whole import Whole, whole
+from npuc.targets.easynpu.simulate.segment_network import SegmentNetwork, segment_network
 
 NAMES = ("digits", "lenet", "resnet8", "ds_cnn", "small_cnn", "unet_small", "residual_awkward", "autoencoder")
 RAISED = 128
@@ -52,19 +52,19 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str | N
     return found
 
 
-def _networks(program: Program, *, quantised: bool) -> list[HostStep | Whole | None]:
+def _networks(program: Program, *, quantised: bool) -> list[HostStep | SegmentNetwork | None]:
     """Host steps, and all segments between two of them as one."""
     contents = Contents.of(program.manifest)
     wanted = {each.name for each in program.outputs}
     wanted |= {name for step in contents.steps if isinstance(step, HostStep) for name in step.inputs}
-    found: list[HostStep | Whole | None] = []
+    found: list[HostStep | SegmentNetwork | None] = []
     segments: list[Segment] = []
     for step in (*contents.steps, None):
         if isinstance(step, Segment):
             segments.append(step)
             continue
         if segments:
-            found.append(whole(segments, program.files, contents.machine, wanted, quantised=quantised))
+            found.append(segment_network(segments, program.files, contents.machine, wanted, quantised=quantised))
             segments = []
         if step is not None:
             found.append(step)
@@ -117,14 +117,14 @@ def test_a_runner_takes_the_network_once_it_pays_and_words_to_be_observed(
     samples = varied(driver.program_inputs(program)).inputs
     one = {name: values[:1] for name, values in samples.items()}
     runs: list[int] = []
-    run = Whole.run
+    run = SegmentNetwork.run
 
-    def counted(self: Whole, tensors: dict[str, Array]) -> None:
+    def counted(self: SegmentNetwork, tensors: dict[str, Array]) -> None:
         runs.append(1)
         run(self, tensors)
 
-    monkeypatch.setattr(Whole, "run", counted)
-    monkeypatch.setattr(QuickRunner, "_entire", None)  # a program whose host steps are not part of the network
+    monkeypatch.setattr(SegmentNetwork, "run", counted)
+    monkeypatch.setattr(QuickRunner, "_program_network", None)  # a program whose host steps are not part of the network
     quick, words = QuickRunner(program), Runner(program)
     seen: dict[str, Array] = {}
     for feeds, observe, networks in ((one, None, 0), (one, None, 1), (samples, None, 2), (samples, seen, 2)):
@@ -217,7 +217,7 @@ def test_words_that_no_map_was_written_to_make_no_network(base: int) -> None:
     )
     words = [each for line in lines if (each := assemble(line)) is not None]
     files = {"itcm.bin": words_to_bytes(words)}
-    found = whole([_relu(base)], files, Machine(), {"y"})
+    found = segment_network([_relu(base)], files, Machine(), {"y"})
     if base:
         assert found is None
         return

@@ -19,7 +19,7 @@ from npuc.program import Port, Program, as_loaded
 from npuc.storage.data import varied
 from npuc.target import Options, target
 from npuc.targets.easynpu.program.artefact import Contents
-from npuc.targets.easynpu.simulate.entire import Entire, entire
+from npuc.targets.easynpu.simulate.program_network import ProgramNetwork, program_network
 from npuc.targets.easynpu.simulate.running import QuickRunner, Runner
 
 NAMES = ("digits", "resnet8", "ds_cnn", "autoencoder", "unet_small", "residual_awkward")
@@ -30,9 +30,9 @@ def _program(model: onnx.ModelProto, folder: Path) -> Program:
     return as_loaded(driver.compile_model(folder / "m.onnx", target("easynpu"), Options(level="0"), {})[0])
 
 
-def _opened(program: Program) -> Entire | None:
+def _opened(program: Program) -> ProgramNetwork | None:
     contents = Contents.of(program.manifest)
-    return entire(contents.steps, program.files, contents.machine, program.inputs, program.outputs)
+    return program_network(contents.steps, program.files, contents.machine, program.inputs, program.outputs)
 
 
 def _small(x: str, *nodes: onnx.NodeProto, output: str = "y") -> onnx.ModelProto:
@@ -132,7 +132,7 @@ def test_steps_that_contradict_themselves_make_no_network(op: str, attrs: dict[s
     contents = Contents.of(program.manifest)
     steps = [_changed(step, op, **attrs) for step in contents.steps]
     assert steps != list(contents.steps)
-    assert entire(steps, program.files, contents.machine, program.inputs, program.outputs) is None
+    assert program_network(steps, program.files, contents.machine, program.inputs, program.outputs) is None
 
 
 def test_ports_that_the_steps_do_not_give_make_no_network(tmp_path: Path) -> None:
@@ -140,6 +140,6 @@ def test_ports_that_the_steps_do_not_give_make_no_network(tmp_path: Path) -> Non
     contents = Contents.of(program.manifest)
     (output,) = program.outputs
     for wrong in (Port("other", output.shape, "float32"), Port(output.name, (*output.shape, 1), "float32")):
-        assert entire(contents.steps, program.files, contents.machine, program.inputs, [wrong]) is None
+        assert program_network(contents.steps, program.files, contents.machine, program.inputs, [wrong]) is None
     doubled = [Port(each.name, each.shape, "float64") for each in program.inputs]
-    assert entire(contents.steps, program.files, contents.machine, doubled, program.outputs) is None
+    assert program_network(contents.steps, program.files, contents.machine, doubled, program.outputs) is None
