@@ -124,7 +124,9 @@ def test_a_runner_takes_the_network_once_it_pays_and_words_to_be_observed(
         run(self, tensors)
 
     monkeypatch.setattr(SegmentNetwork, "run", counted)
-    monkeypatch.setattr(QuickRunner, "_program_network", None)  # a program whose host steps are not part of the network
+    monkeypatch.setattr(
+        QuickRunner, "_program_network", None
+    )  # a program whose host steps are not part of the network
     quick, words = QuickRunner(program), Runner(program)
     seen: dict[str, Array] = {}
     for feeds, observe, networks in ((one, None, 0), (one, None, 1), (samples, None, 2), (samples, seen, 2)):

@@ -272,7 +272,7 @@ class Builder(GraphBuilder):
         zeros = {name: self.zeros[name] for name in (*data_inputs(node), node.output) if self.zeros[name]}
         for name, zero in zeros.items():
             raise UnsupportedOperator(
-                "E205", f"{zero} stands for 0", node=node.name, op=node.op, tensor=name, limit="zero point 0"
+                "E205", f"its zero point is {zero}", node=node.name, op=node.op, tensor=name, limit="0"
             )
 
     def _table(self, stem: str, values: Array) -> tuple[dict[str, Attr], tuple[str, ...]]:
