@@ -22,6 +22,12 @@ TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 SHARED = GIVEN
 
 
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> program.Program:
+    """The trained network for nvdla-small, as read back from its artefact."""
+    return compiled(MODELS["digits"](), tmp_path_factory.mktemp("digits"))[2]
+
+
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("model", ["digits", "lenet", "resnet8", "ds_cnn", "residual_awkward"])
 def test_a_network_is_bit_exact(model: str, name: str, tmp_path: Path) -> None:
@@ -70,42 +76,38 @@ def test_two_compilations_give_the_same_bytes(tmp_path: Path) -> None:
     assert first.files == second.files and first.manifest == second.manifest
 
 
-def test_every_register_write_of_a_program_is_listed_with_its_fields_and_nodes(tmp_path: Path) -> None:
-    _, _, loaded = compiled(MODELS["digits"](), tmp_path)
-    listing = target("nvdla-small").listing(loaded)
+def test_every_register_write_of_a_program_is_listed_with_its_fields_and_nodes(digits: program.Program) -> None:
+    listing = target("nvdla-small").listing(digits)
     texts = [entry["text"] for entry in listing]
     assert "wait for SDP_0" in texts and "wait for SDP_1" in texts and "wait for PDP_0" in texts
     assert any(text.startswith("CDMA.D_BANK DATA_BANK=") for text in texts)
     assert any("Conv" in source for entry in listing for source in entry["nodes"])
 
 
-def test_a_program_that_writes_the_wrong_address_stops_at_the_block(tmp_path: Path) -> None:
-    _, _, loaded = compiled(MODELS["digits"](), tmp_path)
-    listing = target("nvdla-small").listing(loaded)
+def test_a_program_that_writes_the_wrong_address_stops_at_the_block(digits: program.Program) -> None:
+    listing = target("nvdla-small").listing(digits)
     number = next(e["index"] for e in listing if e["text"].startswith("SDP.D_DST_BASE_ADDR_LOW"))
-    words = np.frombuffer(loaded.files["registers.bin"], "<u4").reshape(-1, 4).copy()
+    words = np.frombuffer(digits.files["registers.bin"], "<u4").reshape(-1, 4).copy()
     words[number, 3] = 0x1000
-    broken = replace(loaded, files={**loaded.files, "registers.bin": words.tobytes()})
-    samples = data.synthetic(driver.program_inputs(loaded), 1)
+    broken = replace(digits, files={**digits.files, "registers.bin": words.tobytes()})
+    samples = data.synthetic(driver.program_inputs(digits), 1)
     with pytest.raises(ArtefactError, match="outside memory"):
         driver.run_program(broken, target("nvdla-small"), samples)
 
 
 @pytest.mark.parametrize("key", ["steps", "operations", "dram", "machine"])
-def test_a_manifest_without_a_part_is_refused(key: str, tmp_path: Path) -> None:
-    _, _, loaded = compiled(MODELS["digits"](), tmp_path)
-    manifest = {name: value for name, value in loaded.manifest.items() if name != key}
+def test_a_manifest_without_a_part_is_refused(key: str, digits: program.Program) -> None:
+    manifest = {name: value for name, value in digits.manifest.items() if name != key}
     with pytest.raises(ArtefactError) as caught:
-        target("nvdla-small").runner(replace(loaded, manifest=manifest))
+        target("nvdla-small").runner(replace(digits, manifest=manifest))
     assert caught.value.problems[0].code == "E502"
 
 
-def test_a_missing_file_of_weights_is_named(tmp_path: Path) -> None:
-    _, _, loaded = compiled(MODELS["digits"](), tmp_path)
-    files = {name: value for name, value in loaded.files.items() if name != "weights.bin"}
-    samples = data.synthetic(driver.program_inputs(loaded), 1)
+def test_a_missing_file_of_weights_is_named(digits: program.Program) -> None:
+    files = {name: value for name, value in digits.files.items() if name != "weights.bin"}
+    samples = data.synthetic(driver.program_inputs(digits), 1)
     with pytest.raises(ArtefactError, match=r"weights\.bin"):
-        driver.run_program(replace(loaded, files=files), target("nvdla-small"), samples)
+        driver.run_program(replace(digits, files=files), target("nvdla-small"), samples)
 
 
 def _concat(channels: tuple[int, int]) -> onnx.ModelProto:
