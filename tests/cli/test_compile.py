@@ -38,7 +38,7 @@ def test_the_artefact_is_called_after_the_model_and_lies_in_the_working_director
     digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = npuc("compile", digits.model, "--target", "easynpu", "--calibration", digits.few)
+    outcome = npuc("compile", digits.model, "--target", "easynpu", "--calibration", digits.few, "-O0")
     assert outcome.done().startswith("digits.npu: easynpu, machine default\n") and outcome.err == ""
     assert names(tmp_path) == ["digits.npu"]
 
@@ -71,8 +71,8 @@ def test_synthetic_calibration_is_announced_on_stderr_only(digits: Digits, tmp_p
     assert outcome.err.startswith("note: calibrated on synthetic data") and "--calibration" in outcome.err
 
 
-def test_compiling_twice_gives_the_same_bytes(digits: Digits, tmp_path: Path) -> None:
-    compiled(digits.model, tmp_path / "o", "--calibration", digits.calibration).done()
+def test_compiling_twice_gives_the_same_bytes_and_level_1_is_the_default(digits: Digits, tmp_path: Path) -> None:
+    compiled(digits.model, tmp_path / "o", "--calibration", digits.calibration, "-O1").done()
     assert contents(tmp_path / "o") == contents(digits.program)
 
 
@@ -110,7 +110,7 @@ def test_the_working_directory_is_not_replaced_even_with_force(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").write_text("mine")
-    compiled(digits.model, Path(), "--force", "--calibration", digits.few).refused("E506")
+    compiled(digits.model, Path(), "--force", "--calibration", digits.few, "-O0").refused("E506")
     assert names(tmp_path) == ["mine"]
 
 
@@ -120,7 +120,7 @@ def test_an_output_that_cannot_be_written_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    outcome = compiled(digits.model, Path(output), "--calibration", digits.few)
+    outcome = compiled(digits.model, Path(output), "--calibration", digits.few, "-O0")
     assert "cannot be written" in outcome.refused("E506")
     assert names(tmp_path) == ["file"]
 
@@ -184,17 +184,15 @@ def test_the_pass_to_dump_after_must_exist(digits: Digits, tmp_path: Path) -> No
 
 
 def test_level_0_chooses_other_scales_than_the_default(digits: Digits, tmp_path: Path) -> None:
-    for level in ("0", "1"):
-        compiled(digits.model, tmp_path / level, "--calibration", digits.calibration, f"-O{level}").done()
-    assert contents(tmp_path / "1") == contents(digits.program)
-    assert contents(tmp_path / "0")["weight.bin"] != contents(digits.program)["weight.bin"]
-    npuc("verify", digits.model, tmp_path / "0", "--data", digits.few).done()
+    compiled(digits.model, tmp_path / "o", "--calibration", digits.calibration, "-O0").done()
+    assert contents(tmp_path / "o")["weight.bin"] != contents(digits.program)["weight.bin"]
+    npuc("verify", digits.model, tmp_path / "o", "--data", digits.few).done()
 
 
 def test_calibration_files_are_taken_together(digits: Digits, tmp_path: Path) -> None:
     def with_samples(*files: Path) -> dict[str, bytes]:
         flags = [each for file in files for each in ("--calibration", file)]
-        compiled(digits.model, tmp_path / "o", *flags).done()
+        compiled(digits.model, tmp_path / "o", *flags, "-O0", "--method", "mse").done()
         return contents(tmp_path / "o")
 
     both = with_samples(digits.few, digits.calibration)
@@ -253,7 +251,7 @@ def test_unusual_file_names_are_fine(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(digits.model.read_bytes())
-    npuc("compile", "--target", "easynpu", "--calibration", digits.few, "--", name).done()
+    npuc("compile", "--target", "easynpu", "--calibration", digits.few, "-O0", "--", name).done()
     assert names(tmp_path) == sorted([name, f"{Path(name).stem}.npu"])
     npuc("verify", "--data", digits.few, "--", name, f"{Path(name).stem}.npu").done()
 
