@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,20 @@ EASYNPU = target("easynpu")
 pytestmark = pytest.mark.usefixtures("exact_integers")
 
 
-def _verified(
-    model: Path, folder: Path, shapes: dict[str, tuple[int, ...]], **options: Any
+@cache
+def _trained(path: Path, level: str) -> tuple[program.Program, data.Samples]:
+    """The program of a trained model without calibration data, and its samples."""
+    return driver.compile_model(path, EASYNPU, Options(level=level), dict([TRAINED[path.stem]]))
+
+
+def _verified(model: Path, folder: Path, isa: str = "extended") -> tuple[program.Program, dict[str, Any]]:
+    return _judged(driver.compile_model(model, EASYNPU, Options(isa=isa), {}), model, folder)
+
+
+def _judged(
+    made: tuple[program.Program, data.Samples], model: Path, folder: Path
 ) -> tuple[program.Program, dict[str, Any]]:
-    compiled, synthetic = driver.compile_model(model, EASYNPU, Options(**options), shapes)
+    compiled, synthetic = made
     directory = folder / "program"
     program.save(compiled, directory)
     loaded = program.load(directory)
@@ -38,8 +49,8 @@ def _verified(
 def test_a_trained_quantised_model_is_bit_exact_and_close_to_onnxruntime(
     name: str, shared: Path, tmp_path: Path
 ) -> None:
-    x, shape = TRAINED[name]
-    loaded, report = _verified(shared / "models" / f"{name}.onnx", tmp_path, {x: shape})
+    model = shared / "models" / f"{name}.onnx"
+    loaded, report = _judged(_trained(model, "1"), model, tmp_path)
     assert report["bit_exact"]
     assert [port.dtype for port in (*loaded.inputs, *loaded.outputs)] == ["int8", "int8"]
     single = [
@@ -54,7 +65,7 @@ def test_a_trained_quantised_model_computes_what_onnxruntime_does_without_calibr
     name: str, shared: Path
 ) -> None:
     path, (x, shape) = shared / "models" / f"{name}.onnx", TRAINED[name]
-    compiled, _ = driver.compile_model(path, EASYNPU, Options(), {x: shape})
+    compiled, _ = _trained(path, "1")
     runs = [session(model) for model in (path.read_bytes(), compiled.evidence["reference.onnx"])]
     inputs = np.random.default_rng(7).integers(-128, 128, (40, *shape), np.int8)
     theirs, ours = (
@@ -80,7 +91,7 @@ def test_what_onnxruntime_quantises_keeps_its_scales(form: str, isa: str, tmp_pa
         per_channel=per_channel,
         opset=opset,
     )
-    _, report = _verified(model, tmp_path, {}, isa=isa)
+    _, report = _verified(model, tmp_path, isa)
     assert report["bit_exact"]
     # onnxruntime's own scales, and half as fine where the document has neither zero points nor factors in sums
     assert report["outputs"][0]["sqnr_db"] > (29 if isa == "extended" else 23)
@@ -92,7 +103,7 @@ def test_concatenations_and_products_of_other_scales_are_converted(
     name: str, least: float, tmp_path: Path
 ) -> None:
     model = quantised(name, tmp_path, "QOperator", "QUInt8", "QInt8", symmetric=False, per_channel=True, opset=17)
-    _, report = _verified(model, tmp_path, {})
+    _, report = _verified(model, tmp_path)
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > least
 
@@ -156,7 +167,7 @@ def test_an_activation_with_other_steps_than_8_bits_per_tensor_is_refused(
 
 def test_a_relu_with_a_zero_point_between_is_a_table(tmp_path: Path) -> None:
     onnx.save(_conversion(np.float32(0.05), np.int8(-40)), tmp_path / "model.onnx")
-    _, report = _verified(tmp_path / "model.onnx", tmp_path, {})
+    _, report = _verified(tmp_path / "model.onnx", tmp_path)
     assert report["bit_exact"]
     assert [each["op"] for each in report["layers"]][-1] == "IntTable"
 
@@ -191,7 +202,7 @@ def test_corrections_that_noise_judges_bring_a_model_without_data_closer_to_onnx
 ) -> None:
     path, (x, shape) = shared / "models" / f"{name}.onnx", TRAINED[name]
     inputs = np.random.default_rng(11).integers(-128, 128, (60, *shape), np.int8)
-    levels = [driver.compile_model(path, EASYNPU, Options(level=level), {x: shape})[0] for level in "01"]
+    levels = [_trained(path, level)[0] for level in "01"]
     runs = [session(each) for each in (path.read_bytes(), *(each.evidence["reference.onnx"] for each in levels))]
     exact, *found = (np.stack([run.run(None, {x: each})[0] for each in inputs]).astype(float) for run in runs)
     balanced, chosen = (10 * np.log10(np.square(each - exact).mean()) for each in found)
