@@ -91,14 +91,8 @@ class Acceptance:
         The mean over the tensors where int8 ends; with outputs after them, the mean of that and the mean over
         those outputs.
         """
-        from npuc.export_onnx import to_onnx
-        from npuc.reference import session
-
-        names = list(self.exact)
-        run = session(to_onnx(quantised.graph, names))
-        columns = zip(*(run.run(names, dict(feed)) for feed in self.feeds), strict=True)
-        found = dict(zip(names, columns, strict=True))
-        inner = float(np.mean([ratio(self.exact[name], found[name]) for name in names]))
+        found = integer_values(quantised, list(self.exact), self.feeds)
+        inner = mean_ratio(self.exact, found)
         return inner if self.tail is None else (inner + self.behind(self.tail, found)) / 2
 
     def behind(self, tail: Tail, found: Mapping[str, Sequence[Array]]) -> float:
@@ -121,6 +115,27 @@ class Acceptance:
         """The network with the least noise; the first one if none has less."""
         noises = [self.noise(each) for each in (first, *others)]
         return (first, *others)[int(np.argmin(noises))]
+
+
+def integer_values(
+    network: Quantised, names: Sequence[str], feeds: Sequence[Mapping[str, Array]]
+) -> dict[str, tuple[Array, ...]]:
+    """The values of tensors of an integer network under onnxruntime, by sample."""
+    from npuc.export_onnx import to_onnx
+    from npuc.reference import session
+
+    return _values(session(to_onnx(network.graph, names)), names, feeds)
+
+
+def _values(run: Any, names: Sequence[str], feeds: Sequence[Mapping[str, Array]]) -> dict[str, tuple[Array, ...]]:
+    """The values of tensors in an onnxruntime.InferenceSession, by sample."""
+    columns = zip(*(run.run(names, dict(feed)) for feed in feeds), strict=True)
+    return dict(zip(names, columns, strict=True))
+
+
+def mean_ratio(exact: Mapping[str, Sequence[Array]], found: Mapping[str, Sequence[Array]]) -> float:
+    """Squared error over squared signal, the mean over tensors."""
+    return float(np.mean([ratio(values, found[name]) for name, values in exact.items()]))
 
 
 def ratio(exact: Sequence[Array], found: Sequence[Array]) -> float:
@@ -162,9 +177,7 @@ def acceptance(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, 
     others = [name for name in graph.outputs if name not in inner and name not in graph.inputs]
     behind = [name for name in others if graph.tensors[name].dtype == "float32"]
     names = [*inner, *behind]
-    run = graph_session(graph, names)
-    columns = zip(*(run.run(names, dict(feed)) for feed in feeds), strict=True)
-    values = dict(zip(names, columns, strict=True))
+    values = _values(graph_session(graph, names), names, feeds)
     exact, outputs = ({name: values[name] for name in kind} for kind in (inner, behind))
     return Acceptance(tuple(feeds), exact, outputs, Tail.of(graph, exact, behind) if behind else None)
 

@@ -18,7 +18,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops import build
 from npuc.quantize.calibration.histograms import Histogram, computed
 from npuc.quantize.improvement import equalisation
-from npuc.quantize.improvement.acceptance import decibels, ratio
+from npuc.quantize.improvement.acceptance import decibels, integer_values, mean_ratio
 from npuc.quantize.improvement.levels import Level
 from npuc.quantize.improvement.search import (
     Network,
@@ -140,15 +140,7 @@ def _float_outputs(graph: Graph) -> list[str]:
 
 def _noises(graph: Graph, networks: Sequence[Quantised], feeds: Sequence[Mapping[str, Array]]) -> list[float]:
     """Squared error over squared signal of each integer network, the mean over the outputs in float."""
-    from npuc.export_onnx import to_onnx
-    from npuc.reference import session
-
     names = _float_outputs(graph)
-    exact = [[values[name].copy() for name in names] for values in computed(graph, feeds, names)]  # views
-    noises: list[float] = []
-    for network in networks:
-        run = session(to_onnx(network.graph, names))
-        found = [run.run(names, dict(feed)) for feed in feeds]
-        columns = zip(zip(*exact, strict=True), zip(*found, strict=True), strict=True)
-        noises.append(float(np.mean([ratio(*each) for each in columns])))
-    return noises
+    samples = [[values[name].copy() for name in names] for values in computed(graph, feeds, names)]  # views
+    exact = dict(zip(names, zip(*samples, strict=True), strict=True))
+    return [mean_ratio(exact, integer_values(each, names, feeds)) for each in networks]

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import prod
 from time import process_time
 
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.macs import macs
 from npuc.ops.attributes import SELECTS
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
@@ -105,17 +105,17 @@ def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict
     """The named convolutions that the host has capacity for, and their share of all MACs."""
     read = (layers.layer(plain, node) for node in plain.graph.nodes)
     integer = {layer.source for layer in read if layer is not None}
-    macs = {node: _macs(graph, node) for node in graph.nodes if node.op == "Conv"}
+    counted = {node: macs(node, graph.tensors) for node in graph.nodes if node.op == "Conv"}
     names = Counter(node.name for node in graph.nodes)
-    whole = sum(macs.values())
+    whole = sum(counted.values())
     return {
-        node.name: macs[node] / whole
+        node.name: counted[node] / whole
         for node in graph.nodes
         if node.op == "Conv"
         and node.output in integer
         and names[node.name] == 1
         and not SELECTS(node)
-        and macs[node] <= MOST_MACS * whole
+        and counted[node] <= MOST_MACS * whole
     }
 
 
@@ -132,10 +132,6 @@ def endings(graph: Graph, plain: Quantised) -> Host:
         and int8_name(node.inputs[0]) in made
         and names[node.name] == 1
     )
-
-
-def _macs(graph: Graph, node: Node) -> int:
-    return prod(graph.shape(node.inputs[1])[1:]) * graph.tensors[node.output].size
 
 
 def _noisiest(
