@@ -153,6 +153,33 @@ def _without_infinities(_tensor: str, value: Array) -> Array:
     return np.where(np.isfinite(value), value, value.dtype.type(0))
 
 
+class Count:
+    """The histograms of tensors, to which values are added sample by sample; arguments as of `histograms`."""
+
+    def __init__(
+        self,
+        tensors: Iterable[str],
+        domains: Mapping[str, tuple[float, float]] | None = None,
+        gains: Mapping[str, Array] | None = None,
+        *,
+        finite: Callable[[str, Array], Array] = _refuse,
+    ) -> None:
+        self.found = dict.fromkeys(tensors, EMPTY)
+        self.domains, self.gains, self.finite = domains or {}, gains or {}, finite
+
+    def add(self, values: Mapping[str, Array]) -> None:
+        """Counts the values of one sample."""
+        for name, histogram in self.found.items():
+            value = values[name]
+            if name in self.domains:
+                value = np.clip(value, *self.domains[name])
+            top = _largest(value)
+            if not isfinite(top):
+                value = self.finite(name, value)
+                top = _largest(value)
+            self.found[name] = histogram.with_values(value, self.gains.get(name), top)
+
+
 def histograms(
     graph: Graph,
     samples: Iterable[Mapping[str, Array]],
@@ -168,17 +195,10 @@ def histograms(
     gains: the weights of a tensor's values, broadcast against it (`output_gains`).
     finite: removes infinite values and NaN from a tensor that has some, or raises: DataError (E402) by default.
     """
-    found = dict.fromkeys(tensors, EMPTY)
+    count = Count(tensors, domains, gains, finite=finite)
     for values in computed(graph, samples, tensors):
-        for name, value in values.items():
-            if domains and name in domains:
-                value = np.clip(value, *domains[name])
-            top = _largest(value)
-            if not isfinite(top):
-                value = finite(name, value)
-                top = _largest(value)
-            found[name] = found[name].with_values(value, gains.get(name) if gains else None, top)
-    return found
+        count.add(values)
+    return count.found
 
 
 histograms_of_finite = partial(histograms, finite=_without_infinities)
