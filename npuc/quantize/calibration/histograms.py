@@ -65,7 +65,7 @@ class Histogram:
         if not top > NOTHING:
             return self if top == 0 or self.counts.any() else TINY
         counts, width = self.counts, self.width
-        if self.largest <= NOTHING:
+        if self is EMPTY or self is TINY:
             counts = EMPTY.counts
             width = octave(top) / BINS
         while top * (1 + ROOM) >= width * BINS:
