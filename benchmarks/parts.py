@@ -3,8 +3,8 @@
     python benchmarks/parts.py [--repeat N] [--network NAME] [--json]
 
 The process is interrupted after every millisecond of CPU time; the innermost function that PARTS lists gets the
-time. Interruptions take time, too. So a part is stated as its share of the time, times the ratio of an uninterrupted
-compile to quantize_static, all measured in turn. Medians are shown.
+time. Interruptions take time, too. So a part is stated as its share of the time, times the ratio of a compile
+without interruptions to quantize_static, all measured in turn. Medians are shown.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from npuc.quantize.arithmetic.steadiness import ROOM, octave
 from npuc.quantize.arithmetic.weights import in_groups
 
 BINS = 2048
-MOST_COUNTED = 1 << 15
+MOST_COUNTED = 1 << 17
 """Of more values of a tensor in one sample, evenly spaced ones count for their neighbours."""
 NOTHING = 2.0**-100
 """A tensor needs larger values than this for a scale of its own: its scale and bins are normal 32-bit floats."""
