@@ -36,7 +36,7 @@ BATCH = 32
 BATCH_ELEMENTS = 1 << 19
 """The most input elements in a batch: feature maps of large images would fill the memory."""
 
-LONG = 1 << 30
+LONG = 1 << 34
 """Multiply-accumulates on all calibration samples that take longer than to foresee what does not fit."""
 
 OF_FILES = ("files", "seal", "model")

@@ -243,19 +243,24 @@ def canonical_json(value: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
-    """The manifest with format, version, the digests of all files, and its seal."""
-    body = {key: value for key, value in manifest.items() if key != "seal"}
-    body |= {"format": FORMAT, "version": VERSION}
+UNSEALED = b'\n "seal": "",'
+"""The line for the seal, which is never the last one: the version follows."""
+
+
+def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
+    """The manifest's file: with format, version, the digests of all files, and the seal of all other entries."""
     contents = sorted(contents_of(files).items())
-    body["files"] = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in contents}
-    return {**body, "seal": sha256(canonical_json(body))}
+    digests = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in contents}
+    text = canonical_json({**manifest, "format": FORMAT, "version": VERSION, "files": digests, "seal": ""})
+    before, line, after = text.partition(UNSEALED)
+    seal = sha256(before + after)
+    return before + line[:-2] + f'{seal}",'.encode() + after
 
 
 def as_loaded(program: Program) -> Program:
     """A program just compiled, in the form in which `load` returns it, but with its evidence."""
     manifest = sealed(program.manifest, Files(contents_of(program.files, program.evidence)))
-    return replace(program, manifest=json.loads(canonical_json(manifest)))
+    return replace(program, manifest=json.loads(manifest))
 
 
 def save(program: Program, directory: Path, *, force: bool = False, final: bool = False) -> None:
@@ -268,7 +273,7 @@ def save(program: Program, directory: Path, *, force: bool = False, final: bool 
     expect_replaceable(directory, force=force)
     contents = contents_of(program.files, program.evidence)
     manifest = sealed(program.manifest, Files(contents))
-    _write(directory, Files({**contents, MANIFEST: canonical_json(manifest)}), final=final)
+    _write(directory, Files({**contents, MANIFEST: manifest}), final=final)
 
 
 def expect_replaceable(directory: Path, *, force: bool = False) -> None:

@@ -25,7 +25,6 @@ from npuc.program import (
     ModifiedArtefact,
     Port,
     Program,
-    canonical_json,
     manifest_of,
     sealed,
     sha256,
@@ -69,7 +68,7 @@ def together(programs: Sequence[Program]) -> Program:
     for number, each in enumerate(programs):
         own = contents_of(each.files, each.evidence)
         found.append(Variant(f"{VARIANTS}/{number}", each.inputs))
-        files[f"{found[-1].path}/{MANIFEST}"] = canonical_json(sealed(each.manifest, Files(own)))
+        files[f"{found[-1].path}/{MANIFEST}"] = sealed(each.manifest, Files(own))
         files |= {f"{SHARED}/{sha256(content)}/{Path(name).name}": content for name, content in own.items()}
     first = programs[0].manifest
     same = {key: first[key] for key in ("target", "precision", "model") if key in first}

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npuc import driver
-from npuc.program import EVIDENCE, canonical_json, load, save, sealed
+from npuc.program import EVIDENCE, load, save, sealed
 from npuc.target import Options, target
 from npuc.targets.easynpu.machine.parameters import Machine
 from tests.cli.process import Outcome, npuc
@@ -185,7 +185,7 @@ def test_files_that_someone_else_put_into_an_artefact_are_never_compiled_importe
     (tmp_path / "a.npu").mkdir()
     for each, content in files.items():
         (tmp_path / "a.npu" / each).write_bytes(content)
-    (tmp_path / "a.npu" / "manifest.json").write_bytes(canonical_json(sealed(original.manifest, files)))
+    (tmp_path / "a.npu" / "manifest.json").write_bytes(sealed(original.manifest, files))
     monkeypatch.chdir(tmp_path)
     np.savez("x.npz", x=np.ones((1, 3, 8, 8), np.float32))
     onnx.save(cases.model(), "m.onnx")

@@ -16,7 +16,7 @@ from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.program import EVIDENCE, GIVEN_BY, MANIFEST, Program, canonical_json, sealed
+from npuc.program import EVIDENCE, GIVEN_BY, MANIFEST, Program, sealed
 from npuc.storage.pieces import Files, contents_of
 from npuc.storage.records import damaged, read
 
@@ -87,7 +87,7 @@ def region_path(number: int) -> str:
 def embedded(path: str, part: Program) -> tuple[Files, Files]:
     """The files and the evidence of a part, under their paths in the whole program."""
     manifest = sealed(part.manifest, Files(contents_of(part.files, part.evidence)))
-    files = contents_of({MANIFEST: canonical_json(manifest)}, part.files)
+    files = contents_of({MANIFEST: manifest}, part.files)
     return (
         Files({f"{path}/{name}": data for name, data in files.items()}),
         Files({f"{path}/{name}": data for name, data in contents_of(part.evidence).items()}),

@@ -17,7 +17,7 @@ npuc.errors.ArtefactError: error[E502] manifest.json is damaged: inputs.shape[1]
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -36,10 +36,9 @@ def read(kind: type[T], value: Any, where: str, file: str = "manifest.json") -> 
     and the place in it.
     """
     try:
-        return _value(kind, value, where)
+        return _value(kind, value)
     except _WrongValue as error:
-        reason, limit = error.args
-        raise damaged(reason, limit, file=file) from None
+        raise damaged(f"{where}{error.place} {error.reason}", error.limit, file=file) from None
 
 
 def damaged(
@@ -51,54 +50,67 @@ def damaged(
 
 
 class _WrongValue(Exception):
-    """The error for a value: where it is and what it should be."""
+    """The error for a value: its place within what is read, what is wrong, and what it should be."""
+
+    def __init__(self, reason: str, limit: str | None = None) -> None:
+        self.place, self.reason, self.limit = "", reason, limit
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
+def _value(kind: Any, value: Any) -> Any:
+    if type(value) is kind and kind is not float and kind is not int:
+        return value
     origin, arguments = _parts(kind)
     if kind is Any:
         return tuple(value) if isinstance(value, list) else value
     if origin in (Union, UnionType):
-        return _one_of(arguments, value, where)
+        return _one_of(arguments, value)
     if is_dataclass(kind) and isinstance(value, dict):
-        return _record(kind, value, where)
+        return _record(kind, value)
     if origin is tuple and isinstance(value, list):
-        return _sequence(arguments, value, where)
+        return _sequence(arguments, value)
     if origin is Mapping and isinstance(value, dict):
-        return {key: _value(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
+        return {key: _inside(".{}", key, arguments[1], each) for key, each in value.items()}
     if type(value) in (int, float) and not abs(value) <= LARGEST:
-        raise _WrongValue(f"{where} is {_short(value)}", f"-{LARGEST}..{LARGEST}")
+        raise _WrongValue(f"is {_short(value)}", f"-{LARGEST}..{LARGEST}")
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is kind:
         return value
-    raise _wrong(where, value, kind)
+    raise _wrong(value, kind)
 
 
-def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+def _inside(form: str, step: str | int, kind: Any, value: Any) -> Any:
+    """The value of an element. form: how the step to it is written in a place."""
+    try:
+        return _value(kind, value)
+    except _WrongValue as error:
+        error.place = form.format(step) + error.place
+        raise
+
+
+def _one_of(kinds: tuple[Any, ...], value: Any) -> Any:
     if value is None and NoneType in kinds:
         return None
     (kind,) = (each for each in kinds if each is not NoneType)
-    return _value(kind, value, where)
+    return _value(kind, value)
 
 
-def _sequence(kinds: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:
+def _sequence(kinds: tuple[Any, ...], value: list[Any]) -> tuple[Any, ...]:
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
-        raise _wrong(where, value, f"{len(kinds)} values")
+        raise _wrong(value, f"{len(kinds)} values")
     pairs = enumerate(zip(kinds, value, strict=True))
-    return tuple(_value(kind, each, f"{where}[{index}]") for index, (kind, each) in pairs)
+    return tuple([_inside("[{}]", index, kind, each) for index, (kind, each) in pairs])
 
 
-def _record(kind: Any, value: dict[str, Any], where: str) -> Any:
-    hints = _hints(kind)
-    known: tuple[Field[Any], ...] = fields(kind)
-    for each in known:
-        if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
-            raise _WrongValue(f"{where} lacks '{each.name}'", None)
-    present = (each.name for each in known if each.name in value)
-    return kind(**{name: _value(hints[name], value[name], f"{where}.{name}") for name in present})
+def _record(kind: Any, value: dict[str, Any]) -> Any:
+    known = _fields(kind)
+    for name, (_, needed) in known.items():
+        if needed and name not in value:
+            raise _WrongValue(f"lacks '{name}'")
+    present = [(name, hint) for name, (hint, _) in known.items() if name in value]
+    return kind(**{name: _inside(".{}", name, hint, value[name]) for name, hint in present})
 
 
 @cache
@@ -107,14 +119,18 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 @cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    """The types of a dataclass's fields, cached: manifests repeat the same types thousands of times."""
-    return get_type_hints(kind)
+def _fields(kind: Any) -> Mapping[str, tuple[Any, bool]]:
+    """The fields of a dataclass: type, and whether a value is needed. Manifests repeat them thousands of times."""
+    hints = get_type_hints(kind)
+    return {
+        each.name: (hints[each.name], each.default is MISSING and each.default_factory is MISSING)
+        for each in fields(kind)
+    }
 
 
-def _wrong(where: str, value: Any, kind: Any) -> _WrongValue:
+def _wrong(value: Any, kind: Any) -> _WrongValue:
     wanted = kind.__name__ if isinstance(kind, type) else str(kind)
-    return _WrongValue(f"{where} is {_short(value)}", wanted)
+    return _WrongValue(f"is {_short(value)}", wanted)
 
 
 def _short(value: Any) -> str:

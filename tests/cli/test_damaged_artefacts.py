@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from npuc import confinement
-from npuc.program import canonical_json, sealed
+from npuc.program import sealed
 from tests.cli.process import Digits, compiled, npuc
 
 NEEDED = ("manifest.json", "itcm.bin", "weight.bin")
@@ -132,7 +132,7 @@ def test_whatever_stands_in_a_modified_manifest_there_is_no_traceback(
 def test_what_a_manifest_lacks_is_named(digits: Digits, copy: Path, key: str) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     files = {name: (copy / name).read_bytes() for name in manifest["files"]}
-    (copy / "manifest.json").write_bytes(canonical_json(sealed({**manifest, key: []}, files)))
+    (copy / "manifest.json").write_bytes(sealed({**manifest, key: []}, files))
     command = {
         "outputs": ("verify", digits.model, copy, "--data", digits.few),
         "instructions": ("dump", copy, "--image", "weight.bin"),

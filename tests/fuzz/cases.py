@@ -272,7 +272,7 @@ def _use(manifest: Any, files: dict[str, bytes], chance: random.Random, folder: 
     for each, content in files.items():
         (path / each).parent.mkdir(parents=True, exist_ok=True)
         (path / each).write_bytes(content)
-    made = sealed(manifest, files)
+    made = json.loads(sealed(manifest, files))
     if chance.random() < 0.1:
         made = changed_json(made, chance)
     (path / MANIFEST).write_bytes(canonical_json(made))

@@ -12,8 +12,8 @@ from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.calibration.histograms import (
     BINS,
-    BLOCK,
     EMPTY,
+    MOST_COUNTED,
     NOTHING,
     Histogram,
     histograms,
@@ -73,19 +73,34 @@ def test_magnitudes_of_any_size_share_a_histogram() -> None:
     assert found.largest == pytest.approx(3e38, rel=1e-2)
 
 
-def test_large_tensors_count_every_value_in_its_bin() -> None:
+def test_tensors_count_every_value_in_its_bin() -> None:
     random = np.random.default_rng(0)
-    values = np.maximum(random.normal(0, 1, (3, 2 * BLOCK + 7)), -0.5).astype(np.float32)
+    values = np.maximum(random.normal(0, 1, (3, MOST_COUNTED // 3)), -0.5).astype(np.float32)
     values[:, ::5] = 0
     values[:, 1::9] *= 2.0**-62
     found = _spread(values)
     magnitudes = np.abs(values[np.abs(values) > NOTHING].astype(np.float64))
-    edges = np.arange(BINS + 1) * found.width
-    wanted, _ = np.histogram(magnitudes, edges)
+    wanted, _ = np.histogram(magnitudes, np.arange(BINS + 1) * found.width)
     assert found.counts.sum() == magnitudes.size == wanted.sum()
     # values within 1e-5 of an edge may count beyond it
     assert np.abs(np.cumsum(found.counts) - np.cumsum(wanted)).max() < 20
     assert np.abs(found.counts - wanted).sum() < magnitudes.size / 200
+
+
+@pytest.mark.parametrize("columns", [7, 28, 112, 113])
+def test_of_large_tensors_the_largest_value_counts_and_the_others_in_proportion(columns: int) -> None:
+    random = np.random.default_rng(0)
+    values = np.maximum(random.normal(0, 1, (24, 20 * MOST_COUNTED // 24 // columns, columns)), 0)
+    values = (values * np.linspace(0.1, 1, 24)[:, None, None]).astype(np.float32)
+    values[3, 1, 2] = 10
+    found = _spread(values)
+    assert found.largest == pytest.approx(10, rel=1e-2)
+    magnitudes = np.abs(values[values > NOTHING].astype(np.float64))
+    assert found.counts.sum() == pytest.approx(magnitudes.size, rel=0.02)
+    assert found.energy == pytest.approx((magnitudes**2).sum(), rel=0.03)
+    for bins in (16, 64, 128, 256):
+        limit = bins * found.width
+        assert found.within(limit).counts.sum() == pytest.approx((magnitudes < limit).sum(), rel=0.02)
 
 
 def test_the_smallest_values_that_count_lie_beside_those_that_do_not() -> None:

@@ -21,8 +21,8 @@ from npuc.quantize.arithmetic.steadiness import ROOM, octave
 from npuc.quantize.arithmetic.weights import in_groups
 
 BINS = 2048
-BLOCK = 1 << 15
-"""Values counted at once."""
+MOST_COUNTED = 1 << 17
+"""Of more values of a tensor in one sample, evenly spaced ones count for their neighbours."""
 NOTHING = 2.0**-100
 """A tensor needs larger values than this for a scale of its own: its scale and bins are normal 32-bit floats."""
 
@@ -65,15 +65,14 @@ class Histogram:
         if not top > NOTHING:
             return self if top == 0 or self.counts.any() else TINY
         counts, width = self.counts, self.width
-        if self.largest <= NOTHING:
+        if self is EMPTY or self is TINY:
             counts = EMPTY.counts
             width = octave(top) / BINS
         while top * (1 + ROOM) >= width * BINS:
             counts = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, counts.dtype)])
             width *= 2
-        return Histogram(
-            counts + (_counted(values, width) if gains is None else _weighed(values, gains, width)), width
-        )
+        added = _counted(values, width, top) if gains is None else _weighed(values, gains, width)
+        return Histogram(counts + added, width)
 
     def within(self, limit: float) -> Histogram:
         """The histogram without the bins that start at or above a magnitude."""
@@ -105,20 +104,21 @@ def _largest(values: Array) -> float:
     return float(np.float32(max(float(values.max()), -float(values.min())))) if values.size else 0.0
 
 
-def _counted(values: Array, width: float) -> Array:
+def _counted(values: Array, width: float, top: float) -> Array:
     """The number of values in each bin of this width, without those up to NOTHING.
 
-    It works block by block, so that temporary arrays stay in the cache.
+    Of many values it is estimated, but the bin of the largest magnitude, top, is never empty.
     """
-    flat, found = np.ravel(values), np.zeros(BINS + 1, np.int64)
-    for start in range(0, flat.size, BLOCK):
-        magnitude = np.abs(flat[start : start + BLOCK], dtype=np.float32)
-        nothing = magnitude <= NOTHING
-        if width <= 2 * NOTHING:
-            magnitude[nothing] = 0
-        magnitude *= np.float32((1 + ROOM) / width)
-        found += np.bincount(magnitude.astype(np.int32), minlength=BINS + 1)
-        found[0] -= np.count_nonzero(nothing)
+    every = -(-values.size // MOST_COUNTED) | 1  # odd, as the extents of maps are mostly even
+    magnitude = np.abs(np.ravel(values)[::every], dtype=np.float32)
+    nothing = magnitude <= NOTHING
+    if width <= 2 * NOTHING:
+        magnitude[nothing] = 0
+    step = np.float32((1 + ROOM) / width)
+    found = np.bincount((magnitude * step).astype(np.int32), minlength=BINS + 1) * every
+    found[0] -= np.count_nonzero(nothing) * every
+    last = int(np.float32(top) * step)
+    found[last] = max(found[last], 1)
     found[BINS - 1] += found[BINS]  # the largest one, if float32 rounds it up
     return found[:BINS]
 
@@ -153,6 +153,33 @@ def _without_infinities(_tensor: str, value: Array) -> Array:
     return np.where(np.isfinite(value), value, value.dtype.type(0))
 
 
+class Count:
+    """The histograms of tensors, to which values are added sample by sample; arguments as of `histograms`."""
+
+    def __init__(
+        self,
+        tensors: Iterable[str],
+        domains: Mapping[str, tuple[float, float]] | None = None,
+        gains: Mapping[str, Array] | None = None,
+        *,
+        finite: Callable[[str, Array], Array] = _refuse,
+    ) -> None:
+        self.found = dict.fromkeys(tensors, EMPTY)
+        self.domains, self.gains, self.finite = domains or {}, gains or {}, finite
+
+    def add(self, values: Mapping[str, Array]) -> None:
+        """Counts the values of one sample."""
+        for name, histogram in self.found.items():
+            value = values[name]
+            if name in self.domains:
+                value = np.clip(value, *self.domains[name])
+            top = _largest(value)
+            if not isfinite(top):
+                value = self.finite(name, value)
+                top = _largest(value)
+            self.found[name] = histogram.with_values(value, self.gains.get(name), top)
+
+
 def histograms(
     graph: Graph,
     samples: Iterable[Mapping[str, Array]],
@@ -168,17 +195,10 @@ def histograms(
     gains: the weights of a tensor's values, broadcast against it (`output_gains`).
     finite: removes infinite values and NaN from a tensor that has some, or raises: DataError (E402) by default.
     """
-    found = dict.fromkeys(tensors, EMPTY)
+    count = Count(tensors, domains, gains, finite=finite)
     for values in computed(graph, samples, tensors):
-        for name, value in values.items():
-            if domains and name in domains:
-                value = np.clip(value, *domains[name])
-            top = _largest(value)
-            if not isfinite(top):
-                value = finite(name, value)
-                top = _largest(value)
-            found[name] = found[name].with_values(value, gains.get(name) if gains else None, top)
-    return found
+        count.add(values)
+    return count.found
 
 
 histograms_of_finite = partial(histograms, finite=_without_infinities)

@@ -101,26 +101,54 @@ class Sampled:
         return ~self.held_out
 
 
+class Watch:
+    """Convolutions of a float graph, whose results under random windows are recorded, sample by sample.
+
+    held_out: (samples,) bool, the samples that are not learned from. read: the tensors that they read.
+    """
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], held_out: Array) -> None:
+        self.graph, self.nodes, self.held_out = graph, nodes, held_out
+        self.read = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
+        self._places = {node.output: _places(graph, node, len(held_out)) for node in nodes}
+        self._results: dict[str, dict[int, Array]] = {node.output: {} for node in nodes}
+        self._means: dict[str, dict[int, Array]] = {node.output: {} for node in nodes}
+
+    def add(self, index: int, values: Mapping[str, Array]) -> None:
+        """Records one sample. values: of the tensors that are read."""
+        for node in self.nodes:
+            w, places = self.graph.constants[node.inputs[1]], self._places[node.output].of(index)
+            taps = taps_under(values[node.inputs[0]], node, w.shape, places, GROUP(node))
+            self._results[node.output][index] = sums(taps, w.reshape(len(w), -1)) + float_bias(self.graph, node)
+            if not self.held_out[index]:
+                self._means[node.output][index] = taps.mean(axis=0)
+
+    def sampled(self, feeds: Sequence[Mapping[str, Array]]) -> Sampled:
+        """What was recorded on these samples, all of them."""
+        witnesses = {
+            name: Witness(
+                places,
+                np.concatenate(_in_order(self._results[name])),
+                np.mean(_in_order(self._means[name]), axis=0),
+            )
+            for name, places in self._places.items()
+        }
+        return Sampled(tuple(feeds), self.held_out, witnesses)
+
+
+def _in_order(recorded: Mapping[int, Array]) -> list[Array]:
+    return [recorded[index] for index in sorted(recorded)]
+
+
 def sampled(graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Array]], held_out: Array) -> Sampled:
     """Runs the float graph on the samples and keeps these convolutions' results under random windows.
 
     held_out: (samples,) bool, the samples that are not learned from.
     """
-    places = {node.output: _places(graph, node, len(feeds)) for node in nodes}
-    read = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
-    results: dict[str, list[Array]] = {node.output: [] for node in nodes}
-    seen: dict[str, list[Array]] = {node.output: [] for node in nodes}
-    for index, values in enumerate(computed(graph, feeds, read)):
-        for node in nodes:
-            w = graph.constants[node.inputs[1]]
-            taps = taps_under(values[node.inputs[0]], node, w.shape, places[node.output].of(index), GROUP(node))
-            results[node.output].append(sums(taps, w.reshape(len(w), -1)) + float_bias(graph, node))
-            if not held_out[index]:
-                seen[node.output].append(taps.mean(axis=0))
-    witnesses = {
-        name: Witness(places[name], np.concatenate(results[name]), np.mean(seen[name], axis=0)) for name in places
-    }
-    return Sampled(tuple(feeds), held_out, witnesses)
+    watch = Watch(graph, nodes, held_out)
+    for index, values in enumerate(computed(graph, feeds, watch.read)):
+        watch.add(index, values)
+    return watch.sampled(feeds)
 
 
 def float_bias(graph: Graph, node: Node) -> Array:

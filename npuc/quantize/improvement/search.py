@@ -18,10 +18,17 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
 from npuc.quantize.arithmetic.steadiness import better
-from npuc.quantize.calibration.histograms import Histogram, HistogramSource, histograms, output_gains
+from npuc.quantize.calibration.histograms import (
+    Count,
+    Histogram,
+    HistogramSource,
+    computed,
+    histograms,
+    output_gains,
+)
 from npuc.quantize.improvement import equalisation, proposals
 from npuc.quantize.improvement.acceptance import acceptance, decibels, ends
-from npuc.quantize.improvement.evidence import Sampled, sampled
+from npuc.quantize.improvement.evidence import Sampled, Watch, sampled
 from npuc.quantize.improvement.levels import Level, Variant
 from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.splitting import split
@@ -244,7 +251,8 @@ class _Climb:
         self.maker = maker
         self.top = self.level = top
         self.method = method
-        self.learned, self.held_out = divided(maker.samples, top.samples)
+        self.numbers = numbers(maker.samples, top.samples)
+        self.learned, self.held_out = fed(maker.samples, *self.numbers)
         self.training = self.learned
         self.plain = self.best = plain
         self.acceptance = acceptance(plain.graph, plain.quantised, self.held_out)
@@ -254,6 +262,8 @@ class _Climb:
         """Equalised networks with their histograms, shared by every method except "output"."""
         self.sides: Sides = {}
         """Histograms on both sides of 0, of the level's samples. What a variant changes has another name."""
+        self.seen: tuple[Graph, Sampled] | None = None
+        """A graph whose histograms were found in the same run as the evidence for its layers."""
 
     def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
         """The best network and the steps."""
@@ -327,9 +337,9 @@ class _Climb:
 
         @cache
         def evidence() -> Sampled:
-            feeds = [*self.training, *self.held_out[: len(self.training) // 3 + 1]]
-            held_out = np.arange(len(feeds)) >= len(self.training)
-            return sampled(network.graph, weighted(network.nodes), feeds, held_out)
+            if self.seen is not None and self.seen[0] is network.graph:
+                return self.seen[1]
+            return sampled(network.graph, weighted(network.nodes), *self._shown)
 
         for names in self.level.proposals:
             before = self.best
@@ -337,6 +347,12 @@ class _Climb:
             self._try(name, lambda names=names: self._in_lockstep(network, evidence(), names))
             if self.best is not before and not self.level.thorough:
                 return
+
+    @property
+    def _shown(self) -> tuple[list[Mapping[str, Array]], Array]:
+        """The samples by which layers are improved, and which of them are held out."""
+        checks = self.held_out[: len(self.training) // 3 + 1]
+        return [*self.training, *checks], np.arange(len(self.training) + len(checks)) >= len(self.training)
 
     def _try(self, name: str, make: Callable[[], Network]) -> tuple[Network, float] | None:
         """Makes another network, if possible, and keeps it if it has less noise than the best so far.
@@ -387,10 +403,28 @@ class _Climb:
             return self.equal[key]
         sizes = equalisation.sizes(graph, groups, self.training)
         equal = equalisation.equalised(graph, groups, sizes, share or 0.0)
+        if known is not None and not self.level.thorough:
+            known = {**known, **self._watched(equal)}
         found = self.maker.calibrated(equal.graph, method, equal.factors, known)
         if method != "output":
             self.equal[key] = found
         return found
+
+    def _watched(self, equal: equalisation.Equalised) -> dict[str, Histogram]:
+        """The histograms of the tensors that were equalised; the same run gives the evidence for its layers."""
+        feeds, held_out = self._shown
+        learned, others = self.numbers
+        shown = (*learned[: len(self.training)], *others)[: len(feeds)]
+        places = {number: place for place, number in enumerate(shown)}
+        count = Count(equal.factors)
+        watch = Watch(equal.graph, weighted(self.maker.recipe.select(equal.graph)), held_out)
+        run = computed(equal.graph, self.maker.samples.feeds(), tuple(dict.fromkeys((*count.found, *watch.read))))
+        for number, values in enumerate(run):
+            count.add(values)
+            if number in places:
+                watch.add(places[number], values)
+        self.seen = equal.graph, watch.sampled(feeds)
+        return count.found
 
     def _in_lockstep(self, network: Network, evidence: Sampled, names: Sequence[str]) -> Network:
         wanted = [proposals.PROPOSALS[name] for name in names]
@@ -401,13 +435,23 @@ class _Climb:
 
 def divided(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
     """At most `most` samples to learn from, and some to judge by, from a third of all; in pseudo-random order."""
+    learned, held_out = fed(samples, *numbers(samples, most))
+    return learned, held_out
+
+
+def numbers(samples: Samples, most: int) -> tuple[list[int], list[int]]:
+    """The places of the same among the samples."""
     digests = [_digest(feed) for feed in samples.feeds()]
     order = sorted(range(len(digests)), key=digests.__getitem__)
     third = max(len(order) // 3, 1)
-    held_out, training = order[:third][:MOST_JUDGES], order[third:][:most]
-    wanted = {*held_out, *training}
-    found = {index: feed for index, feed in enumerate(samples.feeds()) if index in wanted}
-    return [found[index] for index in training], [found[index] for index in held_out]
+    return order[third:][:most], order[:third][:MOST_JUDGES]
+
+
+def fed(samples: Samples, *wanted: Sequence[int]) -> list[list[Mapping[str, Array]]]:
+    """The samples in these places, list by list."""
+    places = {number for each in wanted for number in each}
+    found = {number: feed for number, feed in enumerate(samples.feeds()) if number in places}
+    return [[found[number] for number in each] for each in wanted]
 
 
 def _digest(feed: Mapping[str, Array]) -> bytes:
