@@ -232,20 +232,22 @@ def _host_step(graph: Graph, node: Node) -> HostStep:
 
 
 def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
-    """Every node that 8-bit layers cannot compute."""
+    """Every node that 8-bit layers cannot compute; what moves the first axis beside one goes to the host with it."""
     from npuc.host_nodes import conversion_refusal, emptiness
     from npuc.targets.bm1684.network import fixed, quantising
 
     integer = set(quantising.integer(graph))
-    found: list[Problem] = []
+    found: dict[Node, Problem] = {}
     for node in graph.nodes:
         if fixed.left_to_host(graph, node) and not strict:
             continue
         problem = emptiness(graph, node) or conversion_refusal(graph, node) or fixed.refusal(graph, node)
         if problem is None and node not in integer and node.op not in ("QuantizeLinear", "DequantizeLinear"):
             problem = refused(node, "no layer of 8 bits is beside it", remedy=fixed.REMEDY)
-        found += [] if problem is None else [problem]
-    return found
+        if problem is not None:
+            found[node] = problem
+    beside = set() if strict else {node for node in found if fixed.moves_beside(graph, node, found)}
+    return [problem for node, problem in found.items() if node not in beside]
 
 
 Plan = tuple[Graph, Lowered, Kernel]

@@ -360,3 +360,69 @@ def test_what_moves_the_first_axis_at_the_end_is_left_to_the_host(end: str, imag
     wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])
     got = found.run({"x": x})["y"].reshape(wanted.shape)
     assert np.square(got - wanted).sum() < 1e-3 * np.square(wanted).sum()
+
+
+ROWS = "m = MatMul(x, w)\n a = Add(m, b)\n r = Relu(a)\n"
+FIRST_AXES = {
+    "rows of windows": ((4, 6, 16), (4, 6, 12), ROWS + "y = Add(r, m)"),
+    "windows joined": ((4, 9, 16), (1, 36, 12), ROWS + "y = Reshape(r, joined)"),
+    "windows in another order": ((4, 6, 16), (6, 4, 12), ROWS + "y = Transpose <perm=[1, 0, 2]> (r)"),
+    "windows moved round": (
+        (4, 6, 16),
+        (4, 6, 12),
+        ROWS + "f, e = Split <axis=0, num_outputs=2> (r)\n y = Concat <axis=0> (e, f)",
+    ),
+    "rows of images": (
+        (2, 16, 5, 4),
+        (2, 20, 12),
+        "c = Conv <kernel_shape=[3, 3], pads=[1, 1, 1, 1]> (x, k)\n p = MaxPool <kernel_shape=[1, 1]> (c)\n"
+        "t = Transpose <perm=[0, 2, 3, 1]> (p)\n g = Reshape(t, tokens)\n y = MatMul(g, w)",
+    ),
+    "chosen windows": ((3, 4, 6, 16), (4, 6, 12), "g = Gather <axis=0> (x, second)\n y = MatMul(g, w)"),
+}
+"""Inputs whose first axis is no batch of images: the shapes of input and result, and the nodes."""
+
+
+def _first_axis(case: str) -> onnx.ModelProto:
+    shape, result, nodes = FIRST_AXES[case]
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> g (float{list(shape)} x) => (float{list(result)} y) '
+        "<int64[3] joined = {1, 36, 12}, int64[3] tokens = {2, 20, 16}, int64 second = {1}> "
+        f"{{ {nodes} }}"
+    )
+    random = np.random.default_rng(7)
+    for name, extents in (("w", (16, 12)), ("b", (12,)), ("k", (16, 16, 3, 3))):
+        values = random.normal(0.02, 0.3, extents).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return model
+
+
+@pytest.mark.parametrize("case", FIRST_AXES)
+def test_a_first_axis_that_is_no_batch_of_images_is_one_like_the_others(case: str) -> None:
+    model, shape = _first_axis(case), FIRST_AXES[case][0]
+    x = np.random.default_rng(8).normal(0.3, 1, (3, *shape)).astype(np.float32)
+    options = Options(precision="int8", fallback="refuse", proof="all")
+    found = api.compile(model, "bm1684", calibration={"x": x}, options=options)
+    assert found.report["proof"]["bit_exact"]
+    wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])
+    got = found.run({"x": x})["y"].reshape(wanted.shape)
+    assert np.square(got - wanted).sum() < 1e-3 * np.square(wanted).sum()
+
+
+def test_a_movement_beside_what_the_host_computes_takes_no_product_with_it(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4,9,16] x) => (float[4,9,16] y) '
+        "{ q = MatMul(x, w)\n k = MatMul(x, v)\n t = Transpose <perm=[0, 2, 1]> (k)\n s = MatMul(q, t)\n"
+        " e = Softmax(s)\n a = MatMul(e, k)\n y = MatMul(a, w) }"
+    )
+    random = np.random.default_rng(9)
+    for name in "wv":
+        values = random.normal(0.02, 0.25, (16, 16)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    onnx.save(model, tmp_path / "m.onnx")
+    command = ("compile", tmp_path / "m.onnx", "--target", "bm1684", "--precision", "int8", "--json")
+    report = npuc(*command, "-o", tmp_path / "m.npu").json
+    shares = {place: 0 for place in ("npu", "host")}
+    for part in report["partitions"]:
+        shares[part["place"]] += part["macs"]
+    assert shares == {"npu": 3 * 4 * 9 * 16 * 16, "host": 2 * 4 * 9 * 9 * 16}

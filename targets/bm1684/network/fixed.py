@@ -5,7 +5,7 @@ Only forms that were verified on the vendor's chip model are supported; others n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from npuc.constraints import Support, finite_constants, refused, violation
 from npuc.errors import Problem
@@ -146,15 +146,29 @@ HOST: Mapping[str, str] = {
 
 
 def left_to_host(graph: Graph, node: Node) -> bool:
-    """Whether the host computes a node at the end of the network: one of HOST, or what moves the first axis.
+    """Whether the host computes a node at an end of the network: one of HOST, or what moves the first axis.
 
-    Behind one of HOST there is at most a QuantizeLinear, behind a movement at most those of HOST.
+    Behind one of HOST there is at most a QuantizeLinear, behind a movement at most those of HOST. Before a
+    movement there is nothing.
     """
     readers = [reader for name in node.outputs if name for reader in graph.readers[name]]
     if node.op in HOST:
         return all(each.op == "QuantizeLinear" and not graph.readers[each.output] for each in readers)
-    moves = node.op in ("Reshape", "Transpose") and batch_stays(graph, node) is not None
-    return moves and all(each.op in HOST and left_to_host(graph, each) for each in readers)
+    if not _moves_images(graph, node):
+        return False
+    return node.inputs[0] in graph.inputs or all(each.op in HOST and left_to_host(graph, each) for each in readers)
+
+
+def moves_beside(graph: Graph, node: Node, refused: Collection[Node]) -> bool:
+    """Whether a node moves the first axis, and all before it, or all behind it, is refused for another reason."""
+    others = [each for each in refused if not _moves_images(graph, each)]
+    readers = graph.readers[node.output]
+    behind = readers and all(each in others for each in readers) and node.output not in graph.outputs
+    return _moves_images(graph, node) and (graph.producers.get(node.inputs[0]) in others or bool(behind))
+
+
+def _moves_images(graph: Graph, node: Node) -> bool:
+    return node.op in ("Reshape", "Transpose") and batch_stays(graph, node) is not None
 
 
 REMEDY = "another form of the layer, --precision fp32, or the host (--fallback host)"

@@ -6,6 +6,7 @@ from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
+from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
@@ -39,6 +40,7 @@ FIXED: tuple[Pass, ...] = (
     reductions_to_pools,
     PadsToConvs(MOST_PADDING),
     rows_to_pixels,
+    gathers_to_slices,
     batch_norm_to_conv,
     ConvTransposeToConvs(CHANNELS),
     split_average_borders,
