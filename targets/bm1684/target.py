@@ -232,7 +232,7 @@ def _host_step(graph: Graph, node: Node) -> HostStep:
 
 
 def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
-    """Every node that 8-bit layers cannot compute; what moves the first axis beside one goes to the host with it."""
+    """Every node that 8-bit layers cannot compute, without what only moves the first axis beside one."""
     from npuc.host_nodes import conversion_refusal, emptiness
     from npuc.targets.bm1684.network import fixed, quantising
 

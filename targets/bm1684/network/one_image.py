@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Attr, Graph, Node
-from npuc.ops.attributes import AXES, AXIS, PERM
+from npuc.ops.attributes import AXES, AXIS, PERM, SIDES
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_to_channels import POOLS, batch_to_channels
 from npuc.passes.expansion.images import TIDY
@@ -63,6 +63,10 @@ def _axes_behind_one(node: Node) -> tuple[tuple[int, ...], dict[str, Attr]]:
     match node.op:
         case "Transpose":
             return (0 if PERM(node)[0] else 1,), {"perm": (0, *(axis + 1 for axis in PERM(node)))}
+        case "Pad":
+            begins, ends = SIDES(node)[: len(SIDES(node)) // 2], SIDES(node)[len(SIDES(node)) // 2 :]
+            axes = tuple(axis for axis, sides in enumerate(zip(begins, ends, strict=True)) if any(sides))
+            return axes, {"pads": (0, *begins, 0, *ends)}
         case "Slice":
             return AXES(node), {"axes": tuple(axis + 1 for axis in AXES(node))}
         case "Split" | "Concat":
@@ -76,5 +80,7 @@ def _one_image(graph: Graph) -> bool:
     batches = {graph.shape(name)[:1] for name in graph.inputs} - {(1,)}
     rows = {graph.shape(node.inputs[0])[:1] for node in graph.nodes if node.op == "Gemm"} - {(1,)}
     images = any(node.op in WINDOWS and graph.shape(node.inputs[0])[0] > 1 for node in graph.nodes)
-    products = any(node.op == "MatMul" and not graph.constants.keys().isdisjoint(node.inputs) for node in graph.nodes)
+    products = any(
+        node.op == "MatMul" and not graph.constants.keys().isdisjoint(node.inputs) for node in graph.nodes
+    )
     return not batches or products or not rows <= batches or not (images or rows)
