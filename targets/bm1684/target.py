@@ -18,7 +18,7 @@ from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
 from npuc.storage.pieces import Content, Files
 from npuc.storage.records import read
-from npuc.target import Options, Origin, Stored, Target
+from npuc.target import RECURRENT, Options, Origin, Stored, Target
 from npuc.targets.bm1684.export import kernel as exported_kernel
 from npuc.targets.bm1684.export import launcher, sdk
 from npuc.targets.bm1684.lowering import images, rules, slicing
@@ -58,6 +58,10 @@ class Bm1684(Target):
     self_tests = ("okkernel",)
     named_exports = ("okkernel",)
     chip_models = ("own", "vendor")
+
+    def left_whole(self, options: Options) -> tuple[str, ...]:
+        """Recurrent networks in int8: there is no sigmoid of 8 bits."""
+        return RECURRENT if options.precision == "int8" else ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes that rewrite forms without calls of the machine."""
