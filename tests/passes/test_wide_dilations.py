@@ -2,7 +2,7 @@
 
 import pytest
 
-from npuc.targets.bm1684.network.wide_dilations import SpreadKernels, WideDilations
+from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 MOVE = ["Reshape", "Transpose", "Reshape"]

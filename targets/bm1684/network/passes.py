@@ -18,6 +18,7 @@ from npuc.passes.expansion.resizes import (
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_pads import SplitPads
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
+from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
@@ -25,7 +26,6 @@ from npuc.targets.bm1684.network.fixed import MOST_WINDOW
 from npuc.targets.bm1684.network.limits import CHANNELS, IMAGES, MOST_BLOCKS
 from npuc.targets.bm1684.network.one_image import rows_to_pixels, tensors_to_images
 from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
-from npuc.targets.bm1684.network.wide_dilations import SpreadKernels, WideDilations
 
 PASSES: tuple[Pass, ...] = (
     fold_constants,
