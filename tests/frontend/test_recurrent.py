@@ -80,7 +80,7 @@ FORMS: tuple[dict[str, Any], ...] = (
         ("RNN", {}),
     ],
 )
-def test_the_steps_compute_what_onnxruntime_does(op: str, attrs: dict[str, int], form: dict[str, Any]) -> None:
+def test_the_steps_compute_what_onnxruntime_does(op: str, attrs: dict[str, Any], form: dict[str, Any]) -> None:
     model = model_of(op, **form, **attrs)
     feed, graph = feed_of(model), import_model(model)
     found = run(graph, feed)

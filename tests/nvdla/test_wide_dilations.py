@@ -21,8 +21,8 @@ def test_a_dilation_beyond_the_field_is_computed_by_phases(
 ) -> None:
     """Before, the host computed it."""
     model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g (float[1,8,17,14] x) => (float[1,8,{result[0]},{result[1]}] y) '
-        f"{{ a = Conv <dilations = [{dilation}, {dilation}], pads = {list(pads)}> (x, w)\n y = Conv(a, v) }}"
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[1,8,17,14] x) '
+        f"=> (float[1,8,{result[0]},{result[1]}] y) {{ a = Conv <dilations = [{dilation}, {dilation}], pads = {list(pads)}> (x, w)\n y = Conv(a, v) }}"
     )
     random = np.random.default_rng(0)
     for name, shape in {"w": (8, 8, 3, 3), "v": (8, 8, 1, 1)}.items():
