@@ -20,9 +20,11 @@ def test_a_dilation_beyond_the_field_is_computed_by_phases(
     dilation: int, pads: tuple[int, ...], result: tuple[int, int], target: str, precision: str
 ) -> None:
     """Before, the host computed it."""
+    high, wide = result
+    attributes = f"dilations = [{dilation}, {dilation}], pads = {list(pads)}"
     model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g (float[1,8,17,14] x) '
-        f"=> (float[1,8,{result[0]},{result[1]}] y) {{ a = Conv <dilations = [{dilation}, {dilation}], pads = {list(pads)}> (x, w)\n y = Conv(a, v) }}"
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[1,8,17,14] x) => (float[1,8,{high},{wide}] y) '
+        f"{{ a = Conv <{attributes}> (x, w)\n y = Conv(a, v) }}"
     )
     random = np.random.default_rng(0)
     for name, shape in {"w": (8, 8, 3, 3), "v": (8, 8, 1, 1)}.items():
