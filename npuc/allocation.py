@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -16,10 +17,6 @@ class Buffer:
     size: int
     first: int
     last: int
-
-    def meets(self, other: Buffer) -> bool:
-        """Whether both are alive in some step."""
-        return self.first <= other.last and other.first <= self.last
 
 
 def lower_bound(buffers: Sequence[Buffer]) -> int:
@@ -62,13 +59,16 @@ def peak(buffers: Sequence[Buffer], addresses: dict[str, int]) -> int:
 
 
 def _first_fit(order: Sequence[Buffer]) -> dict[str, int]:
-    placed: list[tuple[Buffer, int]] = []
+    addresses: dict[str, int] = {}
+    placed: list[tuple[int, int, int, int]] = []  # start, end, first and last step, by address
     for buffer in order:
-        taken = sorted((at, at + other.size) for other, at in placed if buffer.meets(other))
         address = 0
-        for start, end in taken:
+        for start, end, first, last in placed:
+            if first > buffer.last or buffer.first > last:
+                continue
             if address + buffer.size <= start:
                 break
             address = max(address, end)
-        placed.append((buffer, address))
-    return {buffer.name: address for buffer, address in placed}
+        addresses[buffer.name] = address
+        insort(placed, (address, address + buffer.size, buffer.first, buffer.last))
+    return addresses

@@ -56,10 +56,10 @@ def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
     return (*(each for name, each in shared.items() if name not in target.left_out), *target.passes(options))
 
 
-def imported(model: Path, target: Target, shapes: Shapes) -> Graph:
+def imported(model: Path, target: Target, shapes: Shapes, options: Options) -> Graph:
     """The graph of a model file. Raises ModelError and UnsupportedOperator, with remedies for the target."""
     try:
-        return load_model(model, shapes)
+        return load_model(model, shapes, without=target.left_whole(options))
     except NpucError as error:
         raise type(error).of(each.on(target.name) for each in error.problems) from error
 
@@ -71,7 +71,8 @@ def optimised(
 
     Raises UnsupportedOperator (E202) for outputs that depend on no input.
     """
-    return _optimised(imported(model, target, shapes), target, options or usual_options(target), hook)
+    options = options or usual_options(target)
+    return _optimised(imported(model, target, shapes, options), target, options, hook)
 
 
 def wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
@@ -93,7 +94,7 @@ def accepted(model: Path, target: Target, shapes: Shapes, options: Options, hook
 
     Raises NpucError.
     """
-    source = imported(model, target, shapes)
+    source = imported(model, target, shapes, options)
     graph = _optimised(source, target, options, hook)
     target.machine_values(options.machine)  # an unknown machine is refused even if the target reads none of it
     found = target.problems(graph, options)

@@ -258,6 +258,10 @@ class Naming(Protocol):
     """Formats that have the prefix."""
 
 
+RECURRENT = ("LSTM", "GRU", "RNN")
+"""ONNX operators that are computed step after step."""
+
+
 class Target(Protocol):
     """A machine that npuc compiles for.
 
@@ -287,6 +291,10 @@ class Target(Protocol):
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Passes to run after those that all targets share."""
         return ()
+
+    def left_whole(self, options: Options) -> tuple[str, ...]:
+        """ONNX operators that the host runs whole, as their steps would need its movements in between."""
+        return RECURRENT
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """Cycles of a node of the float graph alone; None if the target cannot run it, or cannot tell."""

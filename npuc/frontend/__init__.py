@@ -7,7 +7,7 @@ operator; folding: constant nodes that the operator table cannot evaluate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,18 +21,22 @@ Shapes = Mapping[str, tuple[int, ...]]
 NO_SHAPES: Shapes = {}
 
 
-def load(path: Path, input_shapes: Shapes = NO_SHAPES, *, fold_weights: bool = True) -> Graph:
+def load(
+    path: Path, input_shapes: Shapes = NO_SHAPES, *, fold_weights: bool = True, without: Collection[str] = ()
+) -> Graph:
     """The graph of an ONNX file; every shape is static.
 
     input_shapes: shapes that bind the dynamic dimensions of inputs, by name.
     fold_weights: whether DequantizeLinear of a constant becomes a float constant; if not, it stays a node whose
     inputs are the constants, so that integer weights and their scales survive.
+    without: operators that are refused (E202) although they have canonical forms.
     Raises ModelError or UnsupportedOperator with every problem of the model.
     """
     from npuc.frontend.reading import read_model
 
     with budget():
-        return import_model(read_model(path, whole=False), path.parent, input_shapes, fold_weights=fold_weights)
+        model = read_model(path, whole=False)
+        return import_model(model, path.parent, input_shapes, fold_weights=fold_weights, without=without)
 
 
 def import_model(
@@ -41,9 +45,10 @@ def import_model(
     input_shapes: Shapes = NO_SHAPES,
     *,
     fold_weights: bool = True,
+    without: Collection[str] = (),
 ) -> Graph:
     """The graph of a model in memory; `folder` holds its external data (None: it may have none)."""
     from npuc.frontend.importing import graph_of
 
     with budget():
-        return graph_of(model, folder, input_shapes, fold_weights=fold_weights)
+        return graph_of(model, folder, input_shapes, fold_weights=fold_weights, without=without)

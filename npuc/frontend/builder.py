@@ -64,10 +64,14 @@ OUTPUT = "an output"
 class Builder:
     """Nodes, constants and types so far. A tensor is in `constants`, or has a producer, or is an input."""
 
-    def __init__(self, opset: int, folder: Path | None, fold_weights: bool) -> None:
+    def __init__(
+        self, opset: int, folder: Path | None, fold_weights: bool, without: frozenset[str] = frozenset()
+    ) -> None:
         self.opset = opset
         self.folder = folder
         self.fold_weights = fold_weights
+        self.without = without
+        """Operators of the model that are refused although they have canonical forms."""
         self.nodes: list[Node] = []
         self.constants: dict[str, Array] = {}
         self.types: dict[str, TensorType] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
@@ -31,13 +31,18 @@ from npuc.ops import build
 
 
 def graph_of(
-    model: onnx.ModelProto, folder: Path | None, shapes: Mapping[str, tuple[int, ...]], *, fold_weights: bool
+    model: onnx.ModelProto,
+    folder: Path | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    fold_weights: bool,
+    without: Collection[str] = (),
 ) -> Graph:
     """The graph of a model. Raises ModelError or UnsupportedOperator with all problems found."""
     model, opset = importable(model, folder)
     if isinstance(opset, NpucError):
         raise opset
-    to = Builder(opset, folder, fold_weights)
+    to = Builder(opset, folder, fold_weights, frozenset(without))
     constants_into(to, model.graph)
     types = input_types(model.graph, to.constants, shapes)
     to.take_inputs(types)
@@ -191,6 +196,12 @@ def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
     return UnsupportedOperator("E201", reason, node=name, op=proto.op_type, remedy=remedy)
 
 
+def left_whole(name: str, op: str) -> Problem:
+    """Why a node with a canonical form is left to the host: see Target.left_whole."""
+    reason, remedy = "its steps would alternate with those of the host", "a target that moves data itself (bm1684)"
+    return Problem("E202", reason, name, op, limit="networks without recurrence", remedy=remedy)
+
+
 def import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
     """Imports one node; raises NpucError for any problem with it."""
     found = signature_of(proto, to.opset)
@@ -216,6 +227,8 @@ def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     if node.op == "If":
         _import_nodes(list(inlined(node, branch_of(node, to), to)), to)
         return
+    if node.op in to.without:
+        raise UnsupportedOperator.of([left_whole(node.name, node.op)])
     importer, foldable = IMPORTERS.get(node.op), can_fold(node, proto, to)
     if importer is None:
         if not foldable:

@@ -404,3 +404,5 @@ ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDep
 """The ONNX operators that only move elements."""
 MOVEMENT = (*ONNX_MOVEMENT, "Interleave")
 """Operators that only move elements: the same on int8, if all their tensors share one scale."""
+KEPT_INTEGERS = (*MOVEMENT, "Pad")
+"""Operators whose int8 results are elements of their inputs or, in padding, zeros of the same scale."""

@@ -16,6 +16,7 @@ from npuc.macs import macs
 from npuc.ops import build
 from npuc.regions import partition
 from npuc.subgraphs import within
+from npuc.target import RECURRENT
 
 
 def part_graph(network: Network, units: Sequence[Unit], outside: Iterable[str], name: str) -> Graph:
@@ -99,7 +100,7 @@ def size_bytes(network: Network, tensor: str) -> int:
 
 def unit_macs(network: Network, unit: Unit) -> int:
     """The multiply-accumulates of a node of the model: products with weights, and matrix products."""
-    if unit.nodes:
+    if unit.nodes and unit.op not in RECURRENT:  # the first step of these may have no state to multiply
         return sum(macs(node, network.types) for node in unit.nodes)
     return _foreign_macs(network, unit)
 
@@ -108,7 +109,7 @@ def _foreign_macs(network: Network, unit: Unit) -> int:
     shapes = [network.types[name].shape if name in network.types else None for name in unit.proto.input]
     out = [network.types[name].shape if name in network.types else None for name in unit.proto.output]
     match unit.op, shapes, out:
-        case (("LSTM" | "GRU" | "RNN"), [x, w, r, *_], _) if x and w and r:
+        case op, [x, w, r, *_], _ if op in RECURRENT and x and w and r:
             return x[0] * x[1] * (prod(w) + prod(r))
         case (("Conv" | "ConvInteger"), [_, w, *_], [y]) if w and y:
             return prod(y) * prod(w[1:])

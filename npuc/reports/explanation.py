@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npuc.program import Program
+from npuc.reports.hosted import hosted
+from npuc.reports.hosted import tensors as tensors_of
 from npuc.reports.naming import nodes_named, on_host
 from npuc.target import Target
 
@@ -23,8 +25,10 @@ def explanation(
     or a name as `naming.nodes_named` accepts it.
     Raises ArtefactError (E508) if the program has nothing of that name.
     """
-    listing, report = target.listing(program), program.report
-    nodes = nodes_named(asked, report, graph, listing)
+    listing, report, regions = target.listing(program), program.report, hosted(program)
+    nodes = nodes_named(
+        asked, report, graph, listing, {name: each.node for each in regions for name in each.writes}
+    )
     layers = [layer for layer in report["layers"] if nodes & set(layer["nodes"])]
     around = set(nodes).union(*(layer["nodes"] for layer in layers))
     integer = [each for each in graph.get("layers", ()) if around & set(each["nodes"])]
@@ -38,6 +42,7 @@ def explanation(
         "nodes": sorted(around),
         "partitions": [part for part in parts if nodes & set(part["nodes"])] if len(parts) > 1 else [],
         "passes": [each for each in graph.get("rewrites", ()) if around & set(each["nodes"])],
+        "host_tensors": tensors_of(regions, asked, nodes),
         "host_steps": [step for step in on_host(report) if step["node"] in around],
         "layers": layers,
         "tensors": [_tensor(each, graph, verification, stored=each["tensor"] in stored) for each in integer],

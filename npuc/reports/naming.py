@@ -9,23 +9,27 @@ from npuc.errors import ArtefactError
 from npuc.text import closest
 
 Report = Mapping[str, Any]
+NONE: Mapping[str, str] = {}
 MOST_SHOWN = 4
 """The most names shown in an error."""
 
 
-def nodes_named(asked: str, report: Report, graph: Report, listing: Sequence[Report]) -> set[str]:
+def nodes_named(
+    asked: str, report: Report, graph: Report, listing: Sequence[Report], hosted: Mapping[str, str] = NONE
+) -> set[str]:
     """The ONNX nodes of an instruction, a node, a tensor or a layer.
 
     asked: a number of the listing, a name, one of the names joined by semicolons in a fused name (also without the
     number that a converter appended), or parts of such a name between slashes.
     report, graph: of the program, and graph.json; empty if there is none.
+    hosted: the nodes that write the tensors of host regions.
     Raises ArtefactError (E508) if nothing matches, and for a part that several names share.
     """
     if asked.isdecimal():
         for entry in listing:
             if entry["index"] == int(asked):
                 return set(entry["nodes"])
-    names = dict(_names(report, graph, listing))
+    names = {**{name: [node] for name, node in hosted.items()}, **dict(_names(report, graph, listing))}
     if asked in names:
         return set(names[asked])
     for alike in (_last_part, _part, _numbered, _end, _inside):

@@ -331,6 +331,8 @@ def explanation(report: Shown) -> str:
         for why in each["reasons"]
         if set(why["nodes"]) & set(report["nodes"])
     ]
+    for each in report["host_tensors"]:
+        lines += ["", *_host_tensor(each)]
     for layer in report["layers"]:
         lines += ["", f"layer {layer['name']}: {layer['op']}", *(f"  {each}" for each in _costs(layer))]
     for each in report["tensors"]:
@@ -350,6 +352,17 @@ def explanation(report: Shown) -> str:
     if report["instructions"]:
         lines += ["", "instructions", *(f"  {each['index']}: {each['text']}" for each in report["instructions"])]
     return "\n".join(lines)
+
+
+def _host_tensor(found: Shown) -> list[str]:
+    """A tensor within a host region: its writer and readers, and what keeps them on the host."""
+    lines = [f"tensor {found['tensor']} within {found['path']}"]
+    lines.append(f"  from {found['from']['op']} '{found['from']['node']}': {found['from']['reason']}")
+    lines += [f"  to {each['op']} '{each['node']}': {each['reason']}" for each in found["to"]]
+    return lines + [
+        f"  kept on the host by {each['op']} '{each['node']}': {each['reason']}; {each['remedy'] or 'for good'}"
+        for each in found["kept_by"]
+    ]
 
 
 def _told(error: Shown | None) -> str:

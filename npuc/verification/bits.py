@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npuc.ir import Array
-from npuc.ops.movement import MOVEMENT
+from npuc.ops.movement import KEPT_INTEGERS
 from npuc.program import Program
 from npuc.reference import has_integer_products, session, values_of, with_outputs
 from npuc.storage.pieces import contents_of
@@ -102,7 +102,7 @@ class Bits:
         intermediate result within the instruction of another layer.
         """
         differing = self.differing.get(layer["tensor"])
-        if differing is not None or layer["op"] in MOVEMENT:
+        if differing is not None or layer["op"] in KEPT_INTEGERS:
             return not differing
         readers = [each["tensor"] for each in self.described["layers"] if layer["tensor"] in each["inputs"]]
         computed = (self._computed.get(name, frozenset()) >= {*layer["nodes"]} for name in readers)

@@ -12,7 +12,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import SCALES, SIZES
 from npuc.ops.resize import interpolation, source_positions, taps_at
-from npuc.passes.rewriting.interleaving import interleaved, phased
+from npuc.passes.rewriting.interleaving import interleaved, phased, woven
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
@@ -56,6 +56,19 @@ def _to_copies(rewriter: Rewriter, node: Node) -> bool:
     before = replace(node.with_attrs(sizes=sizes, scales=scales, **modes), outputs=(first,), name=first)
     after = node.with_attrs(scales=(1.0, 1.0, float(step), float(step)), **modes)
     rewriter.replace(node, before, replace(after, inputs=(first, *node.inputs[1:])))
+    return True
+
+
+def repeats_to_interleaves(graph: Graph) -> Graph:
+    """Resize that repeats every row and every column equally often becomes Interleave along H and along W."""
+    return rewrite(graph, _to_interleaves)
+
+
+def _to_interleaves(rewriter: Rewriter, node: Node) -> bool:
+    rows, columns = repetitions(rewriter, node)
+    if not 1 < rows * columns <= MOST_PHASES:
+        return False
+    rewriter.replace(node, *woven(rewriter, node, [[node.inputs[0]] * columns] * rows))
     return True
 
 

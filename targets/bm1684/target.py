@@ -18,7 +18,7 @@ from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
 from npuc.storage.pieces import Content, Files
 from npuc.storage.records import read
-from npuc.target import Options, Origin, Stored, Target
+from npuc.target import RECURRENT, Options, Origin, Stored, Target
 from npuc.targets.bm1684.export import kernel as exported_kernel
 from npuc.targets.bm1684.export import launcher, sdk
 from npuc.targets.bm1684.lowering import images, rules, slicing
@@ -58,6 +58,10 @@ class Bm1684(Target):
     self_tests = ("okkernel",)
     named_exports = ("okkernel",)
     chip_models = ("own", "vendor")
+
+    def left_whole(self, options: Options) -> tuple[str, ...]:
+        """Recurrent networks in int8: there is no sigmoid of 8 bits."""
+        return RECURRENT if options.precision == "int8" else ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes that rewrite forms without calls of the machine."""
@@ -232,20 +236,22 @@ def _host_step(graph: Graph, node: Node) -> HostStep:
 
 
 def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
-    """Every node that 8-bit layers cannot compute."""
+    """Every node that 8-bit layers cannot compute, without what only moves the first axis beside one."""
     from npuc.host_nodes import conversion_refusal, emptiness
     from npuc.targets.bm1684.network import fixed, quantising
 
     integer = set(quantising.integer(graph))
-    found: list[Problem] = []
+    found: dict[Node, Problem] = {}
     for node in graph.nodes:
         if fixed.left_to_host(graph, node) and not strict:
             continue
         problem = emptiness(graph, node) or conversion_refusal(graph, node) or fixed.refusal(graph, node)
         if problem is None and node not in integer and node.op not in ("QuantizeLinear", "DequantizeLinear"):
             problem = refused(node, "no layer of 8 bits is beside it", remedy=fixed.REMEDY)
-        found += [] if problem is None else [problem]
-    return found
+        if problem is not None:
+            found[node] = problem
+    beside = set() if strict else {node for node in found if fixed.moves_beside(graph, node, found)}
+    return [problem for node, problem in found.items() if node not in beside]
 
 
 Plan = tuple[Graph, Lowered, Kernel]

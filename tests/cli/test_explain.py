@@ -120,3 +120,20 @@ def test_the_last_of_fused_names_wins_and_an_ambiguous_part_is_refused() -> None
         nodes_named("x", {}, {}, listing)
     with pytest.raises(ArtefactError, match="Did you mean 'm/conv_11'"):
         nodes_named("m/conv_12", {}, {}, [{"index": 0, "nodes": ["m/relu;m/conv_11"], "tensor": None}])
+
+
+def test_a_tensor_of_the_host_leads_to_its_nodes_and_to_those_that_keep_it_there(
+    write: WriteModel, tmp_path: Path
+) -> None:
+    text = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
+        a = Conv(x, w) s = Sin(a) r = Relu(s)
+        t = Transpose <perm = [0, 1, 3, 2]> (r) u = Cos(t) y = Conv(u, w) }"""
+    compiled(write(text, w=(16, 16, 1, 1)), tmp_path / "o").done()
+    (found,) = _explained(tmp_path / "o", "r")["host_tensors"]
+    assert (found["from"]["node"], [each["node"] for each in found["to"]]) == ("Relu_2", ["Transpose_3"])
+    assert found["from"]["code"] == found["to"][0]["code"] == "W201"
+    assert [(each["node"], each["code"]) for each in found["kept_by"]] == [("Sin_1", "E201"), ("Cos_4", "E201")]
+    told = npuc("explain", tmp_path / "o", "r").done()
+    assert "kept on the host by Sin 'Sin_1': the operator is not known;" in told
+    assert _explained(tmp_path / "o", "Conv_0")["host_tensors"] == []
+    assert _explained(tmp_path / "o", "Sin_1")["host_tensors"][0]["tensor"] == "s"

@@ -59,6 +59,8 @@ FLOATS: Mapping[str, str] = {
     "k = Constant<value_ints = [2, 12]>() a = Reshape(x, k) y = Neg(a)": "2, 12",
     "y = Gather<axis = 1>(x, i)": "2, 2, 4",
     "c = Constant<value_ints = [2, 0, -1]>() y = Gather<axis = 2>(x, c)": "2, 3, 3",
+    "w = Constant<value = float[1,2,4] {0.5, -0.2, 0.25, 0.3, 0.1, 0.7, -0.4, 0.2}>()"
+    " r = Constant<value = float[1,2,2] {0.6, -0.3, 0.2, 0.4}>() y = RNN<hidden_size = 2>(x, w, r)": "2, 1, 3, 2",
     "s = Constant<value = float {0.05}>() z = Constant<value = int8 {-7}>() q = QuantizeLinear(x, s, z)"
     " y = DequantizeLinear(q, s, z)": "2, 3, 4",
     "s = Constant<value = float {0.03}>() z = Constant<value = uint8 {131}>() q = QuantizeLinear(x, s, z)"

@@ -16,7 +16,7 @@ from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import OPS, Operators
 from npuc.ops.accumulators import accumulator_bound
-from npuc.ops.attributes import ACTIVATION, FUSED_INPUT, MAX, PADS
+from npuc.ops.attributes import ACTIVATION, FUSED_INPUT, MAX, PADS, VALUE
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
@@ -227,6 +227,8 @@ class Builder(GraphBuilder):
                 return "IntRelu", {}, ()
             case op if op in MOVEMENT or op == "MaxPool":
                 return op, dict(node.attrs), ()
+            case "Pad":
+                return "Pad", {**node.attrs, VALUE.name: float(self.zeros[node.output])}, ()
             case _:
                 return self._activation(node)
 

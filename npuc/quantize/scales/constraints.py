@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
-from npuc.ops.movement import MOVEMENT
+from npuc.ops.movement import KEPT_INTEGERS, MOVEMENT
 from npuc.ops.pooling import SELECTION
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import TABLE_OPS, is_relu
@@ -77,7 +77,7 @@ def equal_scales(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], 
     found: list[tuple[str, str]] = []
     for node in nodes:
         limits = is_relu(node) and not _between_conversions(graph, node)
-        if node.op in (*MOVEMENT, *SELECTION) or limits:
+        if node.op in (*KEPT_INTEGERS, *SELECTION) or limits:
             found += [(node.inputs[0], other) for other in (*node.inputs[1:], *node.outputs)]
     return tuple(found)
 

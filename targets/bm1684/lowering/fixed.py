@@ -19,7 +19,7 @@ from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.windows import Window, window_of
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.bm1684.lowering import rules
+from npuc.targets.bm1684.lowering import rearrangements, rules
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.conv_calls import Image, block_diagonal, block_rows, in_rows, padding
 from npuc.targets.bm1684.lowering.kernel import Call, Pair, call
@@ -32,7 +32,7 @@ from npuc.targets.bm1684.quantisation.operators import FACTORS, SHIFTS, SUM, UNS
 
 IMAGES = 4
 """Images in a word."""
-LAYERS = ("IntConv", "IntRelu", "MaxPool", SUM)
+LAYERS = ("IntConv", "IntRelu", "MaxPool", "Pad", SUM)
 """Operators with 8-bit calls."""
 
 
@@ -83,6 +83,7 @@ def lower(words: Graph, quantised: Quantised, machine: Machine) -> Lowered:
             **rules.RULES,
             "IntConv": partial(_conv, zeros),
             "MaxPool": partial(_max_pool, zeros),
+            "Pad": _pad,
             SUM: _sum,
             "IntRelu": partial(_relu, zeros),
         },
@@ -108,6 +109,11 @@ class _Layer:
     def channels(self, first: int, last: int) -> _Layer:
         """The layer restricted to output channels [first, last)."""
         return replace(self, rows=self.rows[first:last], bias=self.bias[first:last])
+
+
+def _pad(lo: Lowering, node: Node) -> None:
+    """Pad by moves: the bytes of a zero are 0, signed or not."""
+    rearrangements.pad_by_moves(lo, node.with_attrs(value=0.0))
 
 
 def _conv(zeros: Zeros, lo: Lowering, node: Node) -> None:

@@ -161,6 +161,15 @@ def gather(lo: Lowering, node: Node) -> None:
     lo.define_view(node.output, known(to.reshaped(lo.graph.shape(node.output))))
 
 
+def interleave(lo: Lowering, node: Node) -> None:
+    """Interleave: a copy for each input, to every so many elements of the axis."""
+    axis, to = AXIS(node), lo.scratch_view(lo.graph.shape(node.output))
+    for number, name in enumerate(node.inputs):
+        count = lo.graph.shape(name)[axis]
+        lo.emit(*moves.copies(_sliced(lo, to, axis, number, count, len(node.inputs)), lo.view(name)))
+    lo.define_view(node.output, to)
+
+
 def runs(indices: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
     """Runs of indices in non-decreasing arithmetic progression: (position, count, first index, step)."""
     at = 0
@@ -180,7 +189,7 @@ def pad(lo: Lowering, node: Node) -> None:
     mode = PAD_MODE(node)
     images = len(shape) == 4 and shape[:2] == result[:2] and min(pads) >= 0 and mode == "constant"
     if not images or max(pads) == 0:
-        _pad_in_system(lo, node, list(zip(pads[: len(shape)], pads[len(shape) :], strict=True)), mode)
+        pad_by_moves(lo, node)
         return
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, Dim4(*result), x.at.npu)
@@ -193,9 +202,10 @@ def pad(lo: Lowering, node: Node) -> None:
     lo.define(node.output, y)
 
 
-def _pad_in_system(lo: Lowering, node: Node, pads: list[tuple[int, int]], mode: str) -> None:
+def pad_by_moves(lo: Lowering, node: Node) -> None:
     """Pads axis by axis in system memory: crops by negative pads, then adds constants or own elements."""
-    view = lo.view(node.inputs[0])
+    view, mode = lo.view(node.inputs[0]), PAD_MODE(node)
+    pads = list(zip(SIDES(node)[: len(view.shape)], SIDES(node)[len(view.shape) :], strict=True))
     kept = [extent + min(begin, 0) + min(end, 0) for extent, (begin, end) in zip(view.shape, pads, strict=True)]
     if mode == "constant" and min(kept) <= 0:
         whole = lo.scratch_view(lo.graph.shape(node.output))

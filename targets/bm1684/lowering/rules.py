@@ -72,6 +72,7 @@ RULES: Mapping[str, Rule] = {
     "QuantizeLinear": functions.quantize_linear,
     "DequantizeLinear": functions.dequantize_linear,
     "Concat": rearrangements.concat,
+    "Interleave": rearrangements.interleave,
     "Split": rearrangements.split,
     "Slice": rearrangements.slice_,
     "Pad": rearrangements.pad,

@@ -5,12 +5,24 @@ Only forms that were verified on the vendor's chip model are supported; others n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from npuc.constraints import Support, finite_constants, refused, violation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
-from npuc.ops.attributes import ACTIVATION, AXES, AXIS, COUNT_INCLUDE_PAD, GROUP, KERNEL_SHAPE, MAX, PERM
+from npuc.ops.attributes import (
+    ACTIVATION,
+    AXES,
+    AXIS,
+    COUNT_INCLUDE_PAD,
+    GROUP,
+    KERNEL_SHAPE,
+    MAX,
+    PAD_MODE,
+    PERM,
+    SIDES,
+    VALUE,
+)
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import is_relu
@@ -62,9 +74,11 @@ def dense_or_small(graph: Graph, node: Node) -> str | None:
     if GROUP(node) == 1 or GROUP(node) != graph.shape(node.inputs[0])[1]:
         return None
     window = window_of(node, graph.shape(node.inputs[1])[2:])
-    pads = (*window.begins, *window.ends)
-    fits = max(window.kernel) <= MOST_WINDOW and max(window.dilations) == 1 and max(pads) < min(window.kernel)
-    return None if fits else f"the kernel is {list(window.kernel)}, pads {list(pads)}"
+    inside = all(
+        max(pads) < kernel for *pads, kernel in zip(window.begins, window.ends, window.kernel, strict=True)
+    )
+    fits = max(window.kernel) <= MOST_WINDOW and max(window.dilations) == 1 and inside
+    return None if fits else f"the kernel is {list(window.kernel)}, pads {[*window.begins, *window.ends]}"
 
 
 def counted_padding(graph: Graph, node: Node) -> str | None:
@@ -97,10 +111,17 @@ def batch_stays(graph: Graph, node: Node) -> str | None:
     x, y = graph.shape(node.inputs[0]), graph.shape(node.output)
     if node.op == "Reshape":
         return None if x[:1] == y[:1] and len(y) >= 2 else f"{list(x)} becomes {list(y)}"
+    if node.op == "Pad":
+        return None if not any(SIDES(node)[:: len(x)]) else f"pads are {list(SIDES(node))}"
     if node.op == "Transpose":
         return None if PERM(node)[0] == 0 else f"the permutation is {list(PERM(node))}"
     axes = AXES(node) if node.op == "Slice" else (AXIS(node),)
     return None if all(axes) else "along the first axis"
+
+
+def zeros_around(_graph: Graph, node: Node) -> str | None:
+    """Padding is zeros, or elements of the tensor."""
+    return None if PAD_MODE(node) != "constant" or VALUE(node) == 0 else f"the padding is {VALUE(node)}"
 
 
 def computed(graph: Graph, node: Node) -> str | None:
@@ -131,6 +152,8 @@ OPERATORS: Mapping[str, Support] = {
     "Clip": Support("nodechip_eltwise_fix8b_forward_local", (images, limits)),
     "Concat": Support("nothing along channels; GDMA", (computed, batch_stays)),
     **{op: Support("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
+    "Interleave": Support("GDMA", (computed, batch_stays)),
+    "Pad": Support("GDMA", (batch_stays, zeros_around)),
     "Reshape": Support("nothing, or GDMA", (batch_stays,)),
     "Transpose": Support("GDMA", (batch_stays,)),
     **{op: Support("GDMA", ()) for op in ("DepthToSpace", "SpaceToDepth")},
@@ -146,15 +169,29 @@ HOST: Mapping[str, str] = {
 
 
 def left_to_host(graph: Graph, node: Node) -> bool:
-    """Whether the host computes a node at the end of the network: one of HOST, or what moves the first axis.
+    """Whether the host computes a node at an end of the network: one of HOST, or what moves the first axis.
 
-    Behind one of HOST there is at most a QuantizeLinear, behind a movement at most those of HOST.
+    Behind one of HOST there is at most a QuantizeLinear, behind a movement at most those of HOST. Before a
+    movement there is nothing.
     """
     readers = [reader for name in node.outputs if name for reader in graph.readers[name]]
     if node.op in HOST:
         return all(each.op == "QuantizeLinear" and not graph.readers[each.output] for each in readers)
-    moves = node.op in ("Reshape", "Transpose") and batch_stays(graph, node) is not None
-    return moves and all(each.op in HOST and left_to_host(graph, each) for each in readers)
+    if not _moves_images(graph, node):
+        return False
+    return node.inputs[0] in graph.inputs or all(each.op in HOST and left_to_host(graph, each) for each in readers)
+
+
+def moves_beside(graph: Graph, node: Node, refused: Collection[Node]) -> bool:
+    """Whether a node moves the first axis, and all before it, or all behind it, is refused for another reason."""
+    others = [each for each in refused if not _moves_images(graph, each)]
+    readers = graph.readers[node.output]
+    behind = readers and all(each in others for each in readers) and node.output not in graph.outputs
+    return _moves_images(graph, node) and (graph.producers.get(node.inputs[0]) in others or bool(behind))
+
+
+def _moves_images(graph: Graph, node: Node) -> bool:
+    return node.op in ("Reshape", "Transpose") and batch_stays(graph, node) is not None
 
 
 REMEDY = "another form of the layer, --precision fp32, or the host (--fallback host)"

@@ -1,26 +1,36 @@
-"""Rewrites of 8-bit networks that may move the first axis; four images share a word, so there must be only one."""
+"""Rewrites of 8-bit networks that may move the first axis; four images share a word, so there must be only one.
+
+The host gives an input with another first axis, such as the windows of an attention, an axis of 1 before it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from npuc.ir import Attr, Graph, Node
-from npuc.ops.attributes import AXES, AXIS, PERM
+from npuc.ops.attributes import AXES, AXIS, PERM, SIDES
 from npuc.passes.expansion.as_images import AsImages
+from npuc.passes.expansion.batch_to_channels import POOLS, batch_to_channels
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.expansion.products_to_convs import products_to_convs
+from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.targets.bm1684.network.limits import IMAGES
 
+WINDOWS = ("Conv", "ConvTranspose", *POOLS)
+"""Operators on images, of which a batch may have several."""
+
 
 def rows_to_pixels(graph: Graph) -> Graph:
-    """Products with constant matrices become convolutions whose pixels are the rows."""
-    return products_to_convs(graph) if _one_image(graph) else graph
+    """Products with constant matrices become convolutions whose pixels are the rows; those of images are split."""
+    return products_to_convs(SplitBatch(IMAGES)(graph)) if _one_image(graph) else graph
 
 
 def tensors_to_images(graph: Graph) -> Graph:
     """Elementwise operators on any tensors become ones on images, and no movement touches the first axis."""
-    return rewrite(AsImages(IMAGES)(graph), _behind_one, *TIDY) if _one_image(graph) else graph
+    if not _one_image(graph):
+        return graph
+    return rewrite(AsImages(IMAGES)(batch_to_channels(graph)), _behind_one, *TIDY)
 
 
 def _behind_one(rewriter: Rewriter, node: Node) -> bool:
@@ -52,7 +62,11 @@ def _axes_behind_one(node: Node) -> tuple[tuple[int, ...], dict[str, Attr]]:
     """
     match node.op:
         case "Transpose":
-            return (PERM(node)[0] or len(PERM(node)),), {"perm": (0, *(axis + 1 for axis in PERM(node)))}
+            return (0 if PERM(node)[0] else 1,), {"perm": (0, *(axis + 1 for axis in PERM(node)))}
+        case "Pad":
+            begins, ends = SIDES(node)[: len(SIDES(node)) // 2], SIDES(node)[len(SIDES(node)) // 2 :]
+            axes = tuple(axis for axis, sides in enumerate(zip(begins, ends, strict=True)) if any(sides))
+            return axes, {"pads": (0, *begins, 0, *ends)}
         case "Slice":
             return AXES(node), {"axes": tuple(axis + 1 for axis in AXES(node))}
         case "Split" | "Concat":
@@ -62,5 +76,11 @@ def _axes_behind_one(node: Node) -> tuple[tuple[int, ...], dict[str, Attr]]:
 
 
 def _one_image(graph: Graph) -> bool:
-    """Whether the first axis of every input is 1."""
-    return all(graph.shape(name)[:1] == (1,) for name in graph.inputs)
+    """Whether the first axis is one like the others: 1 in every input, or no batch of images and of their rows."""
+    batches = {graph.shape(name)[:1] for name in graph.inputs} - {(1,)}
+    rows = {graph.shape(node.inputs[0])[:1] for node in graph.nodes if node.op == "Gemm"} - {(1,)}
+    images = any(node.op in WINDOWS and graph.shape(node.inputs[0])[0] > 1 for node in graph.nodes)
+    products = any(
+        node.op == "MatMul" and not graph.constants.keys().isdisjoint(node.inputs) for node in graph.nodes
+    )
+    return not batches or products or not rows <= batches or not (images or rows)

@@ -6,20 +6,26 @@ from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
+from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
-from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
-from npuc.passes.expansion.resizes import interpolation_to_blocks, resize_to_copies
+from npuc.passes.expansion.resizes import (
+    interpolation_to_blocks,
+    interpolation_to_convs,
+    repeats_to_interleaves,
+    resize_to_copies,
+)
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_pads import SplitPads
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
+from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
+from npuc.targets.bm1684.network.fixed import MOST_WINDOW
 from npuc.targets.bm1684.network.limits import CHANNELS, IMAGES, MOST_BLOCKS
 from npuc.targets.bm1684.network.one_image import rows_to_pixels, tensors_to_images
 from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
-from npuc.targets.bm1684.network.wide_dilations import WideDilations
 
 PASSES: tuple[Pass, ...] = (
     fold_constants,
@@ -36,9 +42,14 @@ FIXED: tuple[Pass, ...] = (
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
     resize_to_copies,
     interpolation_to_blocks,
+    repeats_to_interleaves,
+    interpolation_to_convs,
     reductions_to_pools,
-    PadsToConvs(MOST_PADDING),
+    WideDilations(MOST_DILATION, apart=True),
+    SpreadKernels(MOST_WINDOW),
+    SplitPads(MOST_PADDING),
     rows_to_pixels,
+    gathers_to_slices,
     batch_norm_to_conv,
     ConvTransposeToConvs(CHANNELS),
     split_average_borders,

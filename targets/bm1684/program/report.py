@@ -147,12 +147,19 @@ def _entry(made: Noted | Computed) -> dict[str, Any]:
 
 def layers(graph: Graph, kernel: Kernel, machine: Machine, peak: int) -> list[dict[str, Any]]:
     """A row per layer, in order, with the cost of its regions; loads count where they run."""
-    names = list(dict.fromkeys(kernel.steps[region.step].node for region in kernel.regions))
-    return [_layer(graph, kernel, name, machine, peak) for name in names]
+    parts: dict[str, list[KernelRegion]] = {}
+    for region in kernel.regions:
+        parts.setdefault(kernel.steps[region.step].node, []).append(region)
+    moved = _moved(kernel.regions)
+    return [
+        {**_layer(graph, kernel, name, regions, machine, peak), "bytes": moved.get(name, 0)}
+        for name, regions in parts.items()
+    ]
 
 
-def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine, peak: int) -> dict[str, Any]:
-    regions = [region for region in kernel.regions if kernel.steps[region.step].node == name]
+def _layer(
+    graph: Graph, kernel: Kernel, name: str, regions: Sequence[KernelRegion], machine: Machine, peak: int
+) -> dict[str, Any]:
     step, total = kernel.steps[regions[0].step], cost(regions, machine)
     multiplied = sum(_macs(graph, node) for node in _nodes(graph, name))
     return {
@@ -165,20 +172,18 @@ def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine, peak: int)
         "gdma_cycles": total.gdma,
         "bound": "gdma" if total.gdma > total.bdc else "bdc",
         "ideal_cycles": multiplied / peak,
-        "bytes": _moved(kernel.regions, name),
         "regions": len(regions),
         **_widths(graph, name, machine),
     }
 
 
-def _moved(regions: Iterable[KernelRegion], layer: str | None = None) -> int:
-    """Bytes moved between system and local memory: all, or those for a layer, in whatever region."""
-    return sum(
-        pricing.system_bytes(call)
-        for region in regions
-        for call, owner in zip(region.gdma, region.owners, strict=True)
-        if layer is None or owner.node == layer
-    )
+def _moved(regions: Iterable[KernelRegion]) -> dict[str, int]:
+    """Bytes moved between system and local memory for each layer, in whatever region."""
+    found: dict[str, int] = {}
+    for region in regions:
+        for call, owner in zip(region.gdma, region.owners, strict=True):
+            found[owner.node] = found.get(owner.node, 0) + pricing.system_bytes(call)
+    return found
 
 
 def _widths(graph: Graph, name: str, machine: Machine) -> dict[str, Any]:
@@ -252,7 +257,7 @@ def summary(
         "clock_mhz": machine.mhz,
         "macs_per_cycle": peak,
         "bytes_per_cycle": machine.dram_bytes_per_cycle,
-        "traffic_bytes": _moved(kernel.regions),
+        "traffic_bytes": sum(_moved(kernel.regions).values()),
         "memory": {
             "local": memory_use(kernel.peak, machine.local_bytes, lower_bound(lowered)),
             "system": memory_use(taken, None, taken - lowered.scratch_bytes),

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION
-from npuc.ops.movement import MOVEMENT
+from npuc.ops.movement import KEPT_INTEGERS
 from npuc.ops.pooling import SELECTION
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.calibration.histograms import Histogram
@@ -19,7 +19,7 @@ from npuc.quantize.scales.constraints import constraints_of, data_inputs, equal_
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 
-SAME = (*MOVEMENT, *SELECTION)
+SAME = (*KEPT_INTEGERS, *SELECTION)
 AVERAGES = ("AveragePool", "GlobalAveragePool")
 
 

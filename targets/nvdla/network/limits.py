@@ -11,3 +11,5 @@ IMAGES = ImageLimits(LANES, channels=256, extent=256, pixels=64)
 """Limits of tensors turned into images, and of long vectors."""
 AVERAGES = Averages(positions=64, extent=32, stride=8, last_positions=32 * 32)
 """Averages that PDP or one convolution can compute; the last step over blocks may be such a convolution."""
+MOST_DILATION = 32
+"""The largest dilation of a convolution."""

@@ -34,6 +34,7 @@ from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.passes.expansion.split_pads import SplitPads
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
+from npuc.passes.expansion.wide_dilations import WideDilations
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
@@ -48,7 +49,15 @@ from npuc.targets.nvdla.machine.parameters import (
 from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
-from npuc.targets.nvdla.network.limits import AVERAGES, IMAGES, LANES, MOST_CHANNELS, MOST_PADDING, MOST_STEP
+from npuc.targets.nvdla.network.limits import (
+    AVERAGES,
+    IMAGES,
+    LANES,
+    MOST_CHANNELS,
+    MOST_DILATION,
+    MOST_PADDING,
+    MOST_STEP,
+)
 from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
 from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
 from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima
@@ -58,6 +67,7 @@ WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 PASSES: tuple[Pass, ...] = (
     expand_powers,
     reductions_to_pools,
+    WideDilations(MOST_DILATION, apart=True),
     SplitPads(MOST_WINDOW_PADDING),
     PadsToConvs(MOST_PADDING, MOST_WINDOW_PADDING),
     products_to_convs,

@@ -40,6 +40,7 @@ from npuc.targets.nvdla.machine.parameters import (
     MOST_WINDOW_PADDING,
     Machine,
 )
+from npuc.targets.nvdla.network.limits import MOST_DILATION
 from npuc.targets.nvdla.quantisation import MOST_POOL
 from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
 
@@ -80,7 +81,7 @@ def convolution_fields(graph: Graph, node: Node) -> str | None:
     window = window_of(node, kernel)
     for what, values, most in (
         ("the kernel", kernel, MOST_KERNEL),
-        ("the dilation", window.dilations, 32),
+        ("the dilation", window.dilations, MOST_DILATION),
         ("the padding", (*window.begins, *window.ends), MOST_WINDOW_PADDING),
     ):
         if max(values) > most:

@@ -1,0 +1,145 @@
+"""Dilated convolutions beyond a limit: as convolutions of the phases of the map, or with zeros between taps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from npuc.frozen import frozen
+from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import DILATIONS, GROUP
+from npuc.ops.windows import Window, window_of
+from npuc.passes.rewriting.interleaving import interleaved
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Rewriter, rewrite
+
+MOST_BLOCK = 8
+"""The most rows and columns of phases that are convolutions of their own."""
+
+
+@frozen
+class SpreadKernels:
+    """A dilated depthwise Conv becomes one without dilation, with zeros between its taps.
+
+    most: rows and columns of the kernel that results; a larger one stays.
+    """
+
+    most: int
+    __name__ = "spread_kernels"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph without such dilations."""
+        return rewrite(graph, partial(_spread, self.most))
+
+
+def _spread(most: int, rewriter: Rewriter, node: Node) -> bool:
+    taps = rewriter.constants.get(node.inputs[1]) if node.op == "Conv" else None
+    shape = rewriter.shape(node.inputs[0])
+    if taps is None or len(shape) != 4 or not 1 < GROUP(node) == shape[1] == len(taps):
+        return False
+    window = window_of(node, taps.shape[2:])
+    if max(window.dilations) == 1 or max(window.reach) > most:
+        return False
+    kernel = np.zeros((*taps.shape[:2], *window.reach), taps.dtype)
+    kernel[:, :, :: window.dilations[0], :: window.dilations[1]] = taps
+    inputs = (node.inputs[0], rewriter.constant(kernel, f"{node.inputs[1]}/spread"), *node.inputs[2:])
+    rewriter.replace(node, replace(node, inputs=inputs).with_attrs(dilations=(1, 1), kernel_shape=window.reach))
+    return True
+
+
+@frozen
+class WideDilations:
+    """A Conv of stride 1 with a dilation d = f * e beyond the limit, on (N, C, H, W), becomes one with dilation e.
+
+    Its taps only meet pixels whose rows are equal modulo f. These are an image of their own: the padded map
+    becomes N * f * f images (H / f, W / f), and their results are interleaved again. f is the smallest factor that
+    leaves a permitted dilation.
+
+    apart: the phases stay maps of the same N images, each with a Conv of its own, in blocks of f * f pixels.
+    """
+
+    most: int
+    apart: bool = False
+    __name__ = "wide_dilations"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with permitted dilations."""
+        return rewrite(graph, partial(_phases, self.most, apart=self.apart))
+
+
+def _phases(most: int, rewriter: Rewriter, node: Node, *, apart: bool) -> bool:
+    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, node.inputs[0]):
+        return False
+    window = window_of(node, rewriter.shape(node.inputs[1])[2:])
+    if max(window.dilations) <= most or max(window.strides) > 1:
+        return False
+    factors = tuple(_factor(each, most) for each in window.dilations)
+    if apart and not 1 < factors[0] == factors[1] <= MOST_BLOCK:
+        return False
+    padded, extents = _padded(rewriter, node, window, factors)
+    inner = {"dilations": tuple(d // f for d, f in zip(window.dilations, factors, strict=True)), "pads": (0,) * 4}
+    conv, cut = node.with_attrs(**inner), (_sliced if apart else _as_images)
+    rewriter.replace(node, padded, *cut(rewriter, conv, padded.output, factors, extents))
+    return True
+
+
+def _sliced(rewriter: Rewriter, conv: Node, x: str, factors: Sequence[int], extents: Sequence[int]) -> list[Node]:
+    """Slice -> Conv for each phase, interleaved."""
+    convs: list[Node] = []
+    for starts in product(*map(range, factors)):
+        cut = {"axes": (2, 3), "starts": starts, "ends": tuple(extents), "steps": tuple(factors)}
+        convs.append(rewriter.part(conv, "Slice", (x,), f"{x}/phase", **cut))
+        y = rewriter.fresh(f"{conv.output}/phase")
+        convs.append(replace(conv, inputs=(convs[-1].output, *conv.inputs[1:]), outputs=(y,), name=y))
+    return [*convs, *interleaved(rewriter, conv, [each.output for each in convs[1::2]], factors[0])]
+
+
+def _as_images(
+    rewriter: Rewriter, conv: Node, x: str, factors: Sequence[int], extents: Sequence[int]
+) -> list[Node]:
+    """A Conv of N * f * f images between movements."""
+    (N, C, *_), (_, Co, Ho, Wo) = rewriter.shape(conv.inputs[0]), rewriter.shape(conv.output)
+    (fy, fx), (rows, columns) = factors, (extent // f for extent, f in zip(extents, factors, strict=True))
+    kernel, (dy, dx) = rewriter.shape(conv.inputs[1])[2:], DILATIONS(conv) or (1, 1)
+    high, wide = rows - dy * (kernel[0] - 1), columns - dx * (kernel[1] - 1)
+    phases = (N * fy * fx, C, rows, columns)
+    apart = _moved(rewriter, conv, x, (N, C, rows, fy, columns, fx), (0, 3, 5, 1, 2, 4), phases)
+    y = rewriter.fresh(f"{conv.output}/phases")
+    made = replace(conv, inputs=(apart[-1].output, *conv.inputs[1:]), outputs=(y,))
+    whole = (N, Co, high * fy, wide * fx)
+    joined = _moved(rewriter, conv, y, (N, fy, fx, Co, high, wide), (0, 3, 4, 1, 5, 2), whole)
+    ends: dict[str, Attr] = {"axes": (2, 3), "starts": (0, 0), "ends": (Ho, Wo), "steps": (1, 1)}
+    cut = Node("Slice", (joined[-1].output,), conv.outputs, ends, f"{conv.name}/slice", conv.sources)
+    return [*apart, made, *joined, cut]
+
+
+def _factor(dilation: int, most: int) -> int:
+    return next(each for each in range(1, dilation + 1) if dilation % each == 0 and dilation // each <= most)
+
+
+def _padded(
+    rewriter: Rewriter, node: Node, window: Window, factors: Sequence[int]
+) -> tuple[Node, tuple[int, ...]]:
+    """The Pad to whole blocks of phases, and the rows and columns of its result."""
+    x = node.inputs[0]
+    extents = [
+        each + begin + end
+        for each, begin, end in zip(rewriter.shape(x)[2:], window.begins, window.ends, strict=True)
+    ]
+    more = [-each % factor for each, factor in zip(extents, factors, strict=True)]
+    behind = [end + each for end, each in zip(window.ends, more, strict=True)]
+    pad = rewriter.part(node, "Pad", (x,), f"{x}/padded", pads=(0, 0, *window.begins, 0, 0, *behind))
+    return pad, tuple(extent + each for extent, each in zip(extents, more, strict=True))
+
+
+def _moved(
+    rewriter: Rewriter, node: Node, x: str, inner: tuple[int, ...], perm: tuple[int, ...], shape: tuple[int, ...]
+) -> list[Node]:
+    """Reshape -> Transpose -> Reshape."""
+    split = rewriter.part(node, "Reshape", (x,), f"{x}/split", shape=inner)
+    turned = rewriter.part(node, "Transpose", split.outputs, f"{x}/turned", perm=perm)
+    return [split, turned, rewriter.part(node, "Reshape", turned.outputs, f"{x}/moved", shape=shape)]

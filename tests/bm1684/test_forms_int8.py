@@ -1,0 +1,143 @@
+"""Forms that 8 bits have only after rewriting: other first axes, padding, dilations; compared with onnxruntime."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from npuc import api, driver
+from npuc.ir import Array
+from npuc.reference import session
+from npuc.target import Options
+from tests.bm1684.kernels import need_compiler, vendor_libraries
+from tests.cli.process import npuc
+
+ROWS = "m = MatMul(x, w)\n a = Add(m, b)\n r = Relu(a)\n"
+IMAGE = (1, 16, 24, 20)
+FORMS = {
+    "rows of windows": ((4, 6, 16), (4, 6, 12), ROWS + "y = Add(r, m)"),
+    "windows joined": ((4, 9, 16), (1, 36, 12), ROWS + "y = Reshape(r, joined)"),
+    "windows in another order": ((4, 6, 16), (6, 4, 12), ROWS + "y = Transpose <perm=[1, 0, 2]> (r)"),
+    "windows moved round": (
+        (4, 6, 16),
+        (4, 6, 12),
+        ROWS + "f, e = Split <axis=0, num_outputs=2> (r)\n y = Concat <axis=0> (e, f)",
+    ),
+    "padded windows": ((4, 6, 16), (5, 6, 12), ROWS + "y = Pad(r, one)"),
+    "chosen windows": ((3, 4, 6, 16), (4, 6, 12), "g = Gather <axis=0> (x, second)\n y = MatMul(g, w)"),
+    "rows of images": (
+        (2, 16, 5, 4),
+        (2, 20, 12),
+        "c = Conv <pads=[1, 1, 1, 1]> (x, k)\n p = MaxPool <kernel_shape=[1, 1]> (c)\n"
+        "t = Transpose <perm=[0, 2, 3, 1]> (p)\n g = Reshape(t, tokens)\n y = MatMul(g, w)",
+    ),
+    "much padding": (IMAGE, (1, 16, 60, 22), "c = Conv <pads=[20, 3, 18, 1]> (x, k)\n y = Relu(c)"),
+    "padding of unsigned maps": (
+        (5, *IMAGE[1:]),
+        (5, 16, 14, 12),
+        "c = Conv <pads=[1, 1, 1, 1]> (x, k)\n r = Relu(c)\n p = Pad(r, sides)\n"
+        "y = MaxPool <kernel_shape=[2, 2], strides=[2, 2]> (p)",
+    ),
+    "mirrored": (
+        IMAGE,
+        (1, 16, 26, 21),
+        'p = Pad <mode="reflect"> (x, sides)\n y = Conv <pads=[0, 0, 0, 0]> (p, k)',
+    ),
+    "narrow depthwise": (IMAGE, IMAGE, "y = Conv <group=16, pads=[0, 2, 0, 2]> (x, d)"),
+    "dilated depthwise": (
+        (5, *IMAGE[1:]),
+        (5, *IMAGE[1:]),
+        "y = Conv <group=16, dilations=[2, 2], pads=[0, 4, 0, 4]> (x, d)",
+    ),
+    "wide dilation": (IMAGE, IMAGE, "y = Conv <dilations=[18, 18], pads=[18, 18, 18, 18]> (x, k)"),
+    "enlarged along rows": (IMAGE, (1, 16, 50, 22), "y = ConvTranspose <strides=[2, 1]> (x, k)"),
+}
+"""The shapes of input and result, and the nodes."""
+WEIGHTS = {"w": (16, 12), "b": (12,), "k": (16, 16, 3, 3), "d": (16, 1, 1, 5)}
+
+
+def _weighted(text: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+    model, random = onnx.parser.parse_model(text), np.random.default_rng(7)
+    for name, extents in weights.items():
+        values = random.normal(0.02, 1 / np.sqrt(np.prod(extents[1:])), extents).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return model
+
+
+def _form(form: str) -> tuple[onnx.ModelProto, Array]:
+    """The model and three samples."""
+    shape, result, nodes = FORMS[form]
+    model = _weighted(
+        f'<ir_version: 8, opset_import: ["": 18]> g (float{list(shape)} x) => (float{list(result)} y) '
+        "<int64[3] joined = {1, 36, 12}, int64[3] tokens = {2, 20, 16}, int64 second = {1}, "
+        f"int64[6] one = {{0, 0, 0, 1, 0, 0}}, int64[8] sides = {{0, 0, 1, 2, 0, 0, 3, 1}}> {{ {nodes} }}",
+        WEIGHTS,
+    )
+    return model, np.random.default_rng(8).normal(0.3, 1, (3, *shape)).astype(np.float32)
+
+
+@cache
+def _compiled(form: str) -> api.Compiled:
+    model, x = _form(form)
+    options = Options(precision="int8", fallback="refuse", proof="all")
+    return api.compile(model, "bm1684", calibration={"x": x}, options=options)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_are_rewritten_for_layers_of_8_bits(form: str) -> None:
+    """Before, the host computed them."""
+    need_compiler()
+    (model, x), found = _form(form), _compiled(form)
+    assert found.report["proof"]["bit_exact"]
+    wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])
+    got = found.run({"x": x})["y"].reshape(wanted.shape)
+    assert np.square(got - wanted).sum() < 1e-3 * np.square(wanted).sum()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_vendors_model_gives_the_same_values(form: str) -> None:
+    vendor_libraries()
+    x, found = _form(form)[1], _compiled(form)
+    theirs = driver.run_batches(found.target.runner(found.program, "vendor"), found.samples({"x": x}))
+    np.testing.assert_array_equal(theirs["y"], found.run({"x": x})["y"])
+
+
+REFUSED = {
+    "a number around": ((1, 16, 4, 4), (1, 16, 8, 7), "c = Conv(x, k)\n y = Pad(c, sides, two)"),
+    "images around a batch": ((2, 16, 4, 4), (3, 16, 2, 2), "c = Conv(x, k)\n y = Pad(c, one)"),
+    "phases that differ": (IMAGE, IMAGE, "y = Conv <dilations=[18, 1], pads=[18, 1, 18, 1]> (x, k)"),
+}
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_other_forms_are_the_hosts(form: str, tmp_path: Path) -> None:
+    shape, result, nodes = REFUSED[form]
+    text = (
+        f'<ir_version: 8, opset_import: ["": 18]> g (float{list(shape)} x) => (float{list(result)} y) '
+        "<float two = {2}, int64[8] one = {0, 0, 0, 0, 1, 0, 0, 0}, int64[8] sides = {0, 0, 3, 2, 0, 0, 3, 3}> "
+        f"{{ {nodes} }}"
+    )
+    onnx.save(_weighted(text, WEIGHTS), tmp_path / "m.onnx")
+    found = npuc("check", tmp_path / "m.onnx", "--target", "bm1684", "--precision", "int8", "--json").json
+    assert [group["op"] for group in found["groups"]] == ["Conv" if form == "phases that differ" else "Pad"]
+
+
+def test_a_movement_beside_what_the_host_computes_takes_no_product_with_it(tmp_path: Path) -> None:
+    model = _weighted(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4,9,16] x) => (float[4,9,16] y) '
+        "{ q = MatMul(x, w)\n k = MatMul(x, v)\n t = Transpose <perm=[0, 2, 1]> (k)\n s = MatMul(q, t)\n"
+        " e = Softmax(s)\n a = MatMul(e, k)\n y = MatMul(a, w) }",
+        {"w": (16, 16), "v": (16, 16)},
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    command = ("compile", tmp_path / "m.onnx", "--target", "bm1684", "--precision", "int8", "--json")
+    report = npuc(*command, "-o", tmp_path / "m.npu").json
+    shares = dict.fromkeys(("npu", "host"), 0)
+    for part in report["partitions"]:
+        shares[part["place"]] += part["macs"]
+    assert shares == {"npu": 3 * 4 * 9 * 16 * 16, "host": 2 * 4 * 9 * 9 * 16}

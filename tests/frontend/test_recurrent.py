@@ -1,0 +1,140 @@
+"""LSTM, GRU and RNN as the operators of their steps, compared with onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from npuc import api
+from npuc.errors import NpucError
+from npuc.frontend import import_model
+from npuc.interpreter import run
+from npuc.ir import Array
+from npuc.reference import session
+from npuc.target import Options
+from tests.bm1684.kernels import need_compiler
+
+STEPS, BATCH, INPUTS, HIDDEN = 5, 2, 6, 4
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def model_of(
+    op: str, *, bias: bool = True, states: bool = False, outputs: str = "yhc", steps: int = STEPS, **attrs: Any
+) -> onnx.ModelProto:
+    """A model of one node. outputs: those in use: the sequence, the last state, the last cell."""
+    random, count = np.random.default_rng(0), GATES[op] * HIDDEN
+    directions = 2 if attrs.get("direction") == "bidirectional" else 1
+    extents = {"w": (directions, count, INPUTS), "r": (directions, count, HIDDEN), "b": (directions, 2 * count)}
+    weights = [
+        numpy_helper.from_array(random.normal(0.05, 0.5, shape).astype(np.float32), name)
+        for name, shape in extents.items()
+    ]
+    state = (directions, BATCH, HIDDEN)
+    inputs = {"x": (steps, BATCH, INPUTS)}
+    given = [name for name in ("h0", "c0") if states and (name == "h0" or op == "LSTM")]
+    results = {"y": (steps, directions, BATCH, HIDDEN), "h": state, "c": state}
+    names = [name if name in outputs else "" for name in ("yhc" if op == "LSTM" else "yh")]
+    node = helper.make_node(
+        op, ["x", "w", "r", "b" if bias else "", "", *given], names, hidden_size=HIDDEN, **attrs
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in {**inputs, **dict.fromkeys(given, state)}.items()
+        ],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, results[name]) for name in names if name],
+        weights if bias else weights[:2],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def feed_of(model: onnx.ModelProto) -> dict[str, Array]:
+    random = np.random.default_rng(1)
+    shapes = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in model.graph.input}
+    return {name: random.normal(0.2, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+FORMS: tuple[dict[str, Any], ...] = (
+    {"states": True},
+    {"bias": False, "direction": "reverse"},
+    {"direction": "bidirectional", "states": True, "outputs": "hc"},
+    {"direction": "bidirectional", "outputs": "y"},
+    {"steps": 1},
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("LSTM", {}),
+        ("GRU", {"linear_before_reset": 0}),
+        ("GRU", {"linear_before_reset": 1}),
+        ("RNN", {}),
+    ],
+)
+def test_the_steps_compute_what_onnxruntime_does(op: str, attrs: dict[str, Any], form: dict[str, Any]) -> None:
+    model = model_of(op, **form, **attrs)
+    feed, graph = feed_of(model), import_model(model)
+    found = run(graph, feed)
+    wanted = session(model).run(None, feed)
+    for name, value in zip(graph.outputs, wanted, strict=True):
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5)
+
+
+def test_every_direction_has_its_own_activations() -> None:
+    activations = ["Sigmoid", "Relu", "Tanh", "Sigmoid", "Tanh", "Relu"]
+    model = model_of("LSTM", direction="bidirectional", activations=activations)
+    feed = feed_of(model)
+    for name, value in zip("yhc", session(model).run(None, feed), strict=True):
+        np.testing.assert_allclose(run(import_model(model), feed)[name], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("LSTM", {"clip": 1.0}),
+        ("LSTM", {"input_forget": 1}),
+        ("LSTM", {"layout": 1}),
+        ("RNN", {"activations": ["Softsign"]}),
+        ("GRU", {"steps": 65}),
+    ],
+)
+def test_other_forms_have_no_steps(op: str, attrs: dict[str, Any]) -> None:
+    with pytest.raises(NpucError, match="E202"):
+        import_model(model_of(op, **attrs))
+
+
+@pytest.mark.parametrize("place", [4, 7])
+def test_lengths_and_peepholes_have_no_steps(place: int) -> None:
+    model = model_of("LSTM", states=True)
+    model.graph.node[0].input.extend([""] * (8 - len(model.graph.node[0].input)))
+    value = np.full(BATCH, 3, np.int32) if place == 4 else np.ones((1, 3 * HIDDEN), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(value, "more"))
+    model.graph.node[0].input[place] = "more"
+    with pytest.raises(NpucError, match="E202"):
+        import_model(model)
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_bm1684_runs_them_whole(op: str) -> None:
+    need_compiler()
+    model = model_of(op, direction="bidirectional", states=True)
+    found = api.compile(model, "bm1684", options=Options(precision="fp32", fallback="refuse"))
+    feed = feed_of(model)
+    outputs = found.run({name: value[None] for name, value in feed.items()})
+    for each, value in zip(model.graph.output, session(model).run(None, feed), strict=True):
+        np.testing.assert_allclose(outputs[each.name][0], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("target", "precision"), [("easynpu", "int8"), ("bm1684", "int8")])
+def test_in_int8_the_host_runs_them(target: str, precision: str, tmp_path: Path) -> None:
+    found = api.compile(model_of("LSTM"), target, options=Options(precision=precision))
+    assert [part["place"] for part in found.report["partitions"]] == ["host"]
