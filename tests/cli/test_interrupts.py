@@ -152,6 +152,13 @@ def test_an_interrupt_while_an_extension_module_is_loaded_ends_a_command_with_on
     assert (child.returncode, err) == (130, "interrupted\n")
 
 
+def test_an_interrupt_before_npuc_handles_it_prints_nothing() -> None:
+    sent = "event == 'import' and about[0] == 'npuc.interrupts' and os.kill(os.getpid(), signal.SIGINT)"
+    code = f"{HEARING}import os, sys; sys.addaudithook(lambda event, about: {sent}); import npuc.__main__"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Path, name: str) -> None:
     listed(digits)
