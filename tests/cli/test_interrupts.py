@@ -178,12 +178,19 @@ def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Pat
 
 
 def test_a_request_to_end_is_as_an_interrupt(digits: Digits, tmp_path: Path) -> None:
-    child, mark = started(COMMAND, tmp_path, *commands(digits)["sweep"])
-    time.sleep(1)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    code = f"import os; os.environ['TMPDIR'] = {str(temporary)!r}; {COMMAND}"
+    child, mark = started(code, tmp_path, *commands(digits)["sweep"])
+    for _ in range(500):  # until a worker has begun
+        if any(temporary.rglob("machine.toml")):
+            break
+        time.sleep(0.02)
     child.send_signal(signal.SIGTERM)
     _, err = child.communicate(timeout=60)
     assert (child.returncode, err.strip()) == (143, "interrupted")
     expect_none(mark)
+    assert not list(temporary.iterdir())
 
 
 def test_workers_of_a_killed_sweep_end_too(digits: Digits, tmp_path: Path) -> None:
