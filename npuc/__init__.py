@@ -8,7 +8,6 @@ outputs = program.run(x)
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ __version__ = "0.1.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # In a checkout passes/, targets/ and models/ are beside this package; in a wheel they are inside it.
-_checkout = Path(__file__).resolve().parent.parent
-if (_checkout / "pyproject.toml").is_file():
-    __path__.append(str(_checkout))
+_checkout = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+if os.path.isfile(os.path.join(_checkout, "pyproject.toml")):
+    __path__.append(_checkout)
 
 _HOME = {
     **dict.fromkeys(

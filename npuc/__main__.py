@@ -1,7 +1,11 @@
 """The console script, and python -m npuc."""
 
 import gc
+import signal
 import sys
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until npuc handles it: Python would print a traceback
 
 from npuc import interrupts
 

@@ -47,10 +47,10 @@ def fits(buffers: Sequence[Buffer], capacity: int) -> bool:
 
 
 def _orders(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """The orders of placement, one per attempt."""
-    yield sorted(buffers, key=lambda b: (-b.size, b.first, b.name))
-    yield sorted(buffers, key=lambda b: (b.first, -b.size, b.name))
-    yield sorted(buffers, key=lambda b: (-(b.last - b.first), -b.size, b.name))
+    """The orders of placement, one per attempt. Ties stay as given: names must not decide where a buffer is."""
+    yield sorted(buffers, key=lambda b: (-b.size, b.first))
+    yield sorted(buffers, key=lambda b: (b.first, -b.size))
+    yield sorted(buffers, key=lambda b: (-(b.last - b.first), -b.size))
 
 
 def peak(buffers: Sequence[Buffer], addresses: dict[str, int]) -> int:

@@ -58,7 +58,7 @@ class Compiled:
 
     @property
     def report(self) -> Mapping[str, Any]:
-        """The report that `npuc compile --json` prints: cycles, memories, layers."""
+        """What `npuc compile --json` prints, without status and warnings: cycles, memories, layers."""
         return self.program.report
 
     @property
@@ -191,13 +191,17 @@ def check(
     options: Options | None = None,
     **flags: Unpack[Flags],
 ) -> list[Problem]:
-    """Everything that prevents a model from compiling for a target, all at once; empty if it compiles.
+    """Everything that a target does not run, all at once; empty if it needs no host regions.
 
     flags: as for `compile`.
     """
+    from npuc.regions.checking import HOST_STEP, survey_of
+
     kind = find(target)
+    asked = options_of(kind, options, flags)
     with _model_file(model) as path:
-        return driver.problems(path, kind, _shapes(input_shapes), options_of(kind, options, flags))
+        found = survey_of(path, kind, _shapes(input_shapes), asked)
+    return [each.problem for each in found if each.problem.code != HOST_STEP]
 
 
 def verify(
@@ -250,10 +254,15 @@ def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def _model_file(model: Model) -> Generator[Path]:
-    """The model as a file; a model in memory is written to one that exists during the block."""
+    """The model as a file; a model in memory is written to one that exists during the block.
+
+    Raises TypeError for anything else.
+    """
     if isinstance(model, str | PathLike):
         yield Path(model)
         return
+    if not hasattr(model, "SerializeToString"):
+        raise TypeError(f"a model is the path of a file or an onnx.ModelProto, not {type(model).__name__}")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(model.SerializeToString())
@@ -266,7 +275,8 @@ def _file(inputs: Data) -> Generator[Path]:
     if isinstance(inputs, str | PathLike):
         yield Path(inputs)
         return
-    arrays = inputs if isinstance(inputs, Mapping) else {"x": np.asarray(inputs)}
+    named = inputs if isinstance(inputs, Mapping) else {"x": inputs}
+    arrays = {name: np.asarray(values) for name, values in named.items()}
     with TemporaryDirectory() as folder:
         data.save(Path(folder) / "inputs.npz", arrays)
         yield Path(folder) / "inputs.npz"

@@ -106,20 +106,6 @@ def accepted(model: Path, target: Target, shapes: Shapes, options: Options, hook
     return graph
 
 
-def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> list[Problem]:
-    """Everything that prevents the model from compiling for the target, all at once.
-
-    An invalid model gives its own problems. Limits that no single operator shows (memories, the documented
-    instructions) are found by lowering on synthetic data.
-    """
-    try:
-        graph = accepted(model, target, shapes, options)
-        target.lower(graph, synthetic(input_types(graph)), options)
-    except NpucError as error:
-        return list(error.problems)
-    return []
-
-
 @frozen
 class Compilation:
     """A program and what it was made of."""

@@ -42,7 +42,7 @@ def _same(name: str) -> str:
 def options_of(
     target: Target, options: Options | None, flags: Mapping[str, Any], spelled: Callable[[str], str] = _same
 ) -> Options:
-    """The options with these flags; absent ones have the target's defaults.
+    """The options with these flags; those that are absent or None have the target's defaults.
 
     spelled: how messages write the name of a flag. Raises TypeError for an unknown flag, ValueError for a value
     that the flag or the target does not have.
@@ -54,25 +54,26 @@ def options_of(
             known = (*general, *own)
             hint = closest(name, known)
             raise TypeError(f"compile takes no '{name}'.{hint} It takes: {', '.join(known)}")
+    flags = {name: value for name, value in flags.items() if value is not None}
     found = options or usual_options(target)
     read = {name: READ[name](value) if name in READ else value for name, value in flags.items()}
     found = replace(found, **{name: value for name, value in read.items() if name in general})
     for name, values in {**CHOICES, "precision": target.precisions}.items():
-        if name in flags and isinstance(value := read[name], str):
-            _expect(target, spelled(name), value, values)
+        if name in flags and name != "mixed":
+            _expect(target, spelled(name), read[name], values)
     for name in found.allow:
         _expect(target, spelled("allow"), name, target.inexact)
     _expect_together(target, found, flags, spelled)
-    chosen = {name: value for name, value in read.items() if name not in general and value is not None}
+    chosen = {name: value for name, value in read.items() if name not in general}
     for name, value in chosen.items():
         _expect(target, spelled(name), value, own[name].values if name in own else ())
     return replace(found, flags={**found.flags, **chosen}) if chosen else found
 
 
-def _expect(target: Target, flag: str, value: str, known: Sequence[str]) -> None:
+def _expect(target: Target, flag: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         which = ", ".join(map(repr, known)) or "none"
-        raise ValueError(f"{target.name} has no {flag} '{value}'.{closest(value, known)} It has: {which}")
+        raise ValueError(f"{target.name} has no {flag} '{value}'.{closest(str(value), known)} It has: {which}")
 
 
 def _expect_together(
@@ -113,9 +114,23 @@ def _mixed(value: bool | str) -> bool:
     return value if isinstance(value, bool) else value == "auto"
 
 
+def _truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"strict is {value!r}. It is True or False")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"max_partitions is {value!r}. It is a number of partitions, 0 or more")
+    return value
+
+
 READ: Mapping[str, Callable[[Any], Any]] = {
     "machine": fspath,
     "level": str,
+    "strict": _truth,
+    "max_partitions": _number,
     "deny": _names,
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),

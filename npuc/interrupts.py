@@ -248,8 +248,12 @@ def end(child: int) -> int:
             return 0
 
 
-def as_worker() -> None:
-    """Makes a worker process end with its parent, whatever ends that, and ignore Ctrl-C."""
+def as_worker(folder: Path) -> None:
+    """Makes a worker process end with its parent, whatever ends that, and ignore Ctrl-C.
+
+    folder: where its temporary files are kept, and removed by the parent; a worker that is ended leaves them.
+    """
+    import tempfile
     from multiprocessing import parent_process
     from threading import Thread
 
@@ -264,6 +268,7 @@ def as_worker() -> None:
             parent.join()
             os.kill(os.getpid(), signal.SIGTERM)
 
+    tempfile.tempdir = str(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, terminated)
     Thread(target=watch, daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 from hypothesis import given
@@ -65,8 +66,8 @@ def test_the_peak_lies_between_the_lower_bound_and_the_sum(found: list[Buffer]) 
     assert bound <= peak(found, addresses) <= sum(b.size for b in found)
 
 
-@given(buffers(), st.randoms(use_true_random=False))
-def test_the_order_in_which_buffers_are_given_does_not_matter(found: list[Buffer], random: object) -> None:
-    shuffled = list(found)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert allocate(shuffled) == allocate(found)
+@given(buffers())
+def test_names_do_not_decide_where_a_buffer_is(spans: list[Buffer]) -> None:
+    others = [replace(each, name=f"b{len(spans) - at}") for at, each in enumerate(spans)]
+    found, renamed = allocate(spans), allocate(others)
+    assert [found[each.name] for each in spans] == [renamed[each.name] for each in others]

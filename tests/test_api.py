@@ -109,6 +109,27 @@ def test_problems_are_listed_and_raised() -> None:
     assert npuc.check(MODEL) == []
 
 
+def test_check_takes_what_is_denied_and_bound_into_account() -> None:
+    assert "Relu" in {each.op for each in npuc.check(MODEL, deny="Relu")}
+    (problem,) = npuc.check(MODEL, deny="Rellu")
+    assert problem.code == "E109"
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,8] x, float s) => (float[1,8] y) { y = Mul(x, s) }'
+    model = onnx.parser.parse_model(text)
+    assert not [each for each in npuc.check(model, "bm1684", bind={"s": 2}) if each.code.startswith("E")]
+    assert [each.code for each in npuc.check(model, bind={"z": 2})] == ["E109"]
+
+
+def test_what_is_neither_a_file_nor_a_model_is_a_wrong_type() -> None:
+    with pytest.raises(TypeError, match=r"path of a file or an onnx\.ModelProto, not bytes"):
+        npuc.compile(MODEL.read_bytes())  # pyright: ignore[reportArgumentType]
+
+
+def test_data_may_be_lists_by_name(program: npuc.Compiled, images: Array) -> None:
+    (name,) = (each["name"] for each in program.program.manifest["inputs"])
+    found = program.run({name: images[:2].tolist()})  # pyright: ignore[reportArgumentType]
+    assert all(np.array_equal(values, program.run(images[:2])[name]) for name, values in found.items())
+
+
 def test_importing_npuc_imports_nothing_heavy() -> None:
     heavy = "[each for each in ('numpy', 'onnx', 'onnxruntime') if each in sys.modules]"
     script = f"import sys, npuc; assert 'compile' in dir(npuc); print({heavy})"

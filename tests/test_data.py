@@ -148,6 +148,15 @@ def test_values_that_are_no_finite_32_bit_floats_are_refused(tmp_path: Path, val
     assert "finite" in problem.reason
 
 
+@pytest.mark.parametrize("value", [0.5, -1.0, 256, -3, np.nan, np.inf])
+def test_values_that_an_integer_input_cannot_hold_are_refused(tmp_path: Path, value: float) -> None:
+    image = {"input": TensorType((1, 2, 3), "uint8")}
+    problem = _refused(_file(tmp_path, x=np.full((1, 2, 3), value)), image)
+    assert (problem.code, problem.tensor) == ("E402", "input")
+    assert "uint8 cannot hold" in problem.reason
+    assert (load([_file(tmp_path, x=np.full((1, 2, 3), 255.0))], image).inputs["input"] == 255).all()
+
+
 def test_no_samples_are_refused(tmp_path: Path) -> None:
     problem = _refused(_file(tmp_path, x=np.zeros((0, 2, 3))), ONE)
     assert (problem.code, "no samples" in problem.reason) == ("E402", True)

@@ -66,6 +66,17 @@ def test_a_staged_file_has_a_random_name_and_is_opened_exclusively(tmp_path: Pat
         files._new_file(tmp_path / "there")
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o755), (0o077, 0o700), (0o002, 0o775)])
+def test_others_may_read_a_folder_as_the_user_s_mask_says(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        with replacing_folder(tmp_path / "out"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == mode
+
+
 def test_a_link_under_a_staged_name_is_neither_followed_nor_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

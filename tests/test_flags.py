@@ -54,6 +54,7 @@ def test_keywords_become_options() -> None:
     )
     assert found == wanted
     assert options_of(target("bm1684"), None, {}).precision == "fp32"
+    assert options_of(target("bm1684"), None, dict.fromkeys(Flags.__annotations__)) == Options(precision="fp32")
     both = options_of(target("easynpu"), Options(level="0", machine="large"), {"level": 1, "allow": []})
     assert both == Options(level="1", machine="large")
 
@@ -76,6 +77,11 @@ def test_keywords_become_options() -> None:
         ("easynpu", {"mixed": True, "strict": True}, ValueError, "strict and mixed auto exclude"),
         ("bm1684", {"mixed": "auto"}, ValueError, "takes no layers over"),
         ("bm1684", {"scales": "free"}, ValueError, "has no scales in fp32"),
+        ("nvdla-full", {"precision": 16}, ValueError, "nvdla-full has no precision '16'"),
+        ("easynpu", {"proof": True}, ValueError, "no proof 'True'"),
+        ("easynpu", {"strict": "no"}, ValueError, "strict is 'no'"),
+        ("easynpu", {"max_partitions": -1}, ValueError, "max_partitions is -1"),
+        ("easynpu", {"max_partitions": "2"}, ValueError, "max_partitions is '2'"),
     ],
 )
 def test_a_flag_that_the_target_does_not_have_is_corrected(

@@ -21,6 +21,8 @@ from npuc.storage.data import synthetic
 from npuc.target import Options, Target
 
 HOST, NOWHERE = "host", "nowhere"
+HOST_STEP = "W204"
+"""The code of a node that the target's own program leaves to the host."""
 
 
 @frozen
@@ -52,7 +54,7 @@ def _refused(problem: Problem) -> Problem:
 def _surveyed(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
     plain = replace(options, strict=False)
     refusal: NpucError | None = None
-    if not options.bind:
+    if not (options.bind or options.deny):
         try:
             return _host_steps(target, driver.accepted(model, target, shapes, plain), plain)
         except NpucError as error:
@@ -119,7 +121,7 @@ def _host_steps(target: Target, graph: Graph, options: Options) -> list[Found]:
     steps = program.manifest["report"]["host_steps"]
     remedy = "cut the network before it, or choose a target that has it"
     return [
-        Found(Problem("W204", each["reason"], each["node"], each["op"], remedy=remedy), HOST) for each in steps
+        Found(Problem(HOST_STEP, each["reason"], each["node"], each["op"], remedy=remedy), HOST) for each in steps
     ]
 
 

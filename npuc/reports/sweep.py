@@ -15,6 +15,7 @@ from npuc.cluster import on_cluster
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.reports.comparison import Candidate, Subject, compiled
+from npuc.storage import mapped
 from npuc.storage.machine_files import as_toml
 from npuc.target import Options, target
 
@@ -151,8 +152,8 @@ def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterato
     from multiprocessing import get_context
 
     try:
-        spawning = get_context("spawn")
-        with ProcessPoolExecutor(min(jobs, len(tasks)), spawning, interrupts.as_worker) as pool, _ending():
+        workers = min(jobs, len(tasks)), get_context("spawn"), interrupts.as_worker, (mapped.folder(),)
+        with ProcessPoolExecutor(*workers) as pool, _ending():
             with interrupts.unheard():
                 rows = [pool.submit(compiled_point, task) for task in tasks]  # map would cancel after an error
             for row in rows:

@@ -373,8 +373,10 @@ def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType, 
     def cast(block: Array) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             found = block.astype(wanted.dtype)
-        if wanted.dtype == "float32" and not np.isfinite(found if finite else found[~np.isinf(block)]).all():
-            raise DataError("E402", f"'{path}' has values that are not finite in float32", tensor=name)
+        if found.dtype.kind == "f" and not np.isfinite(found if finite else found[~np.isinf(block)]).all():
+            raise DataError("E402", f"'{path}' has values that are not finite in {wanted.dtype}", tensor=name)
+        if found.dtype.kind in "iu" and (found != block).any():
+            raise DataError("E402", f"'{path}' has values that {wanted.dtype} cannot hold", tensor=name)
         return found.reshape(len(block), *shape)
 
     return replace(values, convert=cast) if isinstance(values, Member) else InMemory(cast(values))

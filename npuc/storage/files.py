@@ -54,9 +54,8 @@ def replacing_folder(path: Path) -> Generator[Path]:
     with _reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         recover(path)
-        with _staged(path, lambda staging: staging.mkdir(mode=0o700)) as staging:
+        with _staged(path, Path.mkdir) as staging:
             yield staging
-            staging.chmod(0o755)
             _swap(staging, path)
 
 

@@ -152,6 +152,13 @@ def test_an_interrupt_while_an_extension_module_is_loaded_ends_a_command_with_on
     assert (child.returncode, err) == (130, "interrupted\n")
 
 
+def test_an_interrupt_before_npuc_handles_it_prints_nothing() -> None:
+    sent = "event == 'import' and about[0] == 'npuc.interrupts' and os.kill(os.getpid(), signal.SIGINT)"
+    code = f"{HEARING}import os, sys; sys.addaudithook(lambda event, about: {sent}); import npuc.__main__"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Path, name: str) -> None:
     listed(digits)
@@ -171,12 +178,19 @@ def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Pat
 
 
 def test_a_request_to_end_is_as_an_interrupt(digits: Digits, tmp_path: Path) -> None:
-    child, mark = started(COMMAND, tmp_path, *commands(digits)["sweep"])
-    time.sleep(1)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    code = f"import os; os.environ['TMPDIR'] = {str(temporary)!r}; {COMMAND}"
+    child, mark = started(code, tmp_path, *commands(digits)["sweep"])
+    for _ in range(500):  # until a worker has begun
+        if any(temporary.rglob("machine.toml")):
+            break
+        time.sleep(0.02)
     child.send_signal(signal.SIGTERM)
     _, err = child.communicate(timeout=60)
     assert (child.returncode, err.strip()) == (143, "interrupted")
     expect_none(mark)
+    assert not list(temporary.iterdir())
 
 
 def test_workers_of_a_killed_sweep_end_too(digits: Digits, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def _assigned(
     buffers: Sequence[Buffer], operands: set[str], machine: Machine
 ) -> tuple[list[Buffer], list[Buffer]]:
     """The buffers of the Fmap and the skip DTCM. Raises DoesNotFit (E302) after three attempts."""
-    longest = sorted(buffers, key=lambda each: (each.first - each.last, -each.size, each.name))
+    longest = sorted(buffers, key=lambda each: (each.first - each.last, -each.size))
     for tried, wanted in ((buffers, operands), (buffers, set[str]()), (longest, {each.name for each in longest})):
         skip, fmap = assign(tried, wanted, machine)
         if fits(fmap, machine.fmap_words):

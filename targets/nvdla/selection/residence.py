@@ -34,7 +34,7 @@ def residents(
     alone = {each.name: _clocks(context, each, edges) for each in layers}
     saved = {each.name: _saved(context, each.name, layers, edges, alone) for each in free}
     kept: list[Lifetime] = []
-    for each in sorted(free, key=lambda one: (-saved[one.name] / one.size, one.first, one.name)):
+    for each in sorted(free, key=lambda one: (-saved[one.name] / one.size, one.first)):
         if saved[each.name] >= 0 and fits([*kept, each], capacity):
             kept.append(each)
     return frozenset(each.name for each in kept)
