@@ -196,8 +196,8 @@ def _compiled(path: Path, model: Model, level: str, samples: Array | None) -> by
     """The integer network of npuc's program for EasyNPU."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / "samples.npz"] if samples is not None else []
-        for file in files:
-            data.save(file, {model.input: samples})
+        if samples is not None:
+            data.save(files[0], {model.input: samples})
         shapes = {model.input: tuple(model.shape)}
         program = driver.compile_model(path, target("easynpu"), Options(level=level), shapes, files)[0]
     return program.evidence["reference.onnx"]
