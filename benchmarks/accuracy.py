@@ -181,12 +181,12 @@ def _row(
         name,
         *((None, None, None) if right is None else (float(right.mean()), *interval(int(right.sum()), len(right)))),
         float((largest == exact[0].argmax(axis=1)).mean()),
-        tuple(_decibels(*pair) for pair in zip(found, exact, strict=True)),
+        tuple(decibels(*pair) for pair in zip(found, exact, strict=True)),
         seconds,
     )
 
 
-def _decibels(found: Array, exact: Array) -> float | None:
+def decibels(found: Array, exact: Array) -> float | None:
     """The signal-to-noise ratio in dB; None for equal values."""
     noise = float(np.square(found.astype(np.float64) - exact).sum())
     return 10 * float(np.log10(float(np.square(exact, dtype=np.float64).sum()) / noise)) if noise else None
