@@ -6,23 +6,23 @@ A bound holds for elements that are numbers. Divisors and roots are judged by it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, isnan, prod, sqrt
+from math import floor, inf, isnan, prod, sqrt
 
 import numpy as np
 
 from npuc.ir import Array, Node
-from npuc.ops.attributes import KERNEL_SHAPE, MIN
+from npuc.ops.attributes import KERNEL_SHAPE, MAX, MIN
 from npuc.ops.movement import ONNX_MOVEMENT
 
 ALIKE = (
-    *ONNX_MOVEMENT, "Squeeze", "Unsqueeze", "Flatten", "Expand", "Gather", "Cast", "Sqrt", "ReduceSum",
+    *ONNX_MOVEMENT, "Squeeze", "Unsqueeze", "Flatten", "Expand", "Gather", "Sqrt", "ReduceSum",
     "ReduceMean", "ReduceMax", "ReduceMin", "AveragePool", "GlobalAveragePool", "MaxPool", "GlobalMaxPool",
 )  # fmt: skip
 """Operators whose result is positive, or not negative, if their first operand is."""
 NOT_NEGATIVE = ("Exp", "Sigmoid", "Softmax", "Softplus", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 """Operators whose result is never negative."""
-KNOWN = (*ALIKE, *NOT_NEGATIVE, "Abs", "Add", "Clip", "Div", "Max", "Min", "Mul", "Pow", "Relu")
-FLOAT32 = np.finfo(np.float32)
+KNOWN = (*ALIKE, *NOT_NEGATIVE, "Abs", "Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Pow", "Relu")
+FLOAT32, INT32 = np.finfo(np.float32), 1 << 31
 
 
 class LowerBounds:
@@ -74,8 +74,10 @@ class LowerBounds:
                 return sum(given)
             case "AveragePool":  # zeros of the padding may count
                 return min(given[0], given[0] / prod(KERNEL_SHAPE(node)))
+            case "Cast":  # to integers and from them: casts between floats are none here
+                return floor(given[0]) if 0 <= given[0] < INT32 else -inf
             case "Clip":
-                return max(given[0], MIN(node))
+                return min(max(given[0], MIN(node)), MAX(node))
             case "Concat" | "Min":
                 return min(given)
             case "Div":

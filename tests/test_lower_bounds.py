@@ -20,7 +20,10 @@ WINDOW = "kernel_shape = [2, 2]"
 INF, TINY = float("inf"), float(np.finfo(np.float32).tiny)
 CASES = [
     ("y = Identity(x)", -INF), ("y = Relu(x)", 0), ("y = Sigmoid(x)", 0), ("y = Max(x, half)", 0.5),
-    ("y = Clip(x, half, four)", 0.5), ("y = Clip(x, minus, four)", -2), ("a = Max(x, half)\n y = Abs(a)", 0.5),
+    ("y = Clip(x, half, four)", 0.5), ("a = Max(x, four)\n y = Clip(a, minus, half)", 0.5),
+    ("a = Max(x, half)\n b = Cast<to = 6>(a)\n y = Cast<to = 1>(b)", 0),
+    ("a = Max(x, two)\n b = Cast<to = 6>(a)\n y = Cast<to = 1>(b)", 2),
+    ("a = Max(x, minus)\n b = Cast<to = 6>(a)\n y = Cast<to = 1>(b)", -INF), ("y = Clip(x, minus, four)", -2), ("a = Max(x, half)\n y = Abs(a)", 0.5),
     ("y = Mul(x, x)", 0), ("a = Max(x, half)\n y = Mul(a, a)", 0.25), ("a = Max(x, tiny)\n y = Mul(a, a)", 0),
     ("a = Max(x, half)\n y = Mul(a, four)", 2), ("a = Max(x, half)\n y = Mul(a, minus)", -INF),
     ("y = Mul(x, four)", -INF), ("y = Add(x, four)", -INF), ("a = Relu(x)\n y = Add(four, a)", 4),
