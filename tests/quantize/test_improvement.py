@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.calibration.clipping import METHODS, range_limit
-from npuc.quantize.calibration.histograms import EMPTY, histograms
+from npuc.quantize.calibration.histograms import EMPTY, Histogram, histograms
 from npuc.quantize.improvement import proposals, search
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, ends
 from npuc.quantize.improvement.equalisation import equalised, groups, sizes
@@ -173,6 +174,31 @@ def test_a_proposal_that_hurts_a_layer_leaves_it_as_it_is() -> None:
     after = improved(graph, plain.quantised, Shifted(), evidence, [harmful], depth=100).graph
     for name, value in plain.quantised.graph.constants.items():
         assert np.array_equal(after.constants[name], value), name
+
+
+def test_the_run_that_calibrates_an_equalised_network_gives_the_evidence_of_a_run_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = residual()
+    runs: list[str] = []
+
+    def counted(*given: Any) -> Any:
+        runs.append("evidence")
+        return sampled(*given)
+
+    def apart(*_: object) -> dict[str, Histogram]:
+        return {}
+
+    monkeypatch.setattr(search, "sampled", counted)
+    together, steps = best_network(graph, RECIPE, samples(graph), LEVELS["1"])
+    assert "equalisation" in steps[0].name
+    assert not runs
+    monkeypatch.setattr("npuc.quantize.improvement.search._Climb._watched", apart)
+    alone, same = best_network(graph, RECIPE, samples(graph), LEVELS["1"])
+    assert runs
+    assert search.as_json(same) == search.as_json(steps)
+    for name, value in alone.quantised.graph.constants.items():
+        assert np.array_equal(together.quantised.graph.constants[name], value), name
 
 
 def test_a_step_that_hurts_the_network_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from npuc.storage.sources import files_of
 from npuc.storage.streams import DAMAGED
 from npuc.target import Options
 
-VERSION = f"npuc {__version__}, calibration 2"
+VERSION = f"npuc {__version__}, calibration 3"
 """The version of the format, and of what `histograms` finds for the same data."""
 Tell = Callable[[str], None]
 
