@@ -50,6 +50,10 @@ class Composite:
         self.self_tests = inner.self_tests if isinstance(inner, SelfTesting) else ()
         self.named_exports = inner.named_exports if isinstance(inner, Naming) else ()
 
+    def left_whole(self, options: Options) -> tuple[str, ...]:
+        """Those of the inner target."""
+        return self.inner.left_whole(options)
+
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of the inner target."""
         return self.inner.passes(options)

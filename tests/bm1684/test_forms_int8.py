@@ -28,6 +28,11 @@ FORMS = {
         (4, 6, 12),
         ROWS + "f, e = Split <axis=0, num_outputs=2> (r)\n y = Concat <axis=0> (e, f)",
     ),
+    "scaled heads": (
+        (4, 6, 16),
+        (4, 3, 6, 4),
+        "m = MatMul(x, w)\n g = Reshape(m, heads)\n t = Transpose <perm=[0, 2, 1, 3]> (g)\n y = Mul(t, half)",
+    ),
     "padded windows": ((4, 6, 16), (5, 6, 12), ROWS + "y = Pad(r, one)"),
     "chosen windows": ((3, 4, 6, 16), (4, 6, 12), "g = Gather <axis=0> (x, second)\n y = MatMul(g, w)"),
     "rows of images": (
@@ -74,7 +79,8 @@ def _form(form: str) -> tuple[onnx.ModelProto, Array]:
     shape, result, nodes = FORMS[form]
     model = _weighted(
         f'<ir_version: 8, opset_import: ["": 18]> g (float{list(shape)} x) => (float{list(result)} y) '
-        "<int64[3] joined = {1, 36, 12}, int64[3] tokens = {2, 20, 16}, int64 second = {1}, "
+        "<int64[4] heads = {4, 6, 3, 4}, float half = {0.35}, "
+        "int64[3] joined = {1, 36, 12}, int64[3] tokens = {2, 20, 16}, int64 second = {1}, "
         f"int64[6] one = {{0, 0, 0, 1, 0, 0}}, int64[8] sides = {{0, 0, 1, 2, 0, 0, 3, 1}}> {{ {nodes} }}",
         WEIGHTS,
     )

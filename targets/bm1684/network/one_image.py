@@ -79,8 +79,14 @@ def _one_image(graph: Graph) -> bool:
     """Whether the first axis is one like the others: 1 in every input, or no batch of images and of their rows."""
     batches = {graph.shape(name)[:1] for name in graph.inputs} - {(1,)}
     rows = {graph.shape(node.inputs[0])[:1] for node in graph.nodes if node.op == "Gemm"} - {(1,)}
-    images = any(node.op in WINDOWS and graph.shape(node.inputs[0])[0] > 1 for node in graph.nodes)
+    images = any(_computes_images(graph, node) for node in graph.nodes)
     products = any(
         node.op == "MatMul" and not graph.constants.keys().isdisjoint(node.inputs) for node in graph.nodes
     )
     return not batches or products or not rows <= batches or not (images or rows)
+
+
+def _computes_images(graph: Graph, node: Node) -> bool:
+    """Whether a node computes several images; one that only scales channels may do so in one image."""
+    scales = node.op == "Conv" and graph.shape(node.inputs[1])[1:] == (1, 1, 1)
+    return node.op in WINDOWS and graph.shape(node.inputs[0])[0] > 1 and not scales

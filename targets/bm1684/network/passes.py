@@ -8,6 +8,7 @@ from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.pads_to_convs import SplitPads
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import (
     interpolation_to_blocks,
@@ -16,7 +17,6 @@ from npuc.passes.expansion.resizes import (
     resize_to_copies,
 )
 from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_pads import SplitPads
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.passes.fusion.fuse_again import fuse_again

@@ -21,7 +21,7 @@ from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
-from npuc.passes.expansion.pads_to_convs import PadsToConvs
+from npuc.passes.expansion.pads_to_convs import PadsToConvs, SplitPads
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
@@ -31,7 +31,6 @@ from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import Limits as Maxima
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
-from npuc.passes.expansion.split_pads import SplitPads
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import WideDilations
