@@ -25,17 +25,17 @@ import click
 import numpy as np
 
 from npuc import driver
+from npuc.compiling.with_regions import compile_model
 from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
 from npuc.reference import session
 from npuc.regions.artefact import is_composite
-from npuc.regions.compiling import compile_model
 from npuc.regions.running import CompositeRunner, sample_by_sample
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, Quantising, Runner, names
 from npuc.target import target as find
-from npuc.text import as_json, table
+from npuc.text.terminal import as_json, table
 from npuc.verification.judging.intervals import interval
 
 ROOT = Path(__file__).resolve().parents[1]

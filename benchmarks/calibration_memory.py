@@ -19,7 +19,7 @@ from compile import cost
 
 from npuc import driver
 from npuc.frontend import load as import_model
-from npuc.text import table
+from npuc.text.terminal import table
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -27,10 +27,10 @@ from npuc.ir import Array
 from npuc.models import detector
 from npuc.models.scenes import SIZE, Scenes, scenes
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options
 from npuc.target import target as find
-from npuc.text import as_json, table
+from npuc.text.terminal import as_json, table
 from npuc.verification.judging.decoding import Decoding
 from npuc.verification.judging.detections import Detections
 from npuc.verification.judging.metric import FP32

@@ -21,7 +21,7 @@ import click
 from npuc import api, driver
 from npuc.errors import NpucError
 from npuc.models.families import FAMILIES, STYLES, build
-from npuc.storage.data import synthetic
+from npuc.samples.loading import synthetic
 from npuc.target import FLOATING, Options
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"

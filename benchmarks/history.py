@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from npuc import __version__
-from npuc.text import table
+from npuc.text.terminal import table
 
 FILE = Path(__file__).with_name("history.json")
 NOISE = 1.2

@@ -19,7 +19,7 @@ from compile import cost
 from networks import Network, light, networks
 from outcome import conclude
 
-from npuc.storage.data import save
+from npuc.samples.loading import save
 from npuc.target import TARGETS
 
 SAMPLES = 200

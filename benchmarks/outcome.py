@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import click
 from networks import Network
 
-from npuc.text import as_json, table
+from npuc.text.terminal import as_json, table
 
 
 class Measured(Protocol):

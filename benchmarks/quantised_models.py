@@ -30,9 +30,9 @@ from npuc.ir import Array
 from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.improvement.balance import rounded
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
-from npuc.text import as_json, table
+from npuc.text.terminal import as_json, table
 
 DISPLACED = 4
 SAMPLES = 32

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import click
 import numpy as np
 
-from npuc.export_onnx import to_onnx
+from npuc.onnx_files.export import to_onnx
 from npuc.target import TARGETS
 from tests.graphs.checking import Finding, check_passes
 from tests.graphs.compiling import CASES, HOSTED, Case, check_compile, varied

@@ -21,7 +21,7 @@ from networks import Network, networks
 from outcome import conclude
 
 from npuc import driver, program
-from npuc.storage.data import synthetic
+from npuc.samples.loading import synthetic
 from npuc.target import Options, target
 
 RATIO_LIMITS = {"MobileNetV1-0.25": 1.3}

@@ -22,7 +22,7 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from npuc.text import as_json, table  # noqa: E402
+from npuc.text.terminal import as_json, table  # noqa: E402
 
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"

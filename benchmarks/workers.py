@@ -21,7 +21,7 @@ from networks import networks
 from outcome import conclude
 
 from npuc import driver, program
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.verification.accuracy import Subject, accuracy
 from npuc.verification.judging.choosing import Asked

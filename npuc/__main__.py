@@ -7,7 +7,7 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until npuc handles it: Python would print a traceback
 
-from npuc import interrupts
+from npuc.system import interrupts
 
 OBJECTS = 50_000
 """New objects after which Python looks for cycles among them, in place of 700: npuc's data have hardly any."""

@@ -19,18 +19,18 @@ import numpy as np
 
 from npuc import driver
 from npuc import program as programs
+from npuc.compiling import with_regions as compiling
 from npuc.errors import DataError, Problem
 from npuc.flags import Flags, options_of
 from npuc.frozen import frozen
+from npuc.inspect.timeline import Timeline
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.regions import compiling
 from npuc.regions.composite import target_of
 from npuc.regions.feeding import samples_of
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, Runner, Target
 from npuc.target import target as find
-from npuc.timeline import Timeline
 from npuc.variants import together, undecided, variants_of
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def check(
 
     flags: as for `compile`.
     """
-    from npuc.regions.checking import HOST_STEP, survey_of
+    from npuc.compiling.checking import HOST_STEP, survey_of
 
     kind = find(target)
     asked = options_of(kind, options, flags)

@@ -11,24 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from npuc import masks, undefined
-from npuc.budget import budget
+from npuc.conditions import masks, undefined
 from npuc.errors import ArtefactError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
-from npuc.macs import macs
+from npuc.ops.macs import macs
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
 from npuc.rewrites import Rewrite, rewrites
-from npuc.storage.data import Samples, synthetic
-from npuc.storage.data import load as load_samples
+from npuc.samples.loading import Samples, synthetic
+from npuc.samples.loading import load as load_samples
+from npuc.samples.structured import objects, row
 from npuc.storage.machine_files import as_toml
 from npuc.storage.mapped import trim
 from npuc.storage.pieces import Files, contents_of
-from npuc.storage.structured import objects, row
+from npuc.system.budget import budget
 from npuc.target import Foreseeing, Options, Quantising, Runner, Target, usual_options
 
 BATCH = 32

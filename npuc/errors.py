@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 
-from npuc.escaping import terminal
 from npuc.frozen import frozen
+from npuc.text.escaping import terminal
 
 CODES: dict[str, str] = {
     # the model

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def evidence(quantised: Quantised) -> Files:
     """reference.onnx with every int8 tensor as an output, and graph.json, which maps these to float tensors."""
-    from npuc.export_onnx import onnx_content
+    from npuc.onnx_files.export import onnx_content
 
     graph = quantised.graph
     layers = [node for node in graph.nodes if node.output in quantised.scales]
@@ -38,7 +38,7 @@ def evidence(quantised: Quantised) -> Files:
 
 def float_evidence(graph: Graph, lowered: Graph) -> Files:
     """For a floating-point program: reference.onnx is the optimised network, graph.json has its lowered layers."""
-    from npuc.export_onnx import onnx_content
+    from npuc.onnx_files.export import onnx_content
 
     described = {
         "tensors": {name: {"float": name, "shape": list(graph.shape(name))} for name in graph.producers},

@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 from os import PathLike, fspath
 from typing import Any, TypedDict
 
+from npuc.export.network_name import identifier
 from npuc.flag import CHOICES
-from npuc.network_name import identifier
 from npuc.target import FLOATING, Mixing, Naming, Options, Target, usual_options
-from npuc.text import closest
+from npuc.text.terminal import closest
 
 
 class Flags(TypedDict, total=False):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from npuc.constraints import refused
+from npuc.conditions.constraints import refused
 from npuc.errors import NpucError, Problem
-from npuc.host import HostStep
+from npuc.host.manifest import computing
+from npuc.host.step import HostStep
 from npuc.ir import Graph, Node
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.scales.model_scales import steps_of
-from npuc.steps import computing
 
 BORDER = ("QuantizeLinear", "DequantizeLinear")
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npuc.errors import ModelError, UnsupportedOperator
-from npuc.escaping import terminal
 from npuc.frozen import frozen
+from npuc.text.escaping import terminal
 
 if TYPE_CHECKING:
     import networkx as nx

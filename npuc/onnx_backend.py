@@ -20,7 +20,7 @@ from npuc.errors import DataError, NpucError
 from npuc.frontend.reading import NEWEST_OPSET
 from npuc.frontend.widening import HALF
 from npuc.ir import Array
-from npuc.storage.structured import objects, row
+from npuc.samples.structured import objects, row
 from npuc.target import FLOATING, Options, usual_options
 
 CALIBRATION_SAMPLES = 8

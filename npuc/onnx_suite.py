@@ -23,7 +23,7 @@ from npuc.program import DTYPES, Program
 from npuc.reference import session
 from npuc.regions.artefact import is_composite
 from npuc.regions.composite import parts
-from npuc.storage.structured import comparable, leaves
+from npuc.samples.structured import comparable, leaves
 from npuc.target import FLOATING, usual_options
 from npuc.target import target as find
 

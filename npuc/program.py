@@ -24,13 +24,13 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from npuc.budget import budget, take
 from npuc.errors import ArtefactError, ModelError
 from npuc.frozen import frozen
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.mapped import append, linked, release
 from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
 from npuc.storage.records import damaged, read
+from npuc.system.budget import budget, take
 
 FORMAT = "npuc-program"
 VERSION = 2

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npuc.confinement import isolated
 from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
-from npuc.external_weights import without_weights
 from npuc.ir import Array, Graph
+from npuc.onnx_files.external_weights import without_weights
 from npuc.storage.mapped import kept, place_of, trim
+from npuc.system.confinement import isolated
 
 if TYPE_CHECKING:
     import onnx
@@ -71,8 +71,8 @@ def session(
     model: a file may have external data. weights: the values of constants made external by `outside`; mapped ones
     (npuc.storage.mapped) are not copied. few_runs: open faster and run slower; only for models without
     integer products, which need the optimisations. confined: for untrusted models: run in a process with limits
-    (npuc.confinement), and raise ModelError beyond them (E110, E111) and if onnxruntime cannot run the model
-    (E105). precise: whether integer products are exact on every processor; they are faster without.
+    (npuc.system.confinement), and raise ModelError beyond them (E110, E111) and if onnxruntime cannot run the
+    model (E105). precise: whether integer products are exact on every processor; they are faster without.
     Raises ModelError (E105) if onnxruntime refuses the model.
     """
     mapped = {name: kept(value) for name, value in weights.items()}
@@ -109,8 +109,8 @@ def _exact(given: str | bytes, weights: Mapping[str, Array]) -> str | bytes:
     """
     import onnx
 
-    from npuc.integer_products import PRODUCTS, with_unsigned_weights
-    from npuc.wire import may_contain
+    from npuc.onnx_files.integer_products import PRODUCTS, with_unsigned_weights
+    from npuc.onnx_files.wire import may_contain
 
     texts = [name.encode() for name in PRODUCTS]
     inside = may_contain(Path(given), *texts) if isinstance(given, str) else any(text in given for text in texts)
@@ -220,15 +220,15 @@ def expect_exact_integers(model: onnx.ModelProto) -> None:
 
 def has_integer_products(model: onnx.ModelProto) -> bool:
     """Whether the model has operators that are exact only with the optimisations."""
-    from npuc.integer_products import PRODUCTS
-    from npuc.subgraphs import within
+    from npuc.onnx_files.integer_products import PRODUCTS
+    from npuc.onnx_files.subgraphs import within
 
     return any(node.op_type in PRODUCTS for node in within(model.graph.node))
 
 
 def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = False) -> Any:
     """A session of a float graph with these of its tensors as outputs; it shares the graph's constants."""
-    from npuc.export_onnx import to_onnx
+    from npuc.onnx_files.export import to_onnx
 
     weights: dict[str, Array] = {}
     return session(to_onnx(graph, outputs, weights), weights, few_runs=few_runs)

@@ -14,12 +14,12 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.grouping import sharing
 from npuc.ir import Graph, Node
-from npuc.macs import macs
 from npuc.ops.attributes import ACTIVATION, GROUP, KERNEL_SHAPE
+from npuc.ops.macs import macs
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.pooling import SELECTION
 from npuc.quantize.scales.constraints import selects
-from npuc.text import count, short
+from npuc.text.terminal import count, short
 
 Price = Callable[[Graph, Node], int | None]
 """Cycles that a node of the float graph takes alone; None if the target cannot tell."""

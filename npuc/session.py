@@ -15,7 +15,7 @@ from npuc.api import Compiled, Data, Model, Shapes, compile
 from npuc.errors import DataError
 from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port
-from npuc.storage.structured import objects, row
+from npuc.samples.structured import objects, row
 from npuc.target import Options
 
 

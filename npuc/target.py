@@ -7,22 +7,22 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, DoesNotFit, Problem
 from npuc.flag import Flag
 from npuc.frozen import frozen
+from npuc.inspect.annotation import MemoryAnnotation
+from npuc.inspect.timeline import Timeline, in_turn
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.registry import TARGETS as TARGETS
 from npuc.registry import names as names
 from npuc.registry import target as target
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.storage.mapped import trim
-from npuc.timeline import Timeline, in_turn
 
 if TYPE_CHECKING:
-    from npuc.outline import Heading
+    from npuc.inspect.outline import Heading
     from npuc.quantize.calibration.histograms import HistogramSource
     from npuc.quantize.improvement.search import Network, Trial
 
@@ -251,7 +251,7 @@ class SelfTesting(Protocol):
 class Naming(Protocol):
     """A target with exports whose files and functions are prefixed with the name of the network.
 
-    The name is `npuc.network_name`'s; several such networks fit into one firmware.
+    The name is `npuc.export.network_name`'s; several such networks fit into one firmware.
     """
 
     named_exports: tuple[str, ...]

@@ -29,10 +29,10 @@ from npuc.program import (
     sealed,
     sha256,
 )
-from npuc.storage import data
+from npuc.samples import loading as data
+from npuc.samples.sources import files_of
 from npuc.storage.pieces import Content, Files, contents_of
 from npuc.storage.records import damaged, read
-from npuc.storage.sources import files_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 

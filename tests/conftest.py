@@ -17,9 +17,9 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from npuc import confinement
 from npuc.ir import CHECK, Array
 from npuc.reference import has_integer_products, integers_are_exact, session
+from npuc.system import confinement
 from tests.given import GIVEN
 
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -97,10 +97,11 @@ def process_of(nodeid: str) -> str:
 
 CONFINED = (
     "cli/test_damaged_artefacts", "cli/test_greedy_files", "cli/test_run", "cli/test_verify",
-    "cli/test_wrong_data", "cli/test_wrong_models", "docs", "frontend/test_external_data", "frontend/test_folding",
-    "frontend/test_fuzz", "frontend/test_refusals", "fuzz", "regions/test_commands", "regions/test_custom_ops",
-    "regions/test_forged", "regions/test_regions_in_c", "test_api", "test_budget", "test_heavy_weights",
-    "test_integer_products", "test_reference", "verification",
+    "cli/test_wrong_data", "cli/test_wrong_models", "docs", "frontend/test_folding", "frontend/test_fuzz",
+    "frontend/test_refusals", "fuzz", "onnx_files/test_external_data", "onnx_files/test_heavy_weights",
+    "onnx_files/test_integer_products", "regions/test_commands", "regions/test_custom_ops",
+    "regions/test_forged", "regions/test_regions_in_c", "system/test_budget", "test_api", "test_reference",
+    "verification",
 )  # fmt: skip
 """Tests of what confinement is for, and of every command and call in which it is: others' models and artefacts.
 

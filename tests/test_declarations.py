@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from npuc.errors import ModelError, NpucError, UnsupportedOperator
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType, type_of
+from npuc.onnx_files.export import to_onnx
 from npuc.ops import OPS, build, with_operators
 from npuc.ops.attributes import Attribute
 from npuc.ops.declaration import problem, tokens

@@ -17,7 +17,7 @@ from npuc.errors import ArtefactError
 from npuc.models.digits import FOLDER
 from npuc.program import VERSION, load
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import target
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -12,10 +12,10 @@ import onnx
 import pytest
 
 from npuc import reference
-from npuc.export_onnx import to_onnx
-from npuc.external_weights import HEAVY, without_weights
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
+from npuc.onnx_files.export import to_onnx
+from npuc.onnx_files.external_weights import HEAVY, without_weights
 from npuc.reference import graph_session, session
 from tests.passes.networks import network, node
 
@@ -89,7 +89,7 @@ def test_large_weights_are_computed_with_as_they_are(monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(session(to_onnx(graph)).run(["y"], {"x": x})[0], expected)
     plain = network((1, 32, 8, 8), "y", nodes[1], w=integers.astype(np.float32))
     weights: dict[str, Array] = {}
-    monkeypatch.setattr("npuc.export_onnx.HEAVY", 0)
+    monkeypatch.setattr("npuc.onnx_files.export.HEAVY", 0)
     found = session(to_onnx(plain, ["y"], weights), weights).run(["y"], {"x": x})
     np.testing.assert_array_equal(found[0], expected)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from npuc import __version__, interrupts
+from npuc import __version__
 from npuc.cli import (
     artefacts,
     comparing,
@@ -28,6 +28,7 @@ from npuc.cli import (
 )
 from npuc.cli.output import CannotPrint, print_json, say
 from npuc.errors import ArtefactError, NpucError
+from npuc.system import interrupts
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """numpy's matrices are small here: idle threads would cost more than they save."""

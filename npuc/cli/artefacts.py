@@ -23,7 +23,7 @@ from npuc.cli.options import (
     prefix_option,
 )
 from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say, write_folder
-from npuc.escaping import printed, terminal
+from npuc.text.escaping import printed, terminal
 
 if TYPE_CHECKING:
     from npuc.ir import Array
@@ -182,7 +182,7 @@ def _print(found: Disassembly, *, full_names: bool) -> None:
 
 def _image(artefact: Artefact, asked: str, form: str) -> str:
     """The hex view of an image."""
-    from npuc import annotation
+    from npuc.inspect import annotation
 
     program = artefact.program
     name = annotation.name_of(program, asked)
@@ -224,12 +224,12 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
 
     With data also the errors of layers on these samples.
     """
-    from npuc.escaping import json_text
     from npuc.frontend.reading import read_model
     from npuc.program import file_sha256, showing
     from npuc.reports.annotated import annotated
     from npuc.reports.layers import layers_of
     from npuc.reports.model_explorer import node_data
+    from npuc.text.escaping import json_text
 
     found, report = read_model(model), artefact.program.report
     if data:
@@ -247,7 +247,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
 
 def _renamed(program: Program, target: Target, form: str, prefix: str | None) -> Program:
     """The program with the name given by --prefix. Raises UsageError if it cannot have one, or not this one."""
-    from npuc.network_name import identifier, named
+    from npuc.export.network_name import identifier, named
     from npuc.target import Naming
 
     if prefix is None:
@@ -266,7 +266,7 @@ SELF_TEST_SAMPLES = 2
 def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
     """The inputs of a self-test: the user's, or synthetic ones."""
     from npuc.driver import program_inputs
-    from npuc.storage import data as samples_of
+    from npuc.samples import loading as samples_of
 
     inputs = program_inputs(program)
     if files:

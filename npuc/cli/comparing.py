@@ -23,8 +23,8 @@ from npuc.cli.options import (
     target_flags,
 )
 from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say
-from npuc.escaping import shown
-from npuc.text import closest
+from npuc.text.escaping import shown
+from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
     from npuc.reports.comparison import Candidate
@@ -167,11 +167,11 @@ def compare(
       npuc compare resnet8.onnx --target easynpu --machine large --machine my.toml
       npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
-    from npuc.progress import progress
     from npuc.reports import tables
     from npuc.reports.comparison import Subject
     from npuc.reports.comparison import compare as compared
     from npuc.target import Options
+    from npuc.text.progress import progress
 
     found = _candidates(named, targets, machines)
     own = {name: value for name, value in flags.items() if value is not None}

@@ -32,9 +32,9 @@ from npuc.cli.options import (
     tell_cache,
 )
 from npuc.cli.output import announce_synthetic, print_json, say, tell_warnings, with_seconds
-from npuc.escaping import shown
 from npuc.flag import CHOICES
-from npuc.text import closest
+from npuc.text.escaping import shown
+from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,12 +118,12 @@ def compile_command(
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program
-    from npuc.progress import progress
+    from npuc.compiling.with_regions import compile_variants
     from npuc.quantize.calibration.cache import remembering
-    from npuc.regions.compiling import compile_variants
     from npuc.reports import summaries
     from npuc.target import FLOATING
     from npuc.target import target as find
+    from npuc.text.progress import progress
     from npuc.variants import together
 
     machine_kind = find(target)
@@ -240,7 +240,7 @@ def check(
       npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
-    from npuc.regions.checking import HOST, NOWHERE, as_text, groups, survey_of
+    from npuc.compiling.checking import HOST, NOWHERE, as_text, groups, survey_of
     from npuc.target import target as find
 
     machine_kind = find(target)

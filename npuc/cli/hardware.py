@@ -13,7 +13,7 @@ from npuc.cli.output import announce_synthetic, opened, write_folder
 
 if TYPE_CHECKING:
     from npuc.program import Program
-    from npuc.storage.data import Samples
+    from npuc.samples.loading import Samples
 
 
 @click.command()
@@ -46,8 +46,8 @@ def rtl(
       npuc rtl -o core --machine mine.toml --resources ecp5
       npuc rtl resnet8.npu -o core --data test.npz
     """
-    from npuc.progress import progress
     from npuc.target import Describing, target
+    from npuc.text.progress import progress
 
     if artefact is None:
         if data:
@@ -70,7 +70,7 @@ def rtl(
 def _samples(program: Program, data: Sequence[Path]) -> Samples:
     """The user's samples, or a synthetic one."""
     from npuc.driver import program_inputs
-    from npuc.storage import data as samples_of
+    from npuc.samples import loading as samples_of
 
     inputs = program_inputs(program)
     if data:

@@ -9,7 +9,7 @@ import click
 
 from npuc.cli.options import PATH, Choice, artefact_options, data_option, scheduler_option
 from npuc.cli.output import answer, opened
-from npuc.escaping import shown
+from npuc.text.escaping import shown
 
 SHARE = click.FloatRange(0, 1)
 
@@ -75,8 +75,8 @@ def accuracy(
       npuc accuracy yolov8n.onnx yolov8n.npu --data x.npz --nms-iou 0.6
       npuc accuracy ssd.onnx ssd.npu --data 'images/*.npz' --background first
     """
-    from npuc.progress import progress
     from npuc.reports import judgements
+    from npuc.text.progress import progress
     from npuc.variants import chosen
     from npuc.verification import accuracy as judging
     from npuc.verification.judging.choosing import Asked, NotTaken

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from npuc import budget
 from npuc.cli.output import say
 from npuc.flag import CHOICES
 from npuc.registry import TARGETS, names, target
+from npuc.system import budget
 from npuc.targets.easynpu import flags as easynpu
 from npuc.targets.nvdla import flags as nvdla
-from npuc.text import closest
+from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
     from npuc.flag import Flag

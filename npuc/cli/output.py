@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.escaping import printed
 from npuc.frozen import frozen
-from npuc.text import as_json as as_text
+from npuc.text.escaping import printed
+from npuc.text.terminal import as_json as as_text
 
 if TYPE_CHECKING:
     from npuc.program import Program
     from npuc.quantize.improvement.search import Trial
-    from npuc.storage.data import Samples
+    from npuc.samples.loading import Samples
     from npuc.target import Target
 
 

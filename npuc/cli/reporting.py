@@ -11,12 +11,12 @@ import click
 
 from npuc.cli.options import PATH, artefact_options, chip_options, data_option, expect_chip_model
 from npuc.cli.output import Artefact, answer, opened, written
-from npuc.escaping import shown
+from npuc.text.escaping import shown
 
 if TYPE_CHECKING:
     from npuc.ir import Array
     from npuc.page.page import Evidence
-    from npuc.storage.data import Samples
+    from npuc.samples.loading import Samples
     from npuc.target import Runner
 
 SAMPLES = 64
@@ -59,7 +59,7 @@ def report(
       npuc report resnet8.npu -o r.html --model resnet8.onnx --data samples.npz
     """
     from npuc.program import showing
-    from npuc.progress import progress
+    from npuc.text.progress import progress
 
     found = opened(artefact, allow_modified)
     expect_chip_model(found.target, chip_model)
@@ -81,9 +81,9 @@ def report(
 
 def _table(artefact: Artefact, form: str, model: Path | None, data: tuple[Path, ...], chip_model: str) -> bytes:
     """The report as CSV or JSON, with the errors of layers if a model is given."""
-    from npuc.escaping import json_text
     from npuc.program import showing
     from npuc.reports.layers import as_csv, layers_of
+    from npuc.text.escaping import json_text
 
     checked = None if model is None else artefact.verified(model, _samples(artefact, data), chip_model)
     with showing(artefact.path):
@@ -120,7 +120,7 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
 def _samples(artefact: Artefact, data: tuple[Path, ...]) -> Samples:
     """Samples of the data, or a few synthetic ones."""
     from npuc.driver import program_inputs
-    from npuc.storage.data import varied
+    from npuc.samples.loading import varied
 
     if data:
         return artefact.samples(data).first(SAMPLES)

@@ -9,11 +9,11 @@ import click
 
 from npuc.cli.options import PATH, artefact_options, chip_options, data_option, expect_chip_model
 from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened
-from npuc.escaping import shown, terminal
+from npuc.text.escaping import shown, terminal
 
 if TYPE_CHECKING:
     from npuc.program import Program
-    from npuc.storage.data import Samples
+    from npuc.samples.loading import Samples
 
 
 @click.command()
@@ -44,10 +44,10 @@ def run(
       npuc run resnet8.npu --data test.npz -o y.npz --stepping --trace s.vcd
     """
     from npuc import driver
-    from npuc.progress import progress
     from npuc.reports import summaries
-    from npuc.storage.data import save
+    from npuc.samples.loading import save
     from npuc.target import cycles_of
+    from npuc.text.progress import progress
     from npuc.variants import chosen
 
     artefact = chosen(artefact, data, allow_modified=allow_modified)
@@ -124,9 +124,9 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --bisect --allow-modified
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
-    from npuc.progress import progress
     from npuc.regions.artefact import is_composite
     from npuc.reports import summaries
+    from npuc.text.progress import progress
     from npuc.variants import chosen
     from npuc.verification import checking
     from npuc.verification.criterion import tolerance as tolerance_of
@@ -224,7 +224,7 @@ def _decibels(layer: dict[str, Any]) -> float:
 def _samples(artefact: Artefact, data: tuple[Path, ...], count: int | None) -> Samples:
     """The samples of the data files, or announced synthetic ones."""
     from npuc.driver import program_inputs
-    from npuc.storage.data import varied
+    from npuc.samples.loading import varied
 
     if data:
         samples = artefact.samples(data).first(count)

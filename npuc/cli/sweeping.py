@@ -24,7 +24,7 @@ from npuc.cli.options import (
     target_option,
 )
 from npuc.cli.output import print_json, say
-from npuc.text import closest
+from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
     from npuc.reports.sweep import Grid
@@ -87,11 +87,11 @@ def sweep(
       npuc sweep m.onnx --target bm1684 --grid local_bytes=262144,524288 \\
           --scheduler tcp://10.0.0.1:8786
     """
-    from npuc.progress import progress
     from npuc.reports import tables
     from npuc.reports.comparison import Subject
     from npuc.reports.sweep import sweep as swept
     from npuc.target import target as find
+    from npuc.text.progress import progress
 
     grid = _grid(target, machine, axes)
     chosen = _costs(grid, costs)

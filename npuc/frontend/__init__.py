@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuc.budget import budget
 from npuc.ir import Graph
+from npuc.system.budget import budget
 
 if TYPE_CHECKING:
     import onnx

@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto
 
 from npuc.errors import ModelError, NpucError, Problem
-from npuc.frontend.limits import LARGEST_TENSOR
 from npuc.ir import Array, TensorType
+from npuc.onnx_files.limits import LARGEST_TENSOR
 
 INPUT_TYPES: dict[int, str] = {
     TensorProto.FLOAT: "float32",

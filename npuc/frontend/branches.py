@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.external_data import array_of
+from npuc.onnx_files.external_data import array_of
 
 
 def branch_of(node: OnnxNode, to: Builder) -> onnx.GraphProto:

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from npuc.budget import expect_room
 from npuc.errors import ModelError
-from npuc.frontend.external_data import array_of
-from npuc.frontend.limits import LARGEST_TENSOR
 from npuc.ir import Array
-from npuc.subgraphs import graphs
+from npuc.onnx_files.external_data import array_of
+from npuc.onnx_files.limits import LARGEST_TENSOR
+from npuc.onnx_files.subgraphs import graphs
+from npuc.system.budget import expect_room
 
 
 def with_dense_constants(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:

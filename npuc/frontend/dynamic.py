@@ -15,8 +15,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from npuc.custom_ops import STANDARD
-from npuc.names import Names
-from npuc.subgraphs import subgraphs, within
+from npuc.onnx_files.subgraphs import subgraphs, within
+from npuc.text.names import Names
 
 PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 READERS = (*PRODUCTS, "DequantizeLinear")

@@ -7,10 +7,10 @@ from functools import cache
 
 import onnx
 
-from npuc.budget import NODE_BYTES, take
 from npuc.errors import ModelError
 from npuc.frontend.upgrading import ONNX_DOMAINS
-from npuc.subgraphs import within
+from npuc.onnx_files.subgraphs import within
+from npuc.system.budget import NODE_BYTES, take
 
 DEEPEST = 64
 """The deepest nesting of calls."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from npuc.conditions.masks import LAYERS
 from npuc.frontend.builder import Builder
 from npuc.ir import Array, Node
-from npuc.masks import LAYERS
 from npuc.ops.attributes import AXIS, EPSILON
 from npuc.ops.movement import ONNX_MOVEMENT
 

@@ -9,10 +9,10 @@ from math import prod
 import numpy as np
 import onnx
 
-from npuc.budget import expect_room
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.contrib import standard_form
 from npuc.ir import Array
+from npuc.system.budget import expect_room
 
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 

@@ -11,8 +11,8 @@ from onnx import TensorProto, TypeProto, helper, numpy_helper
 
 from npuc.errors import NpucError
 from npuc.ir import Array, TensorType
+from npuc.onnx_files.subgraphs import subgraphs
 from npuc.reference import foreign_session, with_outputs
-from npuc.subgraphs import subgraphs
 
 SMALL = 1 << 12
 """The most elements of a constant whose value may determine a shape."""

@@ -19,7 +19,6 @@ from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.expansion import expect_own_names, expect_small, with_defaults, with_one_opset
-from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.foreign import captured
 from npuc.frontend.importers import IMPORTERS
@@ -27,6 +26,7 @@ from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.signatures import attributes_of, check_arity
 from npuc.frontend.upgrading import ONNX_DOMAINS, upgraded
 from npuc.ir import Graph, Node, topological
+from npuc.onnx_files.external_data import array_of
 from npuc.ops import build
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from npuc.budget import content, expect_room
 from npuc.errors import ModelError
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgraded
 from npuc.frontend.widening import widened
+from npuc.onnx_files.wire import apart
 from npuc.storage.mapped import HEAVY
-from npuc.wire import apart
+from npuc.system.budget import content, expect_room
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 

@@ -11,8 +11,8 @@ import onnx
 from onnx import AttributeProto
 
 from npuc.errors import ModelError
-from npuc.frontend.external_data import array_of
 from npuc.frozen import frozen
+from npuc.onnx_files.external_data import array_of
 
 STILL_DEFINED = ("GroupNormalization",)
 """Deprecated in one opset, in favour of another meaning later, but still defined and run."""

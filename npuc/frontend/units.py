@@ -27,7 +27,7 @@ from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS
 from npuc.frontend.written_out import written_out
 from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType
-from npuc.subgraphs import within
+from npuc.onnx_files.subgraphs import within
 
 HOST_TYPES: Mapping[int, str] = {
     **INPUT_TYPES,

@@ -14,7 +14,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from npuc.custom_ops import STANDARD
-from npuc.subgraphs import subgraphs, within
+from npuc.onnx_files.subgraphs import subgraphs, within
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from npuc import c_text
 from npuc.allocation import Buffer, allocate, peak
-from npuc.c_text import array, elements
-from npuc.escaping import c_comment
+from npuc.export import c_text
+from npuc.export.c_text import array, elements
 from npuc.frozen import frozen
 from npuc.host_c.operators import C_TYPES, Writer, emitted
 from npuc.ir import Array, Graph
+from npuc.text.escaping import c_comment
 
 SOURCES = Path(__file__).parent / "c"
 TYPES = {

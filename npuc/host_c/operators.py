@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 
-from npuc.c_text import array, floating, listed
-from npuc.copies import MOVES, Copy, copy_between
+from npuc.export.c_text import array, floating, listed
+from npuc.host.copies import MOVES, Copy, copy_between
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import (
     ACTIVATION,

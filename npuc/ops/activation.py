@@ -24,7 +24,7 @@ from npuc.ops.attributes import (
 from npuc.ops.declaration import ANY, FLOAT, NUMBERS, Exporter, Op, Parameter
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 
 def activate(node: Node, y: Array) -> Array:

@@ -58,7 +58,7 @@ from npuc.ir import Array, Attr, Node, TensorType
 from npuc.ops.attributes import Attribute
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 ShapeRule = Callable[[Node, Sequence[TensorType]], tuple[TensorType, ...]]
 Meaning = Callable[[Node, Sequence[Array]], tuple[Array, ...]]

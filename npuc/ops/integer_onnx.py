@@ -19,7 +19,7 @@ from npuc.ops.accumulators import EXACT_FLOAT32, accumulator_bound
 from npuc.ops.attributes import DILATIONS, GROUP, PADDING, PADS, RELU, SHIFT, STRIDES
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 FLOAT, DOUBLE, INT8, INT32 = "float32", "float64", "int8", "int32"
 

@@ -13,7 +13,7 @@ from npuc.ops.attributes import FUSED
 from npuc.ops.declaration import Op, Parameter, broadcast, given
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 
 def _gemm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:

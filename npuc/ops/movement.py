@@ -31,7 +31,7 @@ from npuc.ops.attributes import (
 from npuc.ops.declaration import ANY, Op, Parameter, bad_node
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 
 def _alike_beside_the_axis(node: Node, types: Sequence[TensorType]) -> bool:

@@ -14,7 +14,7 @@ from npuc.ops.declaration import FLOAT, NUMBERS, Op, Parameter, along
 from npuc.ops.windows import Window, window_of
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 
 def _little_padding(node: Node, _types: Sequence[TensorType]) -> bool:

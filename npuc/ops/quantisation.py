@@ -12,7 +12,7 @@ from npuc.ops.attributes import DTYPE, SCALE, STEPS_AXIS, ZERO_POINT
 from npuc.ops.declaration import Op, Parameter, along, given
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
 

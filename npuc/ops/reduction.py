@@ -12,7 +12,7 @@ from npuc.ops.attributes import AXES, AXIS, KEEPDIMS, SELECT_LAST_INDEX
 from npuc.ops.declaration import NUMBERS, Op, Parameter, Requirement, has_elements
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 
 def _reduced(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:

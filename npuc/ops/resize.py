@@ -20,7 +20,7 @@ from npuc.ops.attributes import (
 from npuc.ops.declaration import Op, Parameter, along
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 
 def _interpolable(node: Node, types: Sequence[TensorType]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from npuc.page.network import Box
 from npuc.program import Program
-from npuc.text import count
+from npuc.text.terminal import count
 
 Report = Mapping[str, Any]
 SHADES = {"cycles": "cycles", "bytes": "bytes", "error": "SQNR", "place": "place"}

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import log10
 from typing import Any
 
+from npuc.inspect.timeline import Buffer, Timeline
 from npuc.ir import Array
 from npuc.page.svg import Bands, Scale, horizontal_axis, picture, short_number, tag, text, titled, vertical_axis
 from npuc.quantize.network.construction import float_name
-from npuc.text import count, short
-from npuc.timeline import Buffer, Timeline
+from npuc.text.terminal import count, short
 
 WIDTH = 1080
 LEFT = 90

@@ -8,14 +8,14 @@ from typing import Any
 
 from npuc import __version__
 from npuc.frozen import frozen
-from npuc.outline import short_names
+from npuc.inspect.outline import short_names
 from npuc.page import network
 from npuc.page.boxes import boxes_of
 from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.reports.difference import aligned
 from npuc.reports.layers import layers_of
-from npuc.text import count, short
+from npuc.text.terminal import count, short
 
 Report = Mapping[str, Any]
 MOST_LINES = 200

@@ -8,7 +8,7 @@ from itertools import pairwise
 from npuc.frozen import frozen
 from npuc.page.layering import layering
 from npuc.page.svg import picture, tag, text, titled
-from npuc.text import short
+from npuc.text.terminal import short
 
 BOX_WIDTH, BOX_HEIGHT = 150, 34
 GAP_X, GAP_Y = 26, 22

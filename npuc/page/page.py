@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from npuc import __version__
-from npuc.escaping import html_json
 from npuc.frozen import frozen
+from npuc.inspect.outline import short_names
+from npuc.inspect.timeline import Timeline
 from npuc.ir import Array, Graph
-from npuc.outline import short_names
 from npuc.page import charts, network
 from npuc.page.boxes import SHADES, boxes_of, by_node, reasons
 from npuc.page.passes import passes
@@ -21,8 +21,8 @@ from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.reports.layers import layers_of
 from npuc.target import Target
-from npuc.text import costs, count, short
-from npuc.timeline import Timeline
+from npuc.text.escaping import html_json
+from npuc.text.terminal import costs, count, short
 
 Report = Mapping[str, Any]
 MOST_LISTED = 20_000

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from npuc.escaping import printed
+from npuc.text.escaping import printed
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:

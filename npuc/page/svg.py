@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from math import ceil, floor, inf, log10
 from typing import ClassVar
 
-from npuc.escaping import html
 from npuc.frozen import frozen
+from npuc.text.escaping import html
 
 LETTERS = 10
 """The height of a value at an axis."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npuc import __version__
-from npuc.escaping import shown
 from npuc.page.rendering import rendered
 from npuc.page.svg import Scale, horizontal_axis, picture, tag, titled, vertical_axis
 from npuc.reports.tables import COST_NAMES, Column, points_columns, problem_line, told
-from npuc.text import count
+from npuc.text.escaping import shown
+from npuc.text.terminal import count
 
 Report = Mapping[str, Any]
 WIDTH, HEIGHT, LEFT = 1080, 340, 70

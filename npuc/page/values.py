@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Array
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Runner
 
 BATCH = 8

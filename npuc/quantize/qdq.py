@@ -100,6 +100,6 @@ class _Writer:
 
 def qdq_model(network: Network) -> bytes:
     """The same as a serialised ONNX model."""
-    from npuc.export_onnx import to_onnx
+    from npuc.onnx_files.export import to_onnx
 
     return to_onnx(qdq_graph(network)).SerializeToString(deterministic=True)

@@ -11,7 +11,7 @@ from npuc.errors import NpucError, Problem
 from npuc.frontend.units import Network, Unit
 from npuc.frozen import frozen
 from npuc.ir import Graph
-from npuc.macs import macs
+from npuc.ops.macs import macs
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, part_path, region_path

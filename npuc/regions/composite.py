@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, NpucError, Problem
+from npuc.export.network_name import named, network_name
+from npuc.inspect.annotation import MemoryAnnotation
+from npuc.inspect.outline import Heading, Line, by_nodes, names_of
+from npuc.inspect.timeline import Activity, Timeline
 from npuc.ir import Array, Graph, Node
-from npuc.network_name import named, network_name
-from npuc.outline import Heading, Line, by_nodes, names_of
 from npuc.pipeline import Hook, Pass
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.storage.records import damaged
 from npuc.target import Naming, Options, Origin, Outlining, SelfTesting, Stepper, Target, names
 from npuc.target import target as find
-from npuc.timeline import Activity, Timeline
 
 
 def target_of(program: Program) -> Target:

@@ -14,7 +14,7 @@ from npuc.errors import DataError, ModelError
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, TensorType
 from npuc.regions import graphs
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 
 IN_MEMORY = 1 << 28
 """The most bytes of crossing tensors, over all samples, in memory; larger ones are in files."""

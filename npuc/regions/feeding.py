@@ -8,8 +8,8 @@ from pathlib import Path
 from npuc.driver import program_inputs
 from npuc.program import Program
 from npuc.regions.artefact import of_host_alone
-from npuc.storage import data
-from npuc.storage.data import Samples
+from npuc.samples import loading as data
+from npuc.samples.loading import Samples
 
 
 def samples_of(program: Program, files: Sequence[Path]) -> Samples:

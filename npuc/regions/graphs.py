@@ -12,10 +12,10 @@ from npuc.custom_ops import STANDARD
 from npuc.errors import Problem, UnsupportedOperator
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Graph
-from npuc.macs import macs
+from npuc.onnx_files.subgraphs import within
 from npuc.ops import build
+from npuc.ops.macs import macs
 from npuc.regions import partition
-from npuc.subgraphs import within
 from npuc.target import RECURRENT
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from npuc.errors import NpucError, Problem
-from npuc.external_weights import without_weights
 from npuc.frontend.units import Network, Unit
+from npuc.onnx_files.external_weights import without_weights
 from npuc.reference import session
 from npuc.regions import graphs
-from npuc.storage.data import synthetic
+from npuc.samples.loading import synthetic
 
 
 def expect_host(network: Network, refusal: NpucError) -> None:

@@ -13,13 +13,13 @@ from npuc.frontend.importing import left_whole
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit, survey
 from npuc.ir import Graph, Node
-from npuc.macs import macs
+from npuc.ops.macs import macs
 from npuc.pipeline import Hook, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
-from npuc.storage.data import synthetic
+from npuc.samples.loading import synthetic
 from npuc.target import Options, Target
-from npuc.text import closest
+from npuc.text.terminal import closest
 
 ROUNDS = 64
 """The most times that the target may refuse."""

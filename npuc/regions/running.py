@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from npuc.budget import expect_room
 from npuc.custom_ops import REMEDY
 from npuc.errors import ArtefactError, NpucError
+from npuc.host.manifest import ungiven
 from npuc.ir import Array
+from npuc.onnx_files.subgraphs import graphs
 from npuc.program import Port, Program
 from npuc.reference import session
 from npuc.regions.artefact import NPU, Contents, ProgramPart, part_of
-from npuc.steps import ungiven
-from npuc.storage.structured import objects, row
-from npuc.subgraphs import graphs
+from npuc.samples.structured import objects, row
+from npuc.system.budget import expect_room
 from npuc.target import Counting, Observer, Runner, Stepper
 
 PartObserver = Callable[[int, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]], None]

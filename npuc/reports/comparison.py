@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from npuc import driver
+from npuc.compiling.with_regions import compile_model
 from npuc.errors import DataError, ModelError, NpucError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
-from npuc.progress import SILENT, Progress
-from npuc.regions.compiling import compile_model
 from npuc.regions.composite import target_of
-from npuc.storage.data import Samples
-from npuc.storage.data import load as load_samples
+from npuc.samples.loading import Samples
+from npuc.samples.loading import load as load_samples
 from npuc.target import Options, target
+from npuc.text.progress import SILENT, Progress
 from npuc.verification import metrics
 
 Report = Mapping[str, Any]

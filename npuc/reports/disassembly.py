@@ -11,10 +11,10 @@ from itertools import chain
 from textwrap import wrap
 from typing import Any
 
-from npuc.escaping import listing as in_listing
-from npuc.escaping import terminal
 from npuc.frozen import frozen
-from npuc.outline import Heading, Line, Name, by_nodes, short_names
+from npuc.inspect.outline import Heading, Line, Name, by_nodes, short_names
+from npuc.text.escaping import listing as in_listing
+from npuc.text.escaping import terminal
 
 Report = Mapping[str, Any]
 LEVELS = ("segment", "layer", "operation", "unit")

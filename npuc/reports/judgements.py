@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from textwrap import wrap
 
-from npuc.escaping import Shown
 from npuc.reports.summaries import plural
-from npuc.text import count, table
+from npuc.text.escaping import Shown
+from npuc.text.terminal import count, table
 
 WIDTH = 80
 COMPUTATIONS = ("fp32", "qdq", "integer", "simulator")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from npuc.quantize.network.construction import float_name
-from npuc.text import csv_table
+from npuc.text.terminal import csv_table
 
 Report = Mapping[str, Any]
 TEXTS = {"nodes": "; ", "tile": "x", "tile_runner_up": "x"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npuc.escaping import terminal
-from npuc.text import as_json, csv_table, table
+from npuc.text.escaping import terminal
+from npuc.text.terminal import as_json, csv_table, table
 
 Report = Mapping[str, Any]
 BRIEF = "brief"

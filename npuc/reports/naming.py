@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from npuc.errors import ArtefactError
-from npuc.text import closest
+from npuc.text.terminal import closest
 
 Report = Mapping[str, Any]
 NONE: Mapping[str, str] = {}

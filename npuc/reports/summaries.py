@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.escaping import Shown
 from npuc.reports.tables import Column
-from npuc.text import costs, count, short, table
+from npuc.text.escaping import Shown
+from npuc.text.terminal import costs, count, short, table
 
 if TYPE_CHECKING:
     from npuc.verification.metrics import Tolerance

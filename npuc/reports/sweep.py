@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from npuc import budget, interrupts
-from npuc.cluster import on_cluster
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.reports.comparison import Candidate, Subject, compiled
 from npuc.storage import mapped
 from npuc.storage.machine_files import as_toml
+from npuc.system import budget, interrupts
+from npuc.system.cluster import on_cluster
 from npuc.target import Options, target
 
 Row = Mapping[str, Any]

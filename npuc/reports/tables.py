@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from npuc.escaping import Shown, shown
 from npuc.frozen import frozen
-from npuc.text import as_json, csv_table, table
+from npuc.text.escaping import Shown, shown
+from npuc.text.terminal import as_json, csv_table, table
 
 Row = Mapping[str, Any]
 NOT_IN_CSV = ("memory", "errors", "parameters", "front")

@@ -11,9 +11,9 @@ from itertools import accumulate
 from typing import Any
 
 from npuc.frozen import frozen
-from npuc.outline import short_names
+from npuc.inspect.outline import short_names
+from npuc.inspect.timeline import Activity, Timeline
 from npuc.program import Program
-from npuc.timeline import Activity, Timeline
 
 Report = Mapping[str, Any]
 Value = int | float | str

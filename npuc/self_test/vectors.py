@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from npuc.c_text import array, elements, listed
-from npuc.escaping import c_comment
+from npuc.export.c_text import array, elements, listed
 from npuc.ir import Array
+from npuc.text.escaping import c_comment
 
 C_TYPES = {"int8": "int8_t", "int16": "int16_t", "int64": "int64_t", "float32": "float", "float16": "uint16_t"}
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from npuc.errors import ArtefactError
-from npuc.interrupts import deferred
+from npuc.system.interrupts import deferred
 
 try:
     import fcntl

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from npuc.errors import DoesNotFit
-from npuc.escaping import toml_key, toml_string
 from npuc.storage.records import damaged, read
-from npuc.text import closest
-from npuc.text import page as place_of
+from npuc.text.escaping import toml_key, toml_string
+from npuc.text.terminal import closest
+from npuc.text.terminal import page as place_of
 
 M = TypeVar("M")
 Of = Callable[[dict[str, Any], str], M]

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from npuc import budget
-from npuc.cluster import on_cluster
 from npuc.custom_ops import custom_ops, libraries
 from npuc.driver import batch_of, run_batches
 from npuc.errors import NpucError
@@ -20,12 +18,14 @@ from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, load, load_evidence
-from npuc.progress import SILENT, Progress
 from npuc.reference import session, values_of
 from npuc.regions.composite import target_of
 from npuc.regions.feeding import samples_of
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
+from npuc.system import budget
+from npuc.system.cluster import on_cluster
 from npuc.target import FLOATING, quickest
+from npuc.text.progress import SILENT, Progress
 from npuc.verification.checking import check_model
 from npuc.verification.judging.choosing import Asked, chosen
 from npuc.verification.judging.metric import FP32, Metric, Outputs

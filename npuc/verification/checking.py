@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from npuc.driver import batch_of
 from npuc.errors import ArtefactError
 from npuc.program import Program, file_sha256, load_evidence
-from npuc.progress import SILENT, Progress
 from npuc.regions.artefact import is_composite
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.storage.records import read
 from npuc.target import FLOATING, Target
+from npuc.text.progress import SILENT, Progress
 from npuc.verification.composite import CompositeCheck
 from npuc.verification.floating import FloatCheck
 from npuc.verification.integer import IntegerCheck

@@ -16,8 +16,8 @@ from npuc.program import Program
 from npuc.reference import foreign_session, values_of
 from npuc.regions.artefact import Contents, part_of
 from npuc.regions.running import CompositeRunner
-from npuc.storage.data import Samples
-from npuc.storage.structured import row
+from npuc.samples.loading import Samples
+from npuc.samples.structured import row
 from npuc.target import FLOATING, Target
 from npuc.verification.floating import FloatCheck
 from npuc.verification.integer import IntegerCheck

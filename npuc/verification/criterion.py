@@ -27,9 +27,9 @@ from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph
 from npuc.regions.planning import surveyed
 from npuc.regions.running import CompositeRunner, sample_by_sample
-from npuc.storage.data import Samples
-from npuc.storage.streams import Streamed
-from npuc.storage.structured import row
+from npuc.samples.loading import Samples
+from npuc.samples.streams import Streamed
+from npuc.samples.structured import row
 from npuc.target import FLOATING, Options, Runner
 from npuc.verification.bits import OF_ONE
 from npuc.verification.metrics import Difference, Tolerance

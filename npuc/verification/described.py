@@ -9,10 +9,10 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from npuc.errors import ArtefactError, ModelError
-from npuc.external_weights import light
 from npuc.frontend.reading import check_names
 from npuc.frozen import frozen
 from npuc.ir import Array
+from npuc.onnx_files.external_weights import light
 from npuc.storage.pieces import Content
 from npuc.storage.records import read
 from npuc.target import FLOATING

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from npuc.budget import content
 from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import session, values_of
-from npuc.storage.data import Samples
-from npuc.storage.streams import npy_header
+from npuc.samples.loading import Samples
+from npuc.samples.streams import npy_header
+from npuc.system.budget import content
 from npuc.target import Stored, Storing, Target
-from npuc.text import closest
+from npuc.text.terminal import closest
 from npuc.verification.bisection import Difference
 from npuc.verification.described import described, foreign_evidence
 

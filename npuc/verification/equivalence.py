@@ -22,10 +22,10 @@ from npuc.frontend import load
 from npuc.frontend.reading import read_model
 from npuc.frontend.widening import is_half
 from npuc.ir import Array, Graph, Node
+from npuc.onnx_files.wire import may_contain
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.reference import foreign_session, graph_session, present, session, values_of, with_outputs
 from npuc.verification.padding import has_automatic_padding, model_of
-from npuc.wire import may_contain
 
 if TYPE_CHECKING:
     import onnx

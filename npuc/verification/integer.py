@@ -67,7 +67,7 @@ class IntegerCheck(LayerwiseCheck):
 
         Inputs that are not tensors of the model are computed from the nearest preceding ones that are.
         """
-        from npuc.host import quantise
+        from npuc.host.step import quantise
 
         feeds: dict[str, Array] = {}
         for name in self.alone_inputs:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from npuc.external_weights import without_weights
-from npuc.frontend.external_data import array_of
 from npuc.frozen import frozen
 from npuc.ir import Array
+from npuc.onnx_files.external_data import array_of
+from npuc.onnx_files.external_weights import without_weights
 from npuc.reference import session, values_of, with_outputs
 from npuc.storage.pieces import Content
 from npuc.verification.described import network

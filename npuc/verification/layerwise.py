@@ -10,7 +10,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import foreign_session, present, values_of, with_outputs
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Target
 from npuc.verification.metrics import Difference
 from npuc.verification.outputs import Outputs

@@ -13,8 +13,8 @@ from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.reference import foreign_session
-from npuc.storage.data import Samples
-from npuc.storage.structured import comparable, leaves
+from npuc.samples.loading import Samples
+from npuc.samples.structured import comparable, leaves
 from npuc.target import FLOATING
 
 UNKNOWN: Mapping[str, Any] = dict.fromkeys(("sqnr_db", "exact", "argmax_agreement", "top1"))

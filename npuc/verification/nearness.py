@@ -12,7 +12,7 @@ from math import inf
 
 from npuc.ir import Array, Graph
 from npuc.ops.attributes import SCALE
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.verification.criterion import ENOUGH, LEAST, LEVELS, ideal
 from npuc.verification.metrics import Difference
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npuc.ir import Array
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.verification.metrics import Difference, Tolerance, agreement, task
 
 

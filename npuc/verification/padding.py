@@ -13,8 +13,8 @@ from npuc.frontend.importing import plain
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import survey
 from npuc.frontend.written_out import is_automatic
+from npuc.onnx_files.wire import may_contain
 from npuc.program import Program
-from npuc.wire import may_contain
 
 
 def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool = True) -> onnx.ModelProto:

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuc.annotation import MemoryAnnotation
-from npuc.constraints import refused, table
+from npuc.conditions.constraints import refused, table
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
+from npuc.export.network_name import network_name
+from npuc.inspect.annotation import MemoryAnnotation
+from npuc.inspect.outline import Heading
+from npuc.inspect.timeline import Timeline
 from npuc.ir import Array, Graph, Node
-from npuc.network_name import network_name
-from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.storage.pieces import Content, Files
 from npuc.storage.records import read
 from npuc.target import RECURRENT, Options, Origin, Stored, Target
@@ -36,10 +37,9 @@ from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.program.timeline import timeline
 from npuc.targets.bm1684.simulate import compilation
 from npuc.targets.bm1684.simulate.running import Runner
-from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
-    from npuc.host import HostStep
+    from npuc.host.step import HostStep
     from npuc.quantize.improvement.search import Network, Trial
     from npuc.quantize.network.construction import Quantised
 

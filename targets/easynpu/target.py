@@ -7,22 +7,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.annotation import MemoryAnnotation
-from npuc.budget import expect_room
-from npuc.constraints import table
+from npuc.conditions.constraints import table
 from npuc.errors import Problem
+from npuc.inspect.annotation import MemoryAnnotation
+from npuc.inspect.outline import Heading
+from npuc.inspect.timeline import Timeline
 from npuc.ir import Array, Graph, Node
-from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
+from npuc.system.budget import expect_room
 from npuc.target import Options, Origin, Stored, Target
 from npuc.target import Runner as TargetRunner
 from npuc.targets.easynpu.flags import DOCUMENTED, FLAGS, ISA, OBJECTIVE
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import parameters as machines
 from npuc.targets.easynpu.program.artefact import Contents
-from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Trial

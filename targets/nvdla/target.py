@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.annotation import MemoryAnnotation
-from npuc.constraints import table
+from npuc.conditions.constraints import table
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
+from npuc.inspect.annotation import MemoryAnnotation
+from npuc.inspect.outline import Heading
+from npuc.inspect.timeline import Timeline
 from npuc.ir import Array, Graph
-from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import FLOATING, Options, Stored, Target
 from npuc.targets.nvdla.files import is_loadable
 from npuc.targets.nvdla.flags import WEIGHTS
@@ -26,7 +27,6 @@ from npuc.targets.nvdla.operations.weight_form import asked_forms, expect_asked
 from npuc.targets.nvdla.program.artefact import Contents, decode
 from npuc.targets.nvdla.program.outline import brief, outline
 from npuc.targets.nvdla.program.timeline import timeline
-from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Trial

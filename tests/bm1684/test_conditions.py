@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Graph
+from npuc.onnx_files.export import to_onnx
 from npuc.program import as_loaded
 from npuc.target import Options, target
 from npuc.targets.bm1684.lowering import slicing

@@ -12,10 +12,10 @@ import pytest
 
 from npuc import api
 from npuc import program as programs
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Node
 from npuc.models.builder import NetworkBuilder
+from npuc.onnx_files.export import to_onnx
 from npuc.reference import session
 from npuc.target import Options
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine

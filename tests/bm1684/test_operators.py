@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver
 from npuc.ir import Array
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.bm1684.network.support import OPERATORS
 from npuc.targets.bm1684.target import BM1684

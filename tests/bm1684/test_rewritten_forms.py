@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from npuc import driver
+from npuc.compiling.with_regions import compile_model
 from npuc.program import Program, load, save
 from npuc.regions.artefact import is_composite
-from npuc.regions.compiling import compile_model
-from npuc.storage.data import synthetic
+from npuc.samples.loading import synthetic
 from npuc.target import Options, target
 from tests.regions.nets import checked, model_of, places
 

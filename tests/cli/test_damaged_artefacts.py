@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc import confinement
 from npuc.program import sealed
+from npuc.system import confinement
 from tests.cli.process import Digits, compiled, npuc
 
 NEEDED = ("manifest.json", "itcm.bin", "weight.bin")

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from npuc.annotation import MemoryAnnotation, rows
+from npuc.inspect.annotation import MemoryAnnotation, rows
 from tests.cli.process import Digits, WriteModel, npuc
 
 CONV = """<ir_version: 8, opset_import: ["": 17]> g (float[1,20,6,6] x) => (float[1,24,6,6] y) {

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from npuc.cli import npuc as commands
-from npuc.progress import progress
+from npuc.text.progress import progress
 from tests.cli.process import Digits, compiled, npuc
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from npuc import interrupts
 from npuc.cli import npuc as entry
 from npuc.program import load
+from npuc.system import interrupts
 from tests.cli.process import Digits, npuc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,7 +153,7 @@ def test_an_interrupt_while_an_extension_module_is_loaded_ends_a_command_with_on
 
 
 def test_an_interrupt_before_npuc_handles_it_prints_nothing() -> None:
-    sent = "event == 'import' and about[0] == 'npuc.interrupts' and os.kill(os.getpid(), signal.SIGINT)"
+    sent = "event == 'import' and about[0] == 'npuc.system.interrupts' and os.kill(os.getpid(), signal.SIGINT)"
     code = f"{HEARING}import os, sys; sys.addaudithook(lambda event, about: {sent}); import npuc.__main__"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
@@ -206,7 +206,7 @@ def test_workers_of_a_killed_sweep_end_too(digits: Digits, tmp_path: Path) -> No
 
 
 def test_what_runs_onnxruntime_ends_with_whoever_started_it(tmp_path: Path) -> None:
-    code = f"{HEARING}{STARTED}from npuc.confinement import Confined; Confined(lambda: max(iter(int, 1)))"
+    code = f"{HEARING}{STARTED}from npuc.system.confinement import Confined; Confined(lambda: max(iter(int, 1)))"
     child, mark = started(code, tmp_path)
     for _ in range(500):
         if len(list(alive(mark))) >= 2:

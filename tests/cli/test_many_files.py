@@ -9,7 +9,7 @@ import pytest
 
 import npuc as package
 from npuc.errors import DataError, NpucError
-from npuc.storage import streams
+from npuc.samples import streams
 from tests.cli.process import Digits, WriteModel, npuc
 from tests.files import arrays, split
 

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
-from npuc.storage import streams
+from npuc.samples import streams
 from tests.cli.process import Outcome, compiled, npuc
 from tests.files import split
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from npuc.compiling.proof import compile_model
 from npuc.errors import ArtefactError
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded
@@ -18,7 +19,6 @@ from npuc.targets.easynpu.export.legality import expect_legal
 from npuc.targets.easynpu.export.recounting import recounted
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 from npuc.targets.easynpu.simulate.walk import segments_of
-from npuc.verification.proof import compile_model
 
 EASYNPU = target("easynpu")
 MODELS_FOLDER = Path(__file__).resolve().parents[2] / "models"

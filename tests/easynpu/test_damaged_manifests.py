@@ -15,7 +15,7 @@ from npuc import driver
 from npuc.errors import ArtefactError, NpucError
 from npuc.models.digits import FOLDER
 from npuc.program import Program
-from npuc.storage.data import Samples, synthetic
+from npuc.samples.loading import Samples, synthetic
 from npuc.target import Options, target
 
 WRONG: tuple[Any, ...] = (None, -1, 0, 10**7, 1.5, True, "", "other", [], [1, 2, 3, 4, 5], {}, {"a": 1}, [[]])

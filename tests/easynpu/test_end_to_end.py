@@ -18,7 +18,7 @@ from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.models.digits import FOLDER
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.verification import checking
 from tests.easynpu import naive

@@ -11,7 +11,7 @@ import pytest
 from npuc import driver, program
 from npuc.program import Program
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.verification.checking import Tolerance, verify
 

@@ -10,15 +10,15 @@ import onnx
 import pytest
 
 from npuc import driver
-from npuc.export_onnx import to_onnx
 from npuc.ir import Graph, Node
+from npuc.onnx_files.export import to_onnx
 from npuc.program import as_loaded
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.spans import spans
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.targets.easynpu.layers.tables import best_table
 from tests.passes.networks import network, node

@@ -16,7 +16,7 @@ from npuc import driver
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded
-from npuc.storage.data import varied
+from npuc.samples.loading import varied
 from npuc.target import Options, target
 from npuc.targets.easynpu.simulate import network as networks
 from npuc.targets.easynpu.simulate.merging import Merging

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Port, Program, as_loaded
-from npuc.storage.data import varied
+from npuc.samples.loading import varied
 from npuc.target import Options, target
 from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate.program_network import ProgramNetwork, program_network

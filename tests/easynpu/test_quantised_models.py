@@ -15,7 +15,7 @@ from npuc.errors import NpucError
 from npuc.models.digits import FOLDER
 from npuc.quantize.scales.model_scales import integers_of
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance

@@ -12,8 +12,8 @@ import pytest
 
 from npuc import driver, program
 from npuc.errors import NpucError
-from npuc.export_onnx import to_onnx
-from npuc.storage.data import synthetic
+from npuc.onnx_files.export import to_onnx
+from npuc.samples.loading import synthetic
 from npuc.target import Options, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.ir import Node
 from npuc.targets.easynpu.layers.jobs import Job, Stage, no_words, pointwise_word
 from npuc.targets.easynpu.layers.views import View

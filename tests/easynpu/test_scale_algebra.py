@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuc.driver import passes_of
-from npuc.export_onnx import to_onnx
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
+from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.pipeline import run_passes
 from npuc.quantize.arithmetic.ranges import bound
@@ -27,7 +27,7 @@ from npuc.quantize.improvement.search import Network
 from npuc.quantize.network.construction import Quantised, float_name
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.reference import session
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Options, target
 from npuc.targets.easynpu.machine import parameters
 from npuc.targets.easynpu.network import quantising

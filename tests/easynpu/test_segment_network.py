@@ -13,12 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded
 from npuc.reference import integers_are_exact
-from npuc.storage.data import varied
+from npuc.samples.loading import varied
 from npuc.target import Options, target
 from npuc.targets.easynpu.machine.isa import words_to_bytes
 from npuc.targets.easynpu.machine.listing import assemble

@@ -18,7 +18,7 @@ from npuc import driver
 from npuc.errors import NpucError
 from npuc.models.digits import FOLDER
 from npuc.program import Program, load, save
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.verification import checking
 

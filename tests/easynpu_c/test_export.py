@@ -12,7 +12,7 @@ import pytest
 from npuc import driver, program
 from npuc.models.digits import FOLDER
 from npuc.program import Program
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from tests.cli.process import npuc

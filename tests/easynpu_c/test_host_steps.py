@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.copies import Copy
 from npuc.errors import UnsupportedOperator
-from npuc.host import HostStep
+from npuc.host.copies import Copy
+from npuc.host.step import HostStep
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.targets.easynpu.export.c_host import HostCall, operations

@@ -17,7 +17,7 @@ from npuc import driver, program
 from npuc.models import resnet8
 from npuc.models.digits import FOLDER
 from npuc.program import Program
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options
 from tests.easynpu_c import compiling
 from tests.easynpu_c.compiling import EASYNPU

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from npuc import driver
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.easynpu_tables.test_networks import EASYNPU, TAILED, Outcome, conv, model, outcome, weights
 

@@ -14,7 +14,7 @@ from onnx import helper
 from npuc import driver
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import OPS
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import WORD_OP
 from npuc.targets.easynpu.layers.windows import is_tileable

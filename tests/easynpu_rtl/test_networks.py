@@ -16,7 +16,7 @@ from npuc import driver
 from npuc import program as programs
 from npuc.ir import Array
 from npuc.models import MODELS
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Counting, Options, target
 from npuc.targets.easynpu.machine.parameters import load
 from npuc.targets.easynpu.simulate.running import SteppingRunner

@@ -15,7 +15,7 @@ from npuc import program as programs
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Program
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.targets.easynpu.simulate.events import LayerCount
 from npuc.targets.easynpu.simulate.running import SteppingRunner

@@ -10,7 +10,7 @@ import onnx
 from npuc import driver
 from npuc import program as programs
 from npuc.models import MODELS
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npuc.errors import ModelError
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
+from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.quantize.arithmetic.tables import Table, domains
 from npuc.quantize.calibration.histograms import histograms

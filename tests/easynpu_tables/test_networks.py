@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from npuc.driver import compile_model, input_types, optimised
 from npuc.ir import Array
 from npuc.program import Program, load, save
-from npuc.storage.data import synthetic
+from npuc.samples.loading import synthetic
 from npuc.target import Options, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance

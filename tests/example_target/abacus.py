@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from npuc.annotation import MemoryAnnotation
 from npuc.errors import Problem
 from npuc.evidence import evidence, signature
 from npuc.flag import Flag
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.host_nodes import host_step
+from npuc.inspect.annotation import MemoryAnnotation
 from npuc.ir import Array, Graph, Node
 from npuc.ops.movement import MOVEMENT
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
@@ -23,7 +23,7 @@ from npuc.program import Program, canonical_json
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.storage.records import read
 from npuc.target import Observer, Options, Target
 

@@ -17,7 +17,7 @@ from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.regions.artefact import is_composite
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from tests.regions.nets import checked, program_of
 
 HEADS = {"q": (1, 4, 5, 8), "k": (1, 4, 7, 8), "v": (1, 4, 7, 6)}

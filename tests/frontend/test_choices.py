@@ -13,7 +13,7 @@ from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.regions.artefact import is_composite
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from tests.conftest import Reference
 from tests.frontend.test_refusals import model_of, problem_of, problems_of
 from tests.regions.nets import checked, places, program_of

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc.export_onnx import to_onnx
 from npuc.frontend import load
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
+from npuc.onnx_files.export import to_onnx
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 

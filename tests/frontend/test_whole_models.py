@@ -12,13 +12,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from npuc import driver
+from npuc.compiling.with_regions import compile_model
 from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.program import as_loaded
 from npuc.reference import session
-from npuc.regions.compiling import compile_model
 from npuc.regions.composite import target_of
-from npuc.storage.data import Samples, synthetic
+from npuc.samples.loading import Samples, synthetic
 from npuc.target import Options, target
 from tests.regions.nets import checked, places, program_of
 

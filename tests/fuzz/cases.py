@@ -21,12 +21,12 @@ from onnx import parser
 
 import npuc
 from npuc import driver
+from npuc.compiling.with_regions import compile_model
 from npuc.errors import NpucError
 from npuc.ir import TensorType
 from npuc.program import MANIFEST, Program, as_loaded, canonical_json, save, sealed
-from npuc.regions.compiling import compile_model
 from npuc.reports.disassembly import Disassembly
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from tests.fuzz.mutation import changed_bytes, changed_json, changed_lines, changed_model
 

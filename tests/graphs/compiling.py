@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npuc import driver
+from npuc.compiling.with_regions import compile_model
 from npuc.errors import NpucError
-from npuc.export_onnx import to_onnx
 from npuc.ir import Array, Graph, Node
+from npuc.onnx_files.export import to_onnx
 from npuc.program import Program, as_loaded
 from npuc.reference import session
 from npuc.regions.artefact import Contents, is_composite, part_of
-from npuc.regions.compiling import compile_model
 from npuc.regions.running import CompositeRunner
-from npuc.storage import data
-from npuc.storage.data import Samples
+from npuc.samples import loading as data
+from npuc.samples.loading import Samples
 from npuc.target import FLOATING, Options, Runner, quickest, target
 from npuc.verification.bits import Bits
 from npuc.verification.metrics import Difference, Tolerance

@@ -11,7 +11,7 @@ import onnx
 from npuc import driver
 from npuc.ir import Array, Graph
 from npuc.program import as_loaded
-from npuc.storage.data import varied
+from npuc.samples.loading import varied
 from npuc.target import Options, target
 from npuc.targets.nvdla.program import lowering
 from tests.nvdla.plain import differences

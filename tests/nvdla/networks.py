@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver, program
 from npuc.ir import Array
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.verification.checking import check_of
 from npuc.verification.metrics import Tolerance

@@ -192,7 +192,7 @@ def test_the_image_of_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
 
 def _run(program: Program) -> None:
     from npuc import driver
-    from npuc.storage import data
+    from npuc.samples import loading as data
 
     samples = data.synthetic(driver.program_inputs(program), 1)
     driver.run_program(program, target("nvdla-small"), samples)

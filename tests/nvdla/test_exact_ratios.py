@@ -11,7 +11,7 @@ import pytest
 from npuc import driver, program
 from npuc.ir import Array
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.targets.nvdla.arithmetic.integer import Stage, staged
 from npuc.targets.nvdla.quantisation.sums import COLUMN, Sums, two_stages

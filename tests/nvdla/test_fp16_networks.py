@@ -18,7 +18,7 @@ from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.targets.nvdla.machine.parameters import FULL
 from npuc.targets.nvdla.network import quantising

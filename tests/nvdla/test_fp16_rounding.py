@@ -12,7 +12,7 @@ from npuc import driver
 from npuc.ir import Array, TensorType
 from npuc.ops import build
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import target
 from npuc.targets.nvdla.quantisation.moments import moments
 from npuc.targets.nvdla.quantisation.rounding import rounded

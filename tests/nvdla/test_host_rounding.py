@@ -11,9 +11,9 @@ import onnx
 import pytest
 
 from npuc import driver, program
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.ir import Array
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance

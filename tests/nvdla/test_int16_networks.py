@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from npuc.errors import NpucError
-from npuc.export_onnx import to_onnx
 from npuc.ir import Array, Node, TensorType
 from npuc.models import MODELS
+from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.reference import session
 from npuc.target import target

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc.export_onnx import Emitter, to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
+from npuc.onnx_files.export import Emitter, to_onnx
 from npuc.ops import build
 from npuc.reference import session
 from npuc.targets.nvdla.arithmetic.fixed_point import addends, factor, factors, quantise_weights

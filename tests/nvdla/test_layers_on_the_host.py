@@ -9,7 +9,7 @@ import pytest
 from npuc import driver, program
 from npuc.errors import ArtefactError
 from npuc.program import Program
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.verification.checking import Tolerance, verify
 

@@ -10,7 +10,7 @@ import pytest
 
 from npuc import driver, program
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, Quantising, target
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.sums import chosen, two_stages

@@ -13,7 +13,7 @@ import pytest
 from npuc import driver, program
 from npuc.errors import ArtefactError, NpucError
 from npuc.models import MODELS
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from tests.given import GIVEN
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights

@@ -15,7 +15,7 @@ import pytest
 from npuc import driver, program
 from npuc.ir import Array
 from npuc.reference import session
-from npuc.storage import data
+from npuc.samples import loading as data
 from npuc.target import Options, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
+from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.remove_dead_code import remove_dead_code

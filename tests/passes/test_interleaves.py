@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph
+from npuc.onnx_files.export import to_onnx
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Graph
+from npuc.onnx_files.export import to_onnx
 from npuc.ops.attributes import COORDINATES, NEAREST_MODE
 from npuc.passes.expansion.resizes import resize_to_copies
 from tests.conftest import Reference

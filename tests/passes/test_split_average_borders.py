@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph
+from npuc.onnx_files.export import to_onnx
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from tests.conftest import Reference

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph
+from npuc.onnx_files.export import to_onnx
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.split_max_pool import AxisPool, division, split_max_pool
 from tests.conftest import Reference

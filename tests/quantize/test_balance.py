@@ -19,7 +19,7 @@ from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Network
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.model_scales import Steps
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from tests.passes.networks import network, node
 
 

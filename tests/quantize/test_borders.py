@@ -8,7 +8,7 @@ import pytest
 from npuc.ir import Array, Graph
 from npuc.quantize.improvement.borders import SUFFIX, bordered
 from npuc.reference import graph_session
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Options, target
 from tests.passes.networks import network, node
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import npuc
-from npuc.export_onnx import to_onnx
 from npuc.ir import Array, Graph, Node, TensorType
+from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise

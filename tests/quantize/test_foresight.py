@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver
 from npuc.errors import DoesNotFit, NpucError
-from npuc.storage.data import save, synthetic
+from npuc.samples.loading import save, synthetic
 from npuc.target import Foreseeing, Options, target
 
 

@@ -26,7 +26,7 @@ from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import LayerWeights, Shifted
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
 from npuc.quantize.scales.offsets import offset_inputs, offset_results
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.targets.easynpu.layers.tables import best_table
 from tests.passes.networks import network, node
 

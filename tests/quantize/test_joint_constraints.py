@@ -22,7 +22,7 @@ from npuc.quantize.scales import elimination
 from npuc.quantize.scales.assignment import Ratio, ScaleConstraints, choose_scales, components, in_powers_of_two
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.elimination import least_cost
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.easynpu.machine import parameters as easynpu
 from npuc.targets.easynpu.network import quantising as on_easynpu

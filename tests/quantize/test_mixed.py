@@ -18,7 +18,7 @@ from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Options
 from tests.passes.networks import network, node
 

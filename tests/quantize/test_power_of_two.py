@@ -16,7 +16,7 @@ from npuc.quantize.calibration.histograms import EMPTY, Histogram, histograms
 from npuc.quantize.improvement.search import Network
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two, next_power
 from npuc.quantize.scales.offsets import IN_BIASES, offset_inputs, offset_results
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.easynpu.machine import parameters as easynpu
 from npuc.targets.easynpu.network import quantising as on_easynpu

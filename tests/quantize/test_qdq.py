@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc.export_onnx import to_onnx
 from npuc.ir import Graph
+from npuc.onnx_files.export import to_onnx
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Network, Recipe, best_network
 from npuc.quantize.network.build import quantiser

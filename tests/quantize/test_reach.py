@@ -10,12 +10,12 @@ import pytest
 from onnx import numpy_helper, parser
 
 import npuc
+from npuc.compiling.with_regions import compile_model
 from npuc.errors import NpucError
 from npuc.ir import Node
 from npuc.program import load, save
 from npuc.quantize.calibration.histograms import NOTHING, uniform
 from npuc.quantize.scales.reach import LARGEST, expect_within_reach
-from npuc.regions.compiling import compile_model
 from npuc.target import Options, target
 from tests.regions.nets import checked
 

@@ -16,7 +16,7 @@ from npuc.quantize.arithmetic.tables import domains, reached_domain
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.scales.results import node_histograms
 from npuc.reference import session
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.verification.metrics import Difference
 
 

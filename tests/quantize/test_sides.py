@@ -17,7 +17,7 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints
 from npuc.quantize.scales.results import node_histograms
 from npuc.quantize.scales.sides import one_sided
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import target
 from tests.graphs.compiling import Case, samples_of, verified
 from tests.passes.networks import network, node

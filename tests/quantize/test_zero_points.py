@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Node, TensorType
+from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.quantize.arithmetic.weights import average_taps, quantise_weights, sum_factors
 from npuc.targets.easynpu.layers.borders import border_weights

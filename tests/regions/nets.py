@@ -11,10 +11,10 @@ import onnx
 from onnx import numpy_helper, parser
 
 from npuc import driver
+from npuc.compiling.with_regions import compile_model
 from npuc.program import Program, load, save
-from npuc.regions.compiling import compile_model
 from npuc.regions.composite import target_of
-from npuc.storage.data import Samples, synthetic
+from npuc.samples.loading import Samples, synthetic
 from npuc.target import FLOATING, Options, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance

@@ -17,12 +17,12 @@ import onnx
 import pytest
 from onnx import helper, parser
 
-from npuc import budget, confinement
-from npuc.confinement import Confined
 from npuc.errors import ArtefactError, ModelError
 from npuc.program import GIVEN_BY, Program, save
 from npuc.reference import session
 from npuc.regions.composite import target_of
+from npuc.system import budget, confinement
+from npuc.system.confinement import Confined
 from tests.cli.process import npuc
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere onnxruntime has no limits")
@@ -218,7 +218,7 @@ def test_a_limit_of_the_system_below_npucs_own_stays() -> None:
     """A process that the system gives 20 seconds runs models, where npuc's limit is higher."""
     model = parser.parse_model(f"{HEAD} {{ y = Identity(x) }}").SerializeToString()
     code = (
-        "import resource, numpy; from npuc.budget import limits; from npuc.reference import session\n"
+        "import resource, numpy; from npuc.system.budget import limits; from npuc.reference import session\n"
         "assert limits().seconds > 20; resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
         f"run = session({model!r}, confined=True).run\n"
         "print(run(None, {'x': numpy.ones((1, 4), 'f')})[0].sum())"

@@ -10,15 +10,15 @@ import onnxruntime
 import pytest
 
 import npuc
+from npuc.compiling.with_regions import compile_model
 from npuc.errors import DataError
-from npuc.escaping import shown
-from npuc.host import quantise
+from npuc.host.step import quantise
 from npuc.ir import Array
 from npuc.reference import session as runtime
-from npuc.regions.compiling import compile_model
 from npuc.reports.summaries import verified
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Options, target
+from npuc.text.escaping import shown
 from npuc.verification.metrics import Tolerance
 from tests.regions.nets import checked, model_of, program_of
 

@@ -18,7 +18,7 @@ from npuc.errors import ArtefactError, DataError, NpucError
 from npuc.program import as_loaded, load
 from npuc.regions.artefact import is_composite
 from npuc.regions.composite import Composite, target_of
-from npuc.storage.data import Samples, synthetic
+from npuc.samples.loading import Samples, synthetic
 from tests.regions.nets import checked, model_of, places, program_of
 
 C8 = {"w": (8, 8, 3, 3), "v": (8, 8, 3, 3)}

@@ -7,7 +7,7 @@ import pytest
 
 from npuc import compile as compiled
 from npuc.driver import program_inputs
-from npuc.storage.data import varied
+from npuc.samples.loading import varied
 from npuc.target import target
 from npuc.verification.bits import Bits
 

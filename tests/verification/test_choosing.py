@@ -9,7 +9,7 @@ import pytest
 
 from npuc.errors import DataError
 from npuc.program import GIVEN_BY, Program
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.verification.judging.choosing import Asked, NotTaken, chosen
 from npuc.verification.judging.detections import Detections
 

@@ -10,13 +10,13 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from npuc.compiling.with_regions import compile_model
 from npuc.frontend import load
 from npuc.models.digits import FOLDER
 from npuc.program import Program, as_loaded
 from npuc.regions.artefact import is_composite
-from npuc.regions.compiling import compile_model
-from npuc.storage import data
-from npuc.storage.data import Samples, varied
+from npuc.samples import loading as data
+from npuc.samples.loading import Samples, varied
 from npuc.target import Options, target
 from npuc.verification.criterion import criterion, ideal, tolerance
 from npuc.verification.metrics import Difference, Tolerance

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from npuc.budget import expect_room
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.importer import Importer
-from npuc.frontend.limits import LARGEST_CONSTANT
 from npuc.ir import Array
+from npuc.onnx_files.limits import LARGEST_CONSTANT
+from npuc.system.budget import expect_room
 
 TYPED_VALUES = {
     "value_float": np.float32,

@@ -18,9 +18,9 @@ from npuc import __version__
 from npuc.errors import ArtefactError
 from npuc.ir import Array, Graph
 from npuc.quantize.calibration.histograms import BINS, Histogram, HistogramSource, histograms, source
-from npuc.storage.data import save
-from npuc.storage.sources import files_of
-from npuc.storage.streams import DAMAGED
+from npuc.samples.loading import save
+from npuc.samples.sources import files_of
+from npuc.samples.streams import DAMAGED
 from npuc.target import Options
 
 VERSION = f"npuc {__version__}, calibration 3"
@@ -94,7 +94,7 @@ def _key(files: Sequence[Path]) -> str:
 def _digest_of(
     graph: Graph, tensors: Sequence[str], domains: Mapping[str, tuple[float, float]], gains: Mapping[str, Array]
 ) -> str:
-    from npuc.export_onnx import to_onnx
+    from npuc.onnx_files.export import to_onnx
 
     found = hashlib.sha256(to_onnx(graph, [*graph.outputs]).SerializeToString(deterministic=True))
     found.update(repr((list(tensors), sorted(domains.items()))).encode())

@@ -9,7 +9,7 @@ from typing import TypeVar
 from npuc.errors import NpucError
 from npuc.ir import Graph
 from npuc.quantize.calibration.histograms import Histogram, uniform
-from npuc.storage.data import Samples, synthetic
+from npuc.samples.loading import Samples, synthetic
 from npuc.target import Options
 
 BY_SHAPE = ("E302", "E303")

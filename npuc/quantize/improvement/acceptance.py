@@ -121,7 +121,7 @@ def integer_values(
     network: Quantised, names: Sequence[str], feeds: Sequence[Mapping[str, Array]]
 ) -> dict[str, tuple[Array, ...]]:
     """The values of tensors of an integer network under onnxruntime, by sample."""
-    from npuc.export_onnx import to_onnx
+    from npuc.onnx_files.export import to_onnx
     from npuc.reference import session
 
     return _values(session(to_onnx(network.graph, names)), names, feeds)

@@ -29,7 +29,7 @@ from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.proposals import JudgedLayer, bias_by_weights
 from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network
 from npuc.quantize.network.layers import LayerWeights
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 
 
 def without_data(network: Network, samples: Samples, level: Level) -> Network:

@@ -31,7 +31,7 @@ from npuc.quantize.improvement.search import (
     teaches,
 )
 from npuc.quantize.network.construction import Quantised, int8_name
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 
 SHARE = 0.5
 """How far channels are equalised that a dense convolution reads."""

@@ -115,7 +115,7 @@ def _run(
     integer: Graph, node: Node, constants: Mapping[str, Array], values: Mapping[str, Array]
 ) -> dict[str, Array]:
     """The node's outputs for all samples, computed by onnxruntime."""
-    from npuc.export_onnx import to_onnx
+    from npuc.onnx_files.export import to_onnx
     from npuc.reference import session
 
     data = dict.fromkeys(_data(node, constants))

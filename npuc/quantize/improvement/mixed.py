@@ -17,15 +17,15 @@ from time import process_time
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
-from npuc.macs import macs
 from npuc.ops.attributes import SELECTS
+from npuc.ops.macs import macs
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
 from npuc.quantize.improvement.search import Network, Trial, divided, teaches
 from npuc.quantize.network.construction import Quantised, int8_name
 from npuc.quantize.network.layers import SHIFTED, Layers
-from npuc.storage.data import Samples
-from npuc.text import short
+from npuc.samples.loading import Samples
+from npuc.text.terminal import short
 
 MOST_MACS = 0.1
 """Share of the convolutions' multiply-accumulates that the host may take."""
@@ -152,7 +152,7 @@ def _noises(
     graph: Graph, plain: Quantised, wanted: Collection[str], feeds: Sequence[Mapping[str, Array]]
 ) -> dict[str, float]:
     """Squared error over squared signal of float tensors that have an integer form."""
-    from npuc.export_onnx import to_onnx
+    from npuc.onnx_files.export import to_onnx
     from npuc.reference import graph_session, session
 
     stands = {tensor: name for name, tensor in plain.floats.items() if tensor in wanted}

@@ -39,7 +39,7 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
 from npuc.quantize.scales.results import node_histograms
 from npuc.quantize.scales.sides import Sides, one_sided
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 
 FEWEST_SAMPLES = 4
 """With fewer samples, none can be held out."""

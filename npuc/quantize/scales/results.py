@@ -14,7 +14,7 @@ from npuc.quantize.arithmetic.tables import domains
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, uniform
 from npuc.quantize.scales.constraints import equal_scales, tensors_of
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps, reaches
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 
 
 def node_histograms(

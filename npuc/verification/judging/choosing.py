@@ -9,7 +9,7 @@ from npuc.errors import DataError
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port, Program
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.verification.judging.classes import Classes
 from npuc.verification.judging.decoding import Decoding
 from npuc.verification.judging.detections import Detections

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from npuc.escaping import c_comment
 from npuc.targets.bm1684.lowering.kernel import Address, System
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.program.artefact import Instruction
+from npuc.text.escaping import c_comment
 
 COPY = "gdma_32bit_cpy_S2L"
 TYPE = """\

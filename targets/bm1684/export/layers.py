@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from npuc.escaping import c_comment
 from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.targets.bm1684.export.copies import Copies, may_be_row
@@ -15,6 +14,7 @@ from npuc.targets.bm1684.export.statements import Statement
 from npuc.targets.bm1684.program.artefact import Computed, Instruction, layers_of, table_of
 from npuc.targets.bm1684.program.emission import FIRMWARE, call_text
 from npuc.targets.bm1684.program.table import Region
+from npuc.text.escaping import c_comment
 
 NAMES = 12
 """The most nodes or tensors that a comment lists."""

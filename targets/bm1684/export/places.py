@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from npuc.escaping import c_comment, c_identifier
 from npuc.frozen import frozen
-from npuc.names import Names
 from npuc.program import Program
 from npuc.targets.bm1684.lowering.kernel import Address, Call
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.program.artefact import Contents, Instruction, Observed, Occupied
 from npuc.targets.bm1684.program.emission import local
+from npuc.text.escaping import c_comment, c_identifier
+from npuc.text.names import Names
 
 LONGEST = 40
 """The most characters of a buffer's name in the name of its constant."""

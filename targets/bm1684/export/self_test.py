@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from npuc.export.network_name import network_name
 from npuc.ir import Array
-from npuc.network_name import network_name
 from npuc.program import Program
 from npuc.self_test.comparing import FOLDER, comparing
 from npuc.targets.bm1684.export.sdk import build_files

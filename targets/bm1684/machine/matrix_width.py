@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from npuc.frozen import frozen
 from npuc.targets.bm1684.machine.local_memory import ceil_div, matrix_bytes, matrix_shape, okk_channle_num_per_npu
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.text import table
+from npuc.text.terminal import table
 
 CHANNELS_MOST = 4095
 """The most channels of a matrix in a product."""

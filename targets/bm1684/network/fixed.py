@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from npuc.constraints import Support, finite_constants, refused, violation
+from npuc.conditions.constraints import Support, finite_constants, refused, violation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import (

@@ -12,7 +12,7 @@ from npuc.quantize.improvement.search import Network, Recipe, Trial, best_weight
 from npuc.quantize.scales.constraints import integer_nodes
 from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import calibrated
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.bm1684.network import fixed
 from npuc.targets.bm1684.network.limits import IMAGES

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from npuc.constraints import (
+from npuc.conditions.constraints import (
     SPLIT,
     Support,
     constant_weights,

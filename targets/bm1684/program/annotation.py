@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from npuc.annotation import MemoryAnnotation
+from npuc.inspect.annotation import MemoryAnnotation
 from npuc.program import Program
 from npuc.targets.bm1684.lowering.kernel import System
 from npuc.targets.bm1684.program.artefact import Contents, instructions

@@ -12,7 +12,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.storage.machine_files import recorded

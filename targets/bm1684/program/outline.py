@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 
-from npuc.outline import Heading, Line, Name, host_line, names_of
+from npuc.inspect.outline import Heading, Line, Name, host_line, names_of
 from npuc.program import Program
 from npuc.targets.bm1684.lowering.kernel import Address, System
 from npuc.targets.bm1684.program.artefact import Contents, Instruction, Occupied, Placement, instructions
-from npuc.text import count
+from npuc.text.terminal import count
 
 Where = tuple[int, int] | tuple[str, int]
 """NPU and offset in local memory, or a region of system memory and a byte offset."""

@@ -8,12 +8,12 @@ from itertools import groupby
 from math import ceil, prod
 from typing import Any
 
-from npuc.figures import memory_use
-from npuc.host import HostStep
+from npuc.host.manifest import reported
+from npuc.host.step import HostStep
+from npuc.inspect.figures import memory_use
 from npuc.ir import Graph, Node
-from npuc.macs import macs
 from npuc.ops.attributes import AVERAGE, FUSED_INPUT
-from npuc.steps import reported
+from npuc.ops.macs import macs
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.lowering.kernel import Kernel
 from npuc.targets.bm1684.lowering.kernel import Region as KernelRegion

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from npuc.inspect.timeline import Activity, Buffer, Timeline
 from npuc.program import Program
 from npuc.targets.bm1684.lowering.kernel import Address, System
 from npuc.targets.bm1684.plan.pricing import system_bytes
 from npuc.targets.bm1684.program.artefact import Contents, Instruction, Occupied, instructions
-from npuc.timeline import Activity, Buffer, Timeline
 
 
 def timeline(program: Program) -> Timeline:

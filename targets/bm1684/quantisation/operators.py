@@ -13,7 +13,7 @@ from npuc.ops.attributes import Attribute
 from npuc.ops.integer_onnx import DOUBLE
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 SUM = "ShiftedSum"
 UNSIGNED = -128

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from npuc import interrupts
 from npuc.errors import ArtefactError
 from npuc.storage.files import cache_folder
+from npuc.system import interrupts
 
 MODEL = Path(__file__).parent / "c"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from npuc.budget import expect_simulable
 from npuc.frozen import frozen
 from npuc.ir import Array
+from npuc.system.budget import expect_simulable
 from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, System
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from npuc.host import HostStep
+from npuc.host.manifest import outputs_among
+from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
-from npuc.steps import outputs_among
 from npuc.storage.mapped import kept, place_of, release
 from npuc.storage.pieces import Content, contents_of, pieces_of, size_of, view_of
 from npuc.storage.records import damaged

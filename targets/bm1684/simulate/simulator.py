@@ -10,9 +10,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from npuc import interrupts
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
+from npuc.system import interrupts
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.simulate import calls, compilation

@@ -11,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from npuc import interrupts
 from npuc.errors import ArtefactError
+from npuc.system import interrupts
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
 from npuc.targets.bm1684.simulate import compilation
-from npuc.text import page
+from npuc.text.terminal import page
 
 LIBRARY = "libbackend_bm1684.so"
 VARIABLE = "NPUC_OKK_LIBS"

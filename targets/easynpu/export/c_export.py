@@ -10,10 +10,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from npuc import c_text
-from npuc.c_text import array, floating, listed, named
-from npuc.copies import Copy
-from npuc.escaping import c_comment, c_string, markdown_code
+from npuc.export import c_text
+from npuc.export.c_text import array, floating, listed, named
+from npuc.host.copies import Copy
 from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.targets.easynpu.export.c_host import HostCall
@@ -21,6 +20,7 @@ from npuc.targets.easynpu.export.c_plan import Plan, plan
 from npuc.targets.easynpu.machine import isa, registers
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
+from npuc.text.escaping import c_comment, c_string, markdown_code
 
 SOURCES = Path(__file__).parent / "c"
 IMAGES = {"itcm.bin": "npuc_itcm", "weight.bin": "npuc_weight"}

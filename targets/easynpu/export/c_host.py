@@ -12,10 +12,10 @@ from math import prod
 
 import numpy as np
 
-from npuc.copies import MOVES, Copy, copy_between
 from npuc.errors import UnsupportedOperator
 from npuc.frozen import frozen
-from npuc.host import CONSTANT, HostStep, consistent
+from npuc.host.copies import MOVES, Copy, copy_between
+from npuc.host.step import CONSTANT, HostStep, consistent
 from npuc.ir import Node, TensorType
 from npuc.ops import OPS
 

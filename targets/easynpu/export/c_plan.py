@@ -12,10 +12,10 @@ from math import prod
 import numpy as np
 
 from npuc.allocation import Buffer, allocate, peak
-from npuc.copies import Copy
 from npuc.errors import UnsupportedOperator
 from npuc.frozen import frozen
-from npuc.host import CONSTANT, HostStep, consistent
+from npuc.host.copies import Copy
+from npuc.host.step import CONSTANT, HostStep, consistent
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.storage.records import damaged

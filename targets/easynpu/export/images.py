@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from npuc.bits import encode, places
-from npuc.budget import content
 from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
 from npuc.storage import readmemh
+from npuc.system.budget import content
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import listing as lines
 from npuc.targets.easynpu.machine.isa import WORD_BYTES

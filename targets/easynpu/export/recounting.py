@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from npuc.figures import totals
 from npuc.frozen import frozen
+from npuc.inspect.figures import totals
 from npuc.program import Program
 from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, certificate_of, costs
 from npuc.targets.easynpu.machine.listing import mnemonic

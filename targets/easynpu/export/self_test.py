@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from npuc.c_text import sources
+from npuc.export.c_text import sources
 from npuc.ir import Array
 from npuc.program import Program, count_of
 from npuc.self_test.vectors import vectors

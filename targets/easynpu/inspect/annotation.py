@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from npuc.annotation import MemoryAnnotation
+from npuc.inspect.annotation import MemoryAnnotation
 from npuc.program import Program
 from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npuc.errors import ArtefactError
-from npuc.host import HostStep
-from npuc.outline import Heading, Line, Name, by_nodes, host_line, names_of
+from npuc.host.step import HostStep
+from npuc.inspect.outline import Heading, Line, Name, by_nodes, host_line, names_of
 from npuc.program import Program
 from npuc.targets.easynpu.export import images
 from npuc.targets.easynpu.machine import isa
@@ -14,7 +14,7 @@ from npuc.targets.easynpu.machine.isa import Instruction, Reshape
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
 from npuc.targets.easynpu.simulate.walk import Chain, chains_of
-from npuc.text import count
+from npuc.text.terminal import count
 
 
 def outline(program: Program) -> list[Heading]:

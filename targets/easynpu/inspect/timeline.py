@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.inspect.timeline import Activity, Buffer, Timeline, apart, layer_at
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.targets.easynpu.machine.listing import disassemble
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
-from npuc.timeline import Activity, Buffer, Timeline, apart, layer_at
 
 ARRAY, LOAD, STORE = "array", "load", "store"
 NOBODY = -1

@@ -18,7 +18,7 @@ from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.rearrangement import problem, rearranged
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 PIXEL = "IntPixel"
 """A constant pixel of 16 channels, which the host loads."""

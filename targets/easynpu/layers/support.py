@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from npuc.bits import encode
-from npuc.constraints import (
+from npuc.conditions.constraints import (
     Rewritten,
     Support,
     clips_at_zero,

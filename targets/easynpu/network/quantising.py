@@ -19,7 +19,7 @@ from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tens
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES
 from npuc.quantize.scales.results import calibrated, histograms_before_host, node_histograms
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
 from npuc.targets.easynpu.flags import DOCUMENTED, ISA

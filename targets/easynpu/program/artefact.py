@@ -15,9 +15,9 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.host import HostStep
+from npuc.host.manifest import steps_of
+from npuc.host.step import HostStep
 from npuc.ir import Array
-from npuc.steps import steps_of
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read
 from npuc.targets.easynpu.machine.isa import MEMORIES, WORD_BYTES

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.frozen import frozen
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.improvement.mixed import REASON

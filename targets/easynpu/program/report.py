@@ -7,8 +7,8 @@ from dataclasses import asdict
 from math import prod
 from typing import Any
 
-from npuc import steps
-from npuc.figures import memory_use, totals
+from npuc.host import manifest as steps
+from npuc.inspect.figures import memory_use, totals
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE, BLOCKS, ERROR_LSB, PADDING, SELECTS
 from npuc.quantize.arithmetic.ranges import bound

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.memory import Map, Place, groups
 from npuc.targets.easynpu.plan.placement import Placement

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from npuc import interrupts
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.storage.files import cache_folder, exclusively
+from npuc.system import interrupts
 from npuc.targets.easynpu.machine.parameters import Machine
 
 FOLDER = Path(__file__).parent

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from npuc.escaping import verilog_comment
 from npuc.ir import Array
 from npuc.program import Program, canonical_json
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.targets.easynpu.machine import isa, registers
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.memory import LANES, Map, pack_feature
@@ -22,6 +21,7 @@ from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.running import Runner
 from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
 from npuc.targets.easynpu.simulate.simulator import Simulator, State
+from npuc.text.escaping import verilog_comment
 
 FOLDER = Path(__file__).parent
 SOURCES = ("board.h", "axi_board.h", "testbench.cpp")

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from npuc import interrupts
 from npuc.errors import ArtefactError
+from npuc.system import interrupts
 
 FLOWS: Mapping[str, str] = {
     "generic": "synth -top easynpu",

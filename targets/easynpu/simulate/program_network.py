@@ -10,7 +10,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError, ModelError
 from npuc.frozen import frozen
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Port
 from npuc.reference import integers_are_exact

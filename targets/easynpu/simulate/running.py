@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from npuc.budget import expect_room
 from npuc.errors import ArtefactError
-from npuc.host import HostStep
+from npuc.host.manifest import outputs_among
+from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
-from npuc.steps import outputs_among
+from npuc.system.budget import expect_room
 from npuc.target import Observer
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver

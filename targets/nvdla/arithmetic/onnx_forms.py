@@ -37,7 +37,7 @@ from npuc.targets.nvdla.arithmetic.transformed_onnx import winograd_sums
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 INT64 = "int64"
 

@@ -9,7 +9,7 @@ import numpy as np
 from npuc.ir import Array
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 
 Real = type[np.floating]

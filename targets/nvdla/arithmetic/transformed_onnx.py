@@ -20,7 +20,7 @@ from npuc.targets.nvdla.arithmetic.transformed import DATA, RESULT, STEP, around
 from npuc.targets.nvdla.formats.winograd import TILE, extended_extent
 
 if TYPE_CHECKING:
-    from npuc.export_onnx import Emitter
+    from npuc.onnx_files.export import Emitter
 
 POSITIONS = TILE * TILE
 

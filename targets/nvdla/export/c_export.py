@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 
-from npuc import c_text
-from npuc.c_text import array, floating, listed, named
-from npuc.escaping import c_comment, c_string, markdown_code
-from npuc.host import HostStep
+from npuc.export import c_text
+from npuc.export.c_text import array, floating, listed, named
+from npuc.host.step import HostStep
 from npuc.program import Program
 from npuc.targets.nvdla.export import c_run
 from npuc.targets.nvdla.machine.parameters import BYTES, SRAM_BASE, Machine
 from npuc.targets.nvdla.program.artefact import WRITE, Contents, Segment, TensorMove, records_of
+from npuc.text.escaping import c_comment, c_string, markdown_code
 
 SOURCES = Path(__file__).parent / "c"
 KINDS = ("NPUC_WRITE", "NPUC_POLL", "NPUC_WAIT")

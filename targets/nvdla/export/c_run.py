@@ -11,10 +11,9 @@ from itertools import groupby
 
 import numpy as np
 
-from npuc import c_text
-from npuc.c_text import listed
-from npuc.escaping import c_comment, c_string
-from npuc.host import CONSTANT, HostStep, consistent
+from npuc.export import c_text
+from npuc.export.c_text import listed
+from npuc.host.step import CONSTANT, HostStep, consistent
 from npuc.host_c.functions import TYPES, Function, Signature, constant, function, sources
 from npuc.host_c.operators import C_TYPES
 from npuc.ir import Array, Node, TensorType, type_of
@@ -22,6 +21,7 @@ from npuc.ops import build
 from npuc.program import Program
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
+from npuc.text.escaping import c_comment, c_string
 
 STEPS = "steps"
 INTRODUCTION = """/*

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from npuc.budget import content
 from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
 from npuc.storage import readmemh
+from npuc.system.budget import content
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE
 from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents
 

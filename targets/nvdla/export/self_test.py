@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from npuc.c_text import sources
 from npuc.errors import ArtefactError
+from npuc.export.c_text import sources
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.self_test.vectors import vectors

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from npuc.errors import ArtefactError
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.storage.data import varied
+from npuc.samples.loading import varied
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.emission import BRIDGE
 from npuc.targets.nvdla.machine.commands import SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write

@@ -14,7 +14,7 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.storage.data import KINDS, varied
+from npuc.samples.loading import KINDS, varied
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.loadable import schema

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from npuc.budget import content
 from npuc.errors import ArtefactError
+from npuc.system.budget import content
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema

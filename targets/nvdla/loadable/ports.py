@@ -12,7 +12,7 @@ from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.host import HostStep
+from npuc.host.step import HostStep
 from npuc.program import Program
 from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema

@@ -17,7 +17,7 @@ from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensor
 from npuc.quantize.scales.model_scales import given_steps
 from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
-from npuc.storage.data import Samples
+from npuc.samples.loading import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
 from npuc.targets.nvdla.flags import WEIGHTS

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
-from npuc.constraints import (
+from npuc.conditions.constraints import (
     SPLIT,
     Constraint,
     Rewritten,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from npuc.annotation import MemoryAnnotation
+from npuc.inspect.annotation import MemoryAnnotation
 from npuc.program import Program
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents

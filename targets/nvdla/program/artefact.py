@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from npuc.budget import expect_room, expect_simulable
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.host import HostStep
+from npuc.host.manifest import steps_of
+from npuc.host.step import HostStep
 from npuc.program import Program
-from npuc.steps import steps_of
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read
+from npuc.system.budget import expect_room, expect_simulable
 from npuc.targets.nvdla.formats.feature import Cube
 from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat
 from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write

@@ -7,13 +7,13 @@ from itertools import groupby
 from typing import Any
 
 from npuc.bits import shown
-from npuc.host import HostStep
-from npuc.outline import Heading, Line, Name, host_line, names_of
+from npuc.host.step import HostStep
+from npuc.inspect.outline import Heading, Line, Name, host_line, names_of
 from npuc.program import Program
 from npuc.targets.nvdla.machine.commands import Command, Write
 from npuc.targets.nvdla.machine.registers import RESERVED, Register, RegisterMap
 from npuc.targets.nvdla.program.artefact import Contents, Produced, TensorMove
-from npuc.text import count
+from npuc.text.terminal import count
 
 POINTER = "S_POINTER"
 """Its lowest bit selects the ping-pong group that writes to a unit's D_ registers go to."""

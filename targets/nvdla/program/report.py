@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 from math import ceil, prod
 from typing import Any
 
-from npuc import steps
-from npuc.figures import memory_use, totals
+from npuc.host import manifest as steps
+from npuc.inspect.figures import memory_use, totals
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents

@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.host.manifest import outputs_among
 from npuc.ir import Array
 from npuc.program import Program, count_of
-from npuc.steps import outputs_among
 from npuc.storage.records import damaged, read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from npuc.frozen import frozen
+from npuc.inspect.timeline import Activity, Buffer, Timeline
 from npuc.program import Program
 from npuc.storage.records import damaged, read
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE
 from npuc.targets.nvdla.program.artefact import Contents, TensorMove
-from npuc.text import count
-from npuc.timeline import Activity, Buffer, Timeline
+from npuc.text.terminal import count
 
 OPERATIONS = ("convolution", "elementwise", "pooling", "normalisation", "contraction", "transfer")
 ARRAY, MEMORY = "CONV", "DRAM"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from npuc.budget import content
 from npuc.errors import ArtefactError
+from npuc.system.budget import content
 
 PACKET_BYTES = 32
 PACKET = re.compile(r"\{\s*offset\s*:\s*(\w+)\s*,\s*size\s*:\s*(\w+)\s*,\s*payload\s*:([^}]*)\}")

@@ -1,0 +1,208 @@
+"""From a model to a program: operators that the target refuses go to the host and are reported.
+
+A model that the target runs completely is compiled as one program. Otherwise its nodes are partitioned, parts are
+offered to the target until it refuses nothing more, and each is calibrated on the samples as transformed by the
+preceding regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from npuc import driver
+from npuc.compiling import proof
+from npuc.errors import NpucError, Problem
+from npuc.export.network_name import named
+from npuc.frontend.binding import input_types
+from npuc.frontend.reading import read_model
+from npuc.ir import Graph, TensorType
+from npuc.pipeline import Hook
+from npuc.program import Program, file_sha256
+from npuc.regions import partition
+from npuc.regions.assembling import Lowered, assembled, entire, with_shares
+from npuc.regions.crossing import crossing
+from npuc.regions.graphs import crossing_inputs, region_model
+from npuc.regions.hosting import expect_host
+from npuc.regions.planning import (
+    FATAL,
+    Key,
+    Plan,
+    Steps,
+    deny,
+    deny_refused,
+    key_of,
+    optimised,
+    partitioned,
+    refusals,
+    refused,
+    settled,
+    surveyed,
+)
+from npuc.samples.loading import Samples, synthetic
+from npuc.samples.loading import load as load_samples
+from npuc.system.budget import budget
+from npuc.target import Options, Target
+from npuc.variants import with_samples
+
+
+def compile_model(
+    model: Path,
+    target: Target,
+    options: Options,
+    shapes: Mapping[str, tuple[int, ...]],
+    calibration: Sequence[Path] = (),
+    hook: Hook | None = None,
+) -> tuple[Program, Samples]:
+    """The program of a model and its calibration samples (synthetic without calibration data).
+
+    Raises NpucError for nodes that neither the target nor the host can run, and for everything that the target
+    refuses if the options forbid the host.
+    """
+    imported: list[Graph] = []
+
+    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
+        imported.append(before)
+        if hook is not None:
+            hook(name, before, after, seconds)
+
+    refusal: NpucError | None = None
+    if not (options.deny or options.bind):
+        try:
+            program, samples = proof.compile_model(model, target, options, shapes, calibration, recording)
+        except NpucError as error:
+            if options.strict or options.fallback == "refuse" or not may_fall_back(error):
+                raise
+            refusal = error
+        else:
+            return named(with_shares(program, imported[0]), options.prefix), samples
+    with budget():
+        target.machine_values(options.machine)
+        network = surveyed(model, options, shapes)
+        if refusal is not None:
+            expect_host(network, refusal)
+        denied = refused(network, target, options)
+        plan = Plan(network, target, options, hook, denied, refusals=refusals(network, refusal))
+        program, samples = _composite(plan, calibration)
+    origin = {"name": model.name, "sha256": file_sha256(model)}
+    program = replace(program, manifest={**program.manifest, "model": origin})
+    return named(program, options.prefix), samples
+
+
+def compile_variants(
+    model: Path,
+    target: Target,
+    options: Options,
+    shapes: Sequence[Mapping[str, tuple[int, ...]]],
+    calibration: Sequence[Path] = (),
+    hook: Hook | None = None,
+) -> tuple[list[Program], Samples]:
+    """A program for every set of input shapes, and the calibration samples of the first.
+
+    Each is calibrated on the files whose samples have its shapes; a prefix gets the number of the set. Raises as
+    compile_model does, and DataError (E402) if no file has them.
+    """
+    found: list[Program] = []
+    samples: list[Samples] = []
+    several, prefix = len(shapes) > 1, options.prefix
+    for number, each in enumerate(shapes):
+        taken = with_samples(calibration, _types(model, each)) if several else calibration
+        called = replace(options, prefix=f"{prefix}_{number}") if several and prefix is not None else options
+        program, own = compile_model(model, target, called, each, taken, hook)
+        found.append(program)
+        samples.append(own)
+    return found, samples[0]
+
+
+def _types(model: Path, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, TensorType]:
+    graph = read_model(model).graph
+    return input_types(graph, {each.name for each in graph.initializer}, shapes)
+
+
+def may_fall_back(error: NpucError) -> bool:
+    """Whether running nodes on the host could help."""
+    located = all(
+        each.node or each.tensor or each.code[1] == "3" or each.code == "E103" for each in error.problems
+    )
+    return located and not any(each.code in FATAL or each.code[1] not in "123" for each in error.problems)
+
+
+def _composite(plan: Plan, calibration: Sequence[Path]) -> tuple[Program, Samples]:
+    """The program of several parts and its calibration samples, which are unused if the host runs everything."""
+    network = plan.network
+    with ExitStack() as stack:
+        parts = settled(plan)
+        if not any(part.on_npu for part in parts):
+            return assembled(plan, partitioned(plan), {}), Samples({})
+        types = {name: network.types[name] for name in network.inputs if name in network.types}
+        if len(types) < len(network.inputs):
+            _deny_uncalibrated(plan, set(network.inputs) - set(types))
+            return assembled(plan, partitioned(plan), {}), Samples({})
+        unbounded = types.keys() - _read_on_npu(plan, parts)
+        samples = load_samples(calibration, types, unbounded) if calibration else synthetic(types)
+        lowered = _lowered(plan, samples, stack)
+    parts = partitioned(plan)
+    return entire(plan, parts, lowered) or assembled(plan, parts, lowered), samples
+
+
+def _read_on_npu(plan: Plan, parts: Iterable[partition.Part]) -> set[str]:
+    """The tensors that NPU parts read from outside."""
+    units = ([plan.network.by_name[name] for name in part.blocks] for part in parts if part.on_npu)
+    return {name for each in units for name in crossing_inputs(plan.network, each, on_npu=True)}
+
+
+def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
+    """Sends all nodes to the host: some inputs are not numeric tensors and have no samples."""
+    reason, limit = "an input is no tensor of numbers: nothing behind it can be calibrated", "tensors of numbers"
+    problem = Problem("E107", reason, tensor=min(strange), limit=limit)
+    deny(plan, [unit.name for unit in plan.network.units], problem)
+
+
+def _lowered(plan: Plan, samples: Samples, stack: ExitStack) -> dict[Key, Lowered]:
+    """The program of every part, calibrated on its inputs; nodes refused on the way go to the host."""
+    found: dict[Key, Lowered] = {}
+    while True:
+        parts = settled(plan)
+        keys = {part.blocks: key_of(plan.network, parts, part) for part in parts}
+        waiting = [part for part in parts if part.on_npu and keys[part.blocks] not in found]
+        if not waiting:
+            return found
+        plan.options.begin("running the model for what crosses to the NPU")
+        graphs = {part.blocks: optimised(plan, parts, part) for part in waiting}
+        wanted = {name for graph, _ in graphs.values() for name in graph.inputs}
+        values = crossing(plan.network, sorted(wanted), samples, stack)
+        for part in waiting:
+            graph, steps = graphs[part.blocks]
+            own = Samples({name: values[name] for name in graph.inputs}, samples.labels, samples.synthetic)
+            try:
+                program = _lowered_part(plan, graph, steps, own)
+            except NpucError as error:
+                deny_refused(plan, parts, part, error)
+                break
+            proven = _proved(plan, part, driver.Compilation(program, own, graph))
+            found[keys[part.blocks]] = Lowered(graph, proven)
+
+
+def _lowered_part(plan: Plan, graph: Graph, steps: Steps, samples: Samples) -> Program:
+    """The target's program of a part's graph. steps: the changes made by the passes."""
+    changes = list(steps)
+
+    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
+        if after is not before:
+            changes.append((name, before, after))
+        if plan.hook is not None:
+            plan.hook(name, before, after, seconds)
+
+    return driver.with_rewrites(plan.target.lower(graph, samples, plan.options, recording), changes)
+
+
+def _proved(plan: Plan, part: partition.Part, found: driver.Compilation) -> Program:
+    """The program of a part, checked against that part of the model. Raises Mismatch (E603)."""
+    units = [plan.network.by_name[name] for name in part.blocks]
+    with TemporaryDirectory() as folder:
+        model = Path(folder) / "part.onnx"
+        model.write_bytes(region_model(plan.network, units, found.graph.outputs).SerializeToString())
+        return proof.proved(found, model, plan.target, plan.options)

@@ -1,0 +1,1 @@
+"""Shared by all exports: text of C sources, and the names of networks in firmware."""

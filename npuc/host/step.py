@@ -1,0 +1,162 @@
+"""Host steps: operators that run on the host processor, read from the artefact and computed in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ArtefactError, NpucError, UnsupportedOperator
+from npuc.frozen import frozen
+from npuc.ir import Array, Node, TensorType, type_of
+from npuc.ops import OPS, infer
+from npuc.system.budget import expect_room
+
+
+@frozen
+class HostStep:
+    """One operator that the host computes: its name in npuc's table, its tensors and attributes."""
+
+    node: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    conversion: bool
+    """Whether it only converts an input or an output of the network."""
+    reason: str
+
+    @classmethod
+    def constant(cls, name: str, value: Array) -> HostStep:
+        """The step that provides a constant; the manifest holds its elements."""
+        attrs = {"value": value.ravel().tolist(), "shape": list(value.shape), "dtype": str(value.dtype)}
+        return cls(name, CONSTANT, (), (name,), attrs, conversion=True, reason="a constant of the network")
+
+    def run(self, tensors: dict[str, Array]) -> None:
+        """Computes the step for all samples: every tensor has a leading sample axis.
+
+        tensors: at least the network's inputs, which determine the number of samples. Raises ArtefactError (E502)
+        for a step that contradicts itself or its tensors.
+        """
+        with consistent(self), np.errstate(all="ignore"):
+            inputs = [tensors[name] for name in self.inputs]
+            outputs = self._compute(inputs) if inputs else (self._repeated(len(next(iter(tensors.values())))),)
+            tensors.update(zip(self.outputs, outputs, strict=True))
+
+    def conversion_numbers(self) -> tuple[float, int]:
+        """Scale and zero point of a conversion. Raises ArtefactError (E502) if they are invalid."""
+        with consistent(self):
+            return float(self.attrs["scale"]), int(self.attrs.get("zero_point", 0))
+
+    @property
+    def _zero(self) -> float:
+        return float(self.attrs.get("zero_point", 0))
+
+    def _repeated(self, samples: int) -> Array:
+        """A constant, repeated for every sample."""
+        value = np.array(self.attrs["value"], np.dtype(self.attrs["dtype"])).reshape(self.attrs["shape"])
+        return np.broadcast_to(value, (samples, *value.shape))
+
+    def _compute(self, inputs: list[Array]) -> tuple[Array, ...]:
+        match self.op:
+            case "QuantizeLinear":
+                return (quantise(inputs[0], self.attrs["scale"], self._zero, self.attrs.get("dtype", "int8")),)
+            case "DequantizeLinear":
+                return ((inputs[0].astype(np.float32) - np.float32(self._zero)) * np.float32(self.attrs["scale"]),)
+            case "Transpose":
+                return (inputs[0].transpose(0, *(axis + 1 for axis in self.attrs["perm"])),)
+            case "Reshape":
+                return (inputs[0].reshape(len(inputs[0]), *self.attrs["shape"]),)
+            case op if op not in OPS:
+                raise ValueError(f"npuc knows no operator {op!r}")
+            case _:
+                node = Node(self.op, self.inputs, self.outputs, self.attrs, self.node)
+                self._expect_room(node, inputs)
+                if self.op in ROWS and self.attrs["axis"] == inputs[0].ndim - 2:
+                    return self._by_rows(inputs[0])
+                if self.op in ROUNDED:
+                    return self._by_onnxruntime(inputs)
+                results = [OPS[self.op].compute(node, sample) for sample in zip(*inputs, strict=True)]
+                return tuple(np.stack(column) for column in zip(*results, strict=True))
+
+    def _expect_room(self, node: Node, inputs: list[Array]) -> None:
+        """Raises ModelError (E105, E110) for attributes that contradict the inputs or need too much memory."""
+        types = tuple(type_of(values[0]) for values in inputs)
+        if types not in self._sizes:
+            found = infer(node, types)
+            self._sizes[types] = sum(each.bytes for each in found)
+        expect_room(2 * self._sizes[types] * len(inputs[0]), "a tensor", node=self.node)
+
+    @cached_property
+    def _sizes(self) -> dict[tuple[TensorType, ...], int]:
+        """Bytes of a sample's outputs, by the types of its inputs."""
+        return {}
+
+    def _by_rows(self, x: Array) -> tuple[Array, ...]:
+        """Runs an operator along the last axis for all samples at once: rows do not depend on their number."""
+        rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+        model, (name,) = self._session((type_of(rows),), (), {**self.attrs, "axis": 1})
+        return (model.run(None, {name: rows})[0].reshape(x.shape),)
+
+    def _by_onnxruntime(self, inputs: list[Array]) -> tuple[Array, ...]:
+        """Runs an operator whose last bits depend on the implementation: the host's library is onnxruntime."""
+        constants = [values[0] for values in inputs[1:]] if self.op == "Conv" else []
+        data = inputs[: len(inputs) - len(constants)]
+        model, names = self._session(tuple(type_of(values[0]) for values in data), constants, self.attrs)
+        results = [model.run(None, dict(zip(names, sample, strict=True))) for sample in zip(*data, strict=True)]
+        return tuple(np.stack(column) for column in zip(*results, strict=True))
+
+    @cached_property
+    def _sessions(self) -> dict[tuple[TensorType, ...], Any]:
+        """Cached sessions of this operator, by the types of its inputs."""
+        return {}
+
+    def _session(
+        self, types: tuple[TensorType, ...], constants: Sequence[Array], attrs: Mapping[str, Any]
+    ) -> tuple[Any, tuple[str, ...]]:
+        """An onnxruntime session of this operator, and the names of its non-constant inputs."""
+        from npuc.onnx_files.export import to_onnx
+        from npuc.ops import build
+        from npuc.reference import session
+
+        names = tuple(f"x{position}" for position in range(len(types)))
+        if types not in self._sessions:
+            outputs = tuple(f"y{position}" for position in range(len(self.outputs)))
+            fixed = {f"c{position}": value for position, value in enumerate(constants)}
+            node = Node(self.op, (*names, *fixed), outputs, attrs, self.node)
+            graph = build("host", [node], dict(zip(names, types, strict=True)), outputs, fixed)
+            self._sessions[types] = session(to_onnx(graph))
+        return self._sessions[types], names
+
+
+@contextmanager
+def consistent(step: HostStep) -> Generator[None]:
+    """A block that uses a step's attributes, which come unchecked from the manifest: errors become E502."""
+    try:
+        yield
+    except (UnsupportedOperator, ArtefactError):
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, MemoryError, NpucError) as error:
+        reason = f"the host step cannot be computed: {error!r}"
+        raise ArtefactError("E502", reason, node=step.node, op=step.op) from None
+
+
+CONSTANT = "Constant"
+ROUNDED = ("Softmax", "LogSoftmax", "LRN", "Conv", "Resize")
+"""Operators with float arithmetic beyond a single exact operation."""
+ROWS = ("Softmax", "LogSoftmax")
+"""Operators that compute every row along an axis independently."""
+
+
+def quantise(x: Array, scale: float, zero: float = 0, dtype: str = "int8") -> Array:
+    """Integers of float32 values: x / scale in float32, rounded half to even, plus zero, saturated (as in ONNX).
+
+    NaN, which ONNX leaves undefined, counts as 0.
+    """
+    steps, limits = np.asarray(x / np.float32(scale)), np.iinfo(dtype)
+    np.copyto(steps, 0, where=np.isnan(steps))
+    np.add(np.rint(steps, out=steps), np.float32(zero), out=steps)
+    return np.clip(steps, limits.min, limits.max, out=steps).astype(dtype)

@@ -1,0 +1,1 @@
+"""ONNX models as files: taken apart, rewritten, and written."""

@@ -1,0 +1,201 @@
+"""Export of a graph as a plain ONNX model: the frontend's canonical attributes become ONNX inputs again.
+
+The model requires only opset 17 (19 for a dilated AveragePool, 21 for 16-bit quantisation), so every supported
+onnxruntime can run it; newer operators (Gelu, Mish, Swish, padding by wrapping) are expressed by older ones. How
+an operator is written is part of its declaration (`Op.to_onnx`). Names and bytes depend on the graph alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike
+from onnx import helper, numpy_helper
+
+from npuc import __version__
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.onnx_files.external_weights import outside
+from npuc.onnx_files.wire import together
+from npuc.ops.attributes import ACTIVATION, DILATIONS, DTYPE, MAX, MIN
+from npuc.storage.mapped import HEAVY
+from npuc.storage.pieces import Content
+from npuc.text.names import Names
+
+OPSET = 17
+IR_VERSIONS = {17: 8, 19: 9, 21: 10}
+APART = ("float32", "int8")
+"""Element types of constants that may be stored outside a model."""
+
+
+class Emitter:
+    """Collects ONNX nodes and initialisers while the nodes of a graph are written."""
+
+    def __init__(self, graph: Graph, opset: int) -> None:
+        self.graph = graph
+        self.opset = opset
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, Array] = {}
+        self._names = Names(graph.tensors)
+        self._node_names = Names()
+        self._current = Node("", (), ("",))
+
+    def emit(self, node: Node) -> None:
+        """Writes a node of the graph; all ONNX nodes written for it carry its name."""
+        self._current = node
+        rule = self.graph.operators[node.op].to_onnx
+        self.plain(node) if rule is None else rule(node, self)
+
+    def attributes(self, node: Node) -> dict[str, Attr]:
+        """The attributes of a node that exist in ONNX."""
+        known = [each.name for each in self.graph.operators[node.op].attributes if not each.internal]
+        return {name: node.attrs[name] for name in known if name in node.attrs}
+
+    def plain(self, node: Node, without: Sequence[str] = ()) -> None:
+        """Writes the operator of the same name with the same attributes, except some, and its fused activation."""
+        attrs = {name: value for name, value in self.attributes(node).items() if name not in without}
+        self.activated(node, node.op, node.inputs, **attrs)
+
+    def activated(self, node: Node, op_type: str, inputs: Sequence[str], **attrs: Attr) -> None:
+        """Writes an operator for the node's outputs, followed by the node's fused activation."""
+        kind = ACTIVATION(node)
+        linear = self.fresh("linear") if kind else node.output
+        self.node(op_type, inputs, (linear, *node.outputs[1:]), **attrs)
+        if kind == "Relu":
+            self.node("Relu", [linear], node.outputs)
+        elif kind == "Clip":
+            self.clip(node, linear)
+
+    def clip(self, node: Node, x: str) -> None:
+        """Writes a Clip with the node's min and max; infinite ones are left out."""
+        bounds = {"min": MIN(node), "max": MAX(node)}
+        sides = [self.constant(np.float32(v), stem) if math.isfinite(v) else "" for stem, v in bounds.items()]
+        self.node("Clip", [x, *sides], node.outputs)
+
+    def through_float(self, node: Node, *dtypes: str) -> None:
+        """Writes a plain operator through float32, for types that onnxruntime does not support for it."""
+        dtype = self.graph.tensors[node.output].dtype
+        if dtype not in dtypes:
+            self.plain(node)
+            return
+        moved = self.fresh("moved")
+        self.plain(replace(node, inputs=(self.step("Cast", node.inputs[0], to="float32"),), outputs=(moved,)))
+        self.node("Cast", [moved], [node.output], to=dtype)
+
+    def step(self, op_type: str, *inputs: str, **attrs: Attr) -> str:
+        """Appends an ONNX node with one new output; returns the output's name."""
+        output = self.fresh(op_type.lower())
+        self.node(op_type, inputs, [output], **attrs)
+        return output
+
+    def integers(self, stem: str, values: Sequence[int]) -> str:
+        """The name of a new int64 initialiser."""
+        return self.constant(np.array(values, np.int64), stem)
+
+    def fresh(self, stem: str) -> str:
+        """An unused tensor name, made of the current node's output and the stem."""
+        return self._names.new(f"{self._current.output}/{stem}")
+
+    def constant(self, value: ArrayLike, stem: str = "constant") -> str:
+        """The name of a new initialiser."""
+        name = self.fresh(stem)
+        self.constants[name] = np.asarray(value)
+        return name
+
+    def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attrs: Attr) -> None:
+        """Appends one ONNX node. Trailing absent inputs and empty attributes are left out.
+
+        `to`, an element type, is given by its name.
+        """
+        if "to" in attrs:
+            attrs["to"] = _element_type(str(attrs["to"]))
+        used = list(inputs)
+        while used and not used[-1]:
+            used.pop()
+        self._use_constants(used)
+        current = self._current.name or self._current.output
+        name = self._node_names.new(current if op_type == self._current.op else f"{current}/{op_type}")
+        proto = helper.make_node(op_type, used, list(outputs), name=name)
+        present = sorted((key, value) for key, value in attrs.items() if value != ())
+        proto.attribute.extend(helper.make_attribute(key, value) for key, value in present)
+        self.nodes.append(proto)
+
+    def _use_constants(self, names: Sequence[str]) -> None:
+        for name in names:
+            value = self.graph.constant(name)
+            if value is not None:
+                self.constants[name] = value
+
+
+def to_onnx(
+    graph: Graph, outputs: Sequence[str] | None = None, weights: dict[str, Array] | None = None
+) -> onnx.ModelProto:
+    """The graph as an ONNX model. outputs: any of the graph's tensors (default: its outputs).
+
+    weights: receives heavy constants, of which the model then has only types and shapes (reference.session).
+    """
+    opset = _opset(graph)
+    emitter = Emitter(graph, opset)
+    for node in graph.nodes:
+        emitter.emit(node)
+    wanted = dict.fromkeys(graph.outputs if outputs is None else outputs)
+    emitter.constants.update({name: graph.constants[name] for name in wanted if name in graph.constants})
+    proto = helper.make_graph(
+        emitter.nodes,
+        graph.name or "graph",
+        [_value(graph, name) for name in graph.inputs],
+        [_value(graph, name) for name in wanted],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(
+        proto,
+        opset_imports=imports,
+        ir_version=IR_VERSIONS[opset],
+        producer_name="npuc",
+        producer_version=__version__,
+    )
+    for name, value in emitter.constants.items():  # added one by one: each step above would copy all of them
+        _add_constant(model.graph.initializer.add(), name, np.asarray(value, order="C"), weights)
+    return model
+
+
+def onnx_content(graph: Graph, outputs: Sequence[str] | None = None) -> Content:
+    """The same as a file's content, in pieces if the graph has heavy constants, which are not copied."""
+    weights: dict[str, Array] = {}
+    model = to_onnx(graph, outputs, weights)
+    return together(model, weights) if weights else model.SerializeToString(deterministic=True)
+
+
+def _add_constant(tensor: onnx.TensorProto, name: str, value: Array, weights: dict[str, Array] | None) -> None:
+    """Fills in an initialiser; heavy values go into `weights`."""
+    if weights is None or value.nbytes < HEAVY or value.dtype not in APART:
+        tensor.CopyFrom(numpy_helper.from_array(value, name))
+        return
+    weights[name] = value
+    tensor.name, tensor.data_type = name, _element_type(str(value.dtype))
+    tensor.dims.extend(value.shape)
+    outside(tensor)
+
+
+def _value(graph: Graph, name: str) -> onnx.ValueInfoProto:
+    found = graph.tensors[name]
+    return helper.make_tensor_value_info(name, _element_type(found.dtype), found.shape)
+
+
+def _element_type(dtype: str) -> int:
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+def _opset(graph: Graph) -> int:
+    """The smallest of 17, 19 and 21 that supports the graph."""
+    quantised = (node for node in graph.nodes if node.op in ("QuantizeLinear", "DequantizeLinear"))
+    names = {name for node in quantised for name in (*node.inputs, *node.outputs) if name}
+    types = {graph.tensors[name].dtype for name in names}
+    types |= {DTYPE(node) for node in graph.nodes if node.op == "FakeQuantize"}
+    if types & {"int16", "uint16"}:
+        return 21
+    dilated = any(node.op == "AveragePool" and max(DILATIONS(node), default=1) > 1 for node in graph.nodes)
+    return 19 if dilated else OPSET

@@ -1,0 +1,1 @@
+"""Samples for calibration, runs and verification: from files, in blocks, or synthetic."""

@@ -1,0 +1,1 @@
+"""The computer: memory budgets, interrupts, confined processes, clusters."""

@@ -1,0 +1,1 @@
+"""Text: escaping for other languages, tables and progress on terminals, unique names."""
