@@ -215,8 +215,8 @@ OURS = {
     "parts of a message that is escaped where it is printed": {
         ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
         ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
-        ("text.py", "name[3 - width:]"), ("figures.py", "name"), ("functions.py", "name"),
-        ("functions.py", "title"), ("figures.py", "row['target']"), ("figures.py", "row['machine']"),
+        ("terminal.py", "name[3 - width:]"), ("tables.py", "name"), ("functions.py", "name"),
+        ("functions.py", "title"), ("tables.py", "row['target']"), ("tables.py", "row['machine']"),
     },
     "words of npuc: targets, layers by number, C's own names, registers, files": {
         ("bisection.py", "target.name"), ("c_text.py", "text"), ("c_text.py", "name"), ("c_export.py", "name"),
