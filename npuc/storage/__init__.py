@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, mapped into memory, checked records, machine files, memory images, waveforms."""
+"""Files: written whole or not at all, mapped into memory; checked records, machine files, waveforms."""

@@ -105,3 +105,11 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
     written = [name.replace(PLACEHOLDER, f"targets/{target}") for name in named for target in targets]
     assert named
     assert [name for name in written if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()] == []
+
+
+def test_the_constants_that_a_page_places_in_a_file_are_there() -> None:
+    """`NAME` of `path/file.py`."""
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for name, file in re.findall(r"`([A-Z_]+)`\s+(?:of|in)\s+`([\w/]+\.py)`", text):
+            assert re.search(rf"^{name}\b", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), (page, name)
