@@ -32,8 +32,9 @@ from npuc.program import Program, as_loaded
 from npuc.reference import session
 from npuc.regions.artefact import is_composite
 from npuc.regions.running import CompositeRunner, sample_by_sample
+from npuc.registry import names
 from npuc.samples import loading as data
-from npuc.target import Options, Quantising, Runner, names
+from npuc.target import Options, Quantising, Runner
 from npuc.target import target as find
 from npuc.text.terminal import as_json, table
 from npuc.verification.judging.intervals import interval

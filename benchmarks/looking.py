@@ -19,8 +19,8 @@ from compile import cost
 from networks import Network, light, networks
 from outcome import conclude
 
+from npuc.registry import TARGETS
 from npuc.samples.loading import save
-from npuc.target import TARGETS
 
 SAMPLES = 200
 VERIFY_SECONDS = 5.0

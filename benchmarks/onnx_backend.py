@@ -23,7 +23,7 @@ import click
 import onnx
 
 from npuc.onnx_suite import MOST_STEPS, Suite, runtime_suite, suite
-from npuc.target import TARGETS
+from npuc.registry import TARGETS
 
 ONNX_VERSION = "1.23.2"
 """The tests are those of the onnx package, which differ by version."""

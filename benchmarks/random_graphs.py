@@ -29,7 +29,7 @@ import click
 import numpy as np
 
 from npuc.onnx_files.export import to_onnx
-from npuc.target import TARGETS
+from npuc.registry import TARGETS
 from tests.graphs.checking import Finding, check_passes
 from tests.graphs.compiling import CASES, HOSTED, Case, check_compile, varied
 from tests.graphs.drawn import drawn

@@ -12,7 +12,8 @@ from npuc.errors import CODES, REMEDIES
 from npuc.ops import OPS, Parameter
 from npuc.ops.attributes import Attribute
 from npuc.ops.declaration import sentence
-from npuc.target import TARGETS, target
+from npuc.registry import TARGETS
+from npuc.target import target
 from npuc.targets.easynpu.layers.operators import OPERATORS as EASYNPU
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS as NVDLA
@@ -31,7 +32,8 @@ def errors() -> str:
             "",
             "Every refusal is one block: code, operator, node, tensor, reason, limit, remedy; exit code 1. What a",
             "code means never changes. A usage error has exit code 2 and, with `--json`, the code `usage`.",
-            "Warnings (W...) have the same fields; they are printed and stand in the compile report's `warnings`.",
+            "Warnings have the same fields and are printed. In the compile report, W2.. are among the",
+            "`reasons` of `partitions`, W3.. in `warnings`.",
             "",
             "| code | meaning | what to do, if the error does not say it |",
             "|--|--|--|",

@@ -28,9 +28,9 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.regions.composite import target_of
 from npuc.regions.feeding import samples_of
+from npuc.registry import target as find
 from npuc.samples import loading as data
 from npuc.target import Options, Runner, Target
-from npuc.target import target as find
 from npuc.variants import together, undecided, variants_of
 
 if TYPE_CHECKING:

@@ -193,7 +193,7 @@ def _port(name: str, dtype: Any, shape: Sequence[int]) -> onnx.ValueInfoProto:
 
 def backend(target: str = "easynpu", options: Options | None = None) -> type[NpucBackend]:
     """The backend of a target. Raises KeyError for an unknown one."""
-    from npuc.target import target as find
+    from npuc.registry import target as find
 
     chosen = options or usual_options(find(target))
     return type("NpucBackend", (NpucBackend,), {"target": target, "options": chosen})

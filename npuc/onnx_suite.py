@@ -23,9 +23,9 @@ from npuc.program import DTYPES, Program
 from npuc.reference import session
 from npuc.regions.artefact import is_composite
 from npuc.regions.composite import parts
+from npuc.registry import target as find
 from npuc.samples.structured import comparable, leaves
 from npuc.target import FLOATING, usual_options
-from npuc.target import target as find
 
 MOST_STEPS = 3.0
 """The largest error of an int8 target, in quantisation steps of the output."""

@@ -15,8 +15,6 @@ from npuc.inspect.timeline import Timeline, in_turn
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
-from npuc.registry import TARGETS as TARGETS
-from npuc.registry import names as names
 from npuc.registry import target as target
 from npuc.samples.loading import Samples
 from npuc.storage.mapped import trim

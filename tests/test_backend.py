@@ -17,7 +17,7 @@ import npuc
 from npuc.errors import DataError, ModelError, NpucError
 from npuc.models.digits import FOLDER
 from npuc.onnx_suite import suite
-from npuc.target import TARGETS
+from npuc.registry import TARGETS
 from tests.files import arrays
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx-backend.md"

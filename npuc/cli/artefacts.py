@@ -97,7 +97,7 @@ def dump(
 
 def _layout(target: str | None) -> Mapping[str, Any]:
     """The instruction words of a target. Raises UsageError if it has none."""
-    from npuc.target import target as find
+    from npuc.registry import target as find
 
     if target is None:
         raise click.UsageError("--layout needs --target")
@@ -131,8 +131,8 @@ def _disassembled(path: Path, target: str | None, allow_modified: bool) -> tuple
 
 def _target_of(path: Path, target: str | None) -> Target:
     """The target that lists a file: a loadable's own, the one asked for, or the first. Raises UsageError."""
-    from npuc.target import TARGETS
-    from npuc.target import target as find
+    from npuc.registry import TARGETS
+    from npuc.registry import target as find
     from npuc.targets.nvdla import files
 
     if files.is_loadable(path):

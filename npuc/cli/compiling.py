@@ -120,9 +120,9 @@ def compile_command(
     from npuc import driver, program
     from npuc.compiling.with_regions import compile_variants
     from npuc.quantize.calibration.cache import remembering
+    from npuc.registry import target as find
     from npuc.reports import summaries
     from npuc.target import FLOATING
-    from npuc.target import target as find
     from npuc.text.progress import progress
     from npuc.variants import together
 
@@ -241,7 +241,7 @@ def check(
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
     from npuc.compiling.checking import HOST, NOWHERE, as_text, groups, survey_of
-    from npuc.target import target as find
+    from npuc.registry import target as find
 
     machine_kind = find(target)
     options = asked(machine_kind, strict=strict, **flags)

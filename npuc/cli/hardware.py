@@ -46,7 +46,8 @@ def rtl(
       npuc rtl -o core --machine mine.toml --resources ecp5
       npuc rtl resnet8.npu -o core --data test.npz
     """
-    from npuc.target import Describing, target
+    from npuc.registry import target
+    from npuc.target import Describing
     from npuc.text.progress import progress
 
     if artefact is None:

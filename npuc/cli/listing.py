@@ -18,9 +18,9 @@ def targets(as_json: bool) -> None:
       npuc targets
       npuc targets --json
     """
+    from npuc.registry import names
+    from npuc.registry import target as find
     from npuc.reports import listings
-    from npuc.target import names
-    from npuc.target import target as find
 
     known = {name: find(name) for name in names()}
     found = [
@@ -41,8 +41,8 @@ def operators(target: str, as_json: bool) -> None:
       npuc operators --target easynpu
       npuc operators --target bm1684 --json
     """
+    from npuc.registry import target as find
     from npuc.reports import listings
-    from npuc.target import target as find
 
     found = find(target).operators()
     answer({"status": "ok", "target": target, "operators": found}, listings.operators(found), as_json)

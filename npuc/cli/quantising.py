@@ -62,9 +62,9 @@ def quantize(
     from npuc.quantize.calibration.cache import remembering
     from npuc.quantize.improvement.search import Trial
     from npuc.quantize.improvement.search import as_json as steps_of
+    from npuc.registry import target as find
     from npuc.storage.files import replacing
     from npuc.target import Quantising
-    from npuc.target import target as find
 
     machine_kind = find(target)
     if not isinstance(machine_kind, Quantising):

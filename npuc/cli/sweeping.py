@@ -87,10 +87,10 @@ def sweep(
       npuc sweep m.onnx --target bm1684 --grid local_bytes=262144,524288 \\
           --scheduler tcp://10.0.0.1:8786
     """
+    from npuc.registry import target as find
     from npuc.reports import tables
     from npuc.reports.comparison import Subject
     from npuc.reports.sweep import sweep as swept
-    from npuc.target import target as find
     from npuc.text.progress import progress
 
     grid = _grid(target, machine, axes)
@@ -121,8 +121,8 @@ def _write_page(report: Mapping[str, Any], output: Path) -> None:
 
 def _grid(target: str, machine: str | None, axes: tuple[str, ...]) -> Grid:
     """The grid given by the options. Raises UsageError for unknown parameters and wrong types."""
+    from npuc.registry import target as find
     from npuc.reports.sweep import Grid
-    from npuc.target import target as find
 
     known = {name: value for name, value in find(target).machine_values(machine).items() if name != "name"}
     found: dict[str, tuple[Any, ...]] = {}

@@ -1,8 +1,8 @@
 """Conversion of ONNX models to graphs of canonical, typed operators.
 
-reading: the file and its versions; external_data: tensors beside it; binding: shapes of the inputs; signatures:
-operator signatures from ONNX; builder: the graph under construction; importers: one small function per ONNX
-operator; folding: constant nodes that the operator table cannot evaluate.
+reading: the file and its versions; binding: shapes of the inputs; signatures: operator signatures from ONNX;
+builder: the graph under construction; importers: one small function per ONNX operator; folding: constant nodes
+that the operator table cannot evaluate. Tensors in files beside the model: npuc.onnx_files.external_data.
 """
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ from npuc.pipeline import Hook, Pass
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
+from npuc.registry import names
+from npuc.registry import target as find
 from npuc.samples.loading import Samples
 from npuc.storage.records import damaged
-from npuc.target import Naming, Options, Origin, Outlining, SelfTesting, Stepper, Target, names
-from npuc.target import target as find
+from npuc.target import Naming, Options, Origin, Outlining, SelfTesting, Stepper, Target
 
 
 def target_of(program: Program) -> Target:

@@ -14,9 +14,10 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
 from npuc.regions.composite import target_of
+from npuc.registry import target
 from npuc.samples.loading import Samples
 from npuc.samples.loading import load as load_samples
-from npuc.target import Options, target
+from npuc.target import Options
 from npuc.text.progress import SILENT, Progress
 from npuc.verification import metrics
 

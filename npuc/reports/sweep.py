@@ -12,12 +12,13 @@ from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
+from npuc.registry import target
 from npuc.reports.comparison import Candidate, Subject, compiled
 from npuc.storage import mapped
 from npuc.storage.machine_files import as_toml
 from npuc.system import budget, interrupts
 from npuc.system.cluster import on_cluster
-from npuc.target import Options, target
+from npuc.target import Options
 
 Row = Mapping[str, Any]
 Advance = Callable[[int], None]

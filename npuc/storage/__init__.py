@@ -1,1 +1,1 @@
-"""What npuc reads from and writes to disk: samples, machine files, typed records, waveforms."""
+"""Files: written whole or not at all, mapped into memory; checked records, machine files, waveforms."""

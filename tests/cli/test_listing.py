@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import npuc as package
-from npuc.target import names
+from npuc.registry import names
 from tests.cli.process import PROBLEM, Digits, WriteModel, compiled, npuc
 
 

@@ -11,7 +11,8 @@ import pytest
 from onnx import numpy_helper
 
 import npuc as package
-from npuc.target import Target, names, target
+from npuc.registry import names
+from npuc.target import Target, target
 from tests.cli.process import npuc
 
 HERE = Path(__file__).resolve().parent

@@ -25,7 +25,8 @@ from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.reference import has_integer_products, session
-from npuc.target import TARGETS, Options, target
+from npuc.registry import TARGETS
+from npuc.target import Options, target
 
 Feeds = Mapping[str, Array]
 

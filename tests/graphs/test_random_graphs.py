@@ -9,7 +9,7 @@ import pytest
 
 from npuc.ir import Graph, Node
 from npuc.ops import OPS, rebuild
-from npuc.target import TARGETS
+from npuc.registry import TARGETS
 from tests.graphs.checking import Finding, check_passes, difference, same_meaning, single_passes
 from tests.graphs.compiling import CASES, Case, check_compile, varied
 from tests.graphs.drawn import drawn

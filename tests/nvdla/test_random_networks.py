@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npuc.errors import NpucError
-from npuc.target import TARGETS
+from npuc.registry import TARGETS
 from npuc.verification.metrics import Tolerance
 from tests.nvdla.networks import verified
 from tests.nvdla.random_networks import Network

@@ -16,7 +16,7 @@ from onnx import helper
 import npuc
 from npuc.custom_ops import custom_ops
 from npuc.errors import ArtefactError
-from npuc.target import TARGETS
+from npuc.registry import TARGETS
 from tests.cli.process import npuc as command
 from tests.regions.nets import checked, model_of, places, program_of
 

@@ -16,9 +16,9 @@ from npuc.driver import program_inputs
 from npuc.errors import DataError
 from npuc.program import Port
 from npuc.regions.composite import target_of
+from npuc.registry import TARGETS
 from npuc.samples.loading import load, save, varied
 from npuc.samples.structured import objects
-from npuc.target import TARGETS
 from tests.cli.process import npuc as command
 from tests.regions.nets import model_of, program_of
 
