@@ -23,7 +23,7 @@ from tests.cli.process import Digits, npuc
 ROOT = Path(__file__).resolve().parents[2]
 HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
 """Whoever runs the tests may ignore Ctrl-C, as a shell does in the background."""
-STARTED = "import os; from npuc import interrupts; interrupts.install(); os.write(1, b'.'); "
+STARTED = "import os; from npuc.system import interrupts; interrupts.install(); os.write(1, b'.'); "
 COMMAND = f"{HEARING}{STARTED}from npuc.__main__ import main; main()"
 MOMENTS = int(os.environ.get("NPUC_INTERRUPTS", "1"))
 """How many of each command; `NPUC_INTERRUPTS=50 pytest tests/cli/test_interrupts.py` takes longer."""
