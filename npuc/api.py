@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 from npuc import driver
 from npuc import program as programs
 from npuc.compiling import with_regions as compiling
-from npuc.errors import DataError, Problem
+from npuc.errors import DataError, NpucError, Problem
 from npuc.flags import Flags, options_of
 from npuc.frozen import frozen
 from npuc.inspect.timeline import Timeline
@@ -50,6 +51,10 @@ class Compiled:
     """A program, ready to run and to inspect."""
 
     program: Program
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles the program, without its simulator."""
+        return Compiled, (self.program,)
 
     @cached_property
     def target(self) -> Target:
@@ -266,7 +271,8 @@ def _model_file(model: Model) -> Generator[Path]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(model.SerializeToString())
-        yield path
+        with _called(path, "the model"):
+            yield path
 
 
 @contextmanager
@@ -278,5 +284,18 @@ def _file(inputs: Data) -> Generator[Path]:
     named = inputs if isinstance(inputs, Mapping) else {"x": inputs}
     arrays = {name: np.asarray(values) for name, values in named.items()}
     with TemporaryDirectory() as folder:
-        data.save(Path(folder) / "inputs.npz", arrays)
-        yield Path(folder) / "inputs.npz"
+        path = Path(folder) / "inputs.npz"
+        data.save(path, arrays)
+        with _called(path, "the data"):
+            yield path
+
+
+@contextmanager
+def _called(path: Path, name: str) -> Generator[None]:
+    """Errors within the block name what the caller gave, not the temporary file that holds it."""
+    try:
+        yield
+    except NpucError as error:
+        reasons = [each.reason.replace(f"'{path}'", name).replace(str(path), name) for each in error.problems]
+        problems = zip(error.problems, reasons, strict=True)
+        raise type(error).of(replace(each, reason=reason) for each, reason in problems) from error.__cause__

@@ -97,12 +97,11 @@ def process_of(nodeid: str) -> str:
 
 CONFINED = (
     "cli/test_damaged_artefacts", "cli/test_greedy_files", "cli/test_run", "cli/test_verify",
-    "cli/test_wrong_data", "cli/test_wrong_models", "compiling", "docs", "frontend/test_folding",
+    "cli/test_wrong_data", "cli/test_wrong_models", "compiling/test_proof", "docs", "frontend/test_folding",
     "frontend/test_fuzz", "frontend/test_refusals", "fuzz", "onnx_files/test_external_data",
-    "onnx_files/test_heavy_weights",
-    "onnx_files/test_integer_products", "regions/test_commands", "regions/test_custom_ops",
-    "regions/test_forged", "regions/test_regions_in_c", "system/test_budget", "test_api", "test_reference",
-    "verification",
+    "onnx_files/test_heavy_weights", "onnx_files/test_integer_products", "regions/test_commands",
+    "regions/test_custom_ops", "regions/test_forged", "regions/test_regions_in_c", "system/test_budget",
+    "test_api", "test_reference", "verification",
 )  # fmt: skip
 """Tests of what confinement is for, and of every command and call in which it is: others' models and artefacts.
 

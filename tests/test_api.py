@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 
 import npuc
-from npuc.errors import ArtefactError, DataError, UnsupportedOperator
+from npuc.errors import ArtefactError, DataError, ModelError, UnsupportedOperator
 from npuc.ir import Array
 from npuc.target import Options
 
@@ -128,6 +130,34 @@ def test_data_may_be_lists_by_name(program: npuc.Compiled, images: Array) -> Non
     (name,) = (each["name"] for each in program.program.manifest["inputs"])
     found = program.run({name: images[:2].tolist()})  # pyright: ignore[reportArgumentType]
     assert all(np.array_equal(values, program.run(images[:2])[name]) for name, values in found.items())
+
+
+def test_errors_about_what_is_in_memory_name_no_temporary_file(program: npuc.Compiled, images: Array) -> None:
+    with pytest.raises(DataError) as shape:
+        program.run(images[..., :5])
+    with pytest.raises(ModelError) as empty:
+        npuc.compile(onnx.ModelProto())
+    assert shape.value.problems[0].reason.startswith("the data has ")
+    assert empty.value.problems[0].reason == "the model is empty"
+
+
+def test_a_program_is_pickled_after_a_run(program: npuc.Compiled, images: Array) -> None:
+    found = program.run(images[:2])
+    again = pickle.loads(pickle.dumps(program)).run(images[:2])
+    assert all(np.array_equal(again[name], values) for name, values in found.items())
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-full", "bm1684"])
+def test_what_has_no_products_runs_on_the_npu_with_a_bound_input(target: str) -> None:
+    """Before, the host ran it, as a node among nodes of the host."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,8,4,4] x, float s) => (float[1,8,4,4] y) '
+        "{ y = Mul(x, s) }"
+    )
+    made = npuc.compile(model, target, options=Options(bind=(("s", 2.0),)))
+    assert [each["place"] for each in made.report["partitions"]] == ["npu"]
+    x = np.linspace(-1, 1, 128, dtype=np.float32).reshape(1, 1, 8, 4, 4)
+    assert np.allclose(made.run(x)["y"], 2 * x, atol=0.1)
 
 
 def test_importing_npuc_imports_nothing_heavy() -> None:

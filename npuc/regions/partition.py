@@ -114,9 +114,11 @@ def _npu_phases(phases: Iterable[int]) -> int:
 
 
 def partition(network: Network) -> tuple[Part, ...]:
-    """The parts in the order in which they run."""
+    """The parts in the order in which they run; a network of which the NPU may run everything is one part."""
     if not network.blocks:
         return ()
+    if all(block.on_npu for block in network.blocks):
+        return (Part(True, tuple(block.name for block in network.blocks)),)
     starts = [_earliest(network), _latest(network)]
     found = min((_improved(network, phases) for phases in starts), key=network.cost)
     if len(network.blocks) <= EXACT_BLOCKS:
