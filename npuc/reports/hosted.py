@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.program import Program
+from npuc.reports.naming import regions_of
 
 Report = Mapping[str, Any]
 NEEDLESS = "W201"
@@ -32,9 +33,9 @@ class Hosted:
 def hosted(program: Program) -> list[Hosted]:
     """The nodes of all regions, in order. Raises ArtefactError (E502) if a region is no ONNX model."""
     found: list[Hosted] = []
-    for region in program.report.get("partitions", ()):
-        path = region["path"] or ""
-        if not path.startswith("host/") or path not in program.files:
+    for region in regions_of(program.report):
+        path = region["path"]
+        if path not in program.files:
             continue
         why = {node: each for each in region["reasons"] for node in each["nodes"]}
         for node in _nodes(path, bytes(program.files[path])):

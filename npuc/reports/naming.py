@@ -78,14 +78,19 @@ def _ambiguous(asked: str, names: Sequence[str]) -> ArtefactError:
     )
 
 
+def regions_of(report: Report) -> list[Any]:
+    """The host regions of a program, without nodes that a part leaves to the host."""
+    told = report.get("partitions", ())
+    return [each for each in told if each["place"] == "host" and (each["path"] or "").startswith("host/")]
+
+
 def on_host(report: Report) -> list[dict[str, Any]]:
     """Every node that the host runs, and the reason: steps of the target's programs, and nodes of regions."""
-    regions = [each for each in report.get("partitions", ()) if (each["path"] or "").startswith("host/")]
     return [
         *report.get("host_steps", ()),
         *(
             {"node": node, "op": reason["op"], "reason": f"{reason['reason']} ({region['path']})"}
-            for region in regions
+            for region in regions_of(report)
             for reason in region["reasons"]
             for node in reason["nodes"]
         ),

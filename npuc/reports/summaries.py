@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npuc.reports.naming import regions_of
 from npuc.reports.tables import Column
 from npuc.text.escaping import Shown
 from npuc.text.terminal import costs, count, short, table
@@ -85,11 +86,10 @@ PLACES = {"npu": "on the NPU", "host": "on the host, under onnxruntime"}
 
 def places(report: Shown) -> list[str]:
     """Placement, if the host has regions of its own: one line, and one for each reason."""
-    told = report.get("partitions", ())
-    regions = [each for each in told if each["place"] == "host" and (each["path"] or "").startswith("host/")]
+    regions = regions_of(report)
     if not regions:
         return []
-    parts = sum(each["place"] == "npu" for each in told)
+    parts = sum(each["place"] == "npu" for each in report["partitions"])
     share = report["npu_macs_share"]
     known = "known " if any(_uncounted(each) for region in regions for each in region["reasons"]) else ""
     macs = "" if share is None else f"; {100 * share:.1f} % of the {known}MACs on the NPU"

@@ -164,7 +164,7 @@ def c_comment(text: str) -> str:
     >>> c_comment("a*/b")
     '/* a./b */'
     """
-    return f"/* {''.join(each if ' ' <= each <= '~' and each not in '*?' + chr(92) else '.' for each in text)} */"
+    return f"/* {_plain(text, '*?')} */"
 
 
 def verilog_comment(text: str) -> str:
@@ -173,7 +173,12 @@ def verilog_comment(text: str) -> str:
     >>> verilog_comment("large `include")
     '// large .include'
     """
-    return f"// {''.join(each if ' ' <= each <= '~' and each not in '`' + chr(92) else '.' for each in text)}"
+    return f"// {_plain(text, '`')}"
+
+
+def _plain(text: str, special: str) -> str:
+    """Printable ASCII; dots for the rest, for backslashes and for special characters."""
+    return "".join(each if " " <= each <= "~" and each not in f"{special}\\" else "." for each in text)
 
 
 def markdown_code(text: str) -> str:
