@@ -19,7 +19,7 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops.macs import macs
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.passes import FLOAT_PASSES
-from npuc.pipeline import Hook, Pass, run_passes
+from npuc.pipeline import Hook, Pass, Step, recorder, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples, synthetic
@@ -133,24 +133,6 @@ def compile_model(
     return found.program, found.samples
 
 
-Step = tuple[str, Graph, Graph]
-"""Name of a pass, the graph before it, the graph after it."""
-Steps = Sequence[Step]
-
-
-def _recorder(hook: Hook | None = None) -> tuple[list[Step], Hook]:
-    """A list, and a hook that adds every pass that changes the graph to it, before it calls the given one."""
-    steps: list[Step] = []
-
-    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
-        if after is not before:
-            steps.append((name, before, after))
-        if hook is not None:
-            hook(name, before, after, seconds)
-
-    return steps, recording
-
-
 @budget()
 def compilation(
     model: Path,
@@ -161,7 +143,8 @@ def compilation(
     hook: Hook | None = None,
 ) -> Compilation:
     """The program of a model with the data for checking it. Raises as compile_model does."""
-    steps, recording = _recorder(hook)
+    steps: list[Step] = []
+    recording = recorder(steps, hook)
     options.begin("reading the model")
     graph = accepted(model, target, shapes, options, recording)
     types = input_types(graph)
@@ -180,16 +163,16 @@ def compilation(
     return Compilation(with_rewrites(named, steps), samples, graph)
 
 
-def float_passes(model: Path, program: Program, target: Target, told: Sequence[str]) -> Steps:
+def float_passes(model: Path, program: Program, target: Target, told: Sequence[str]) -> Sequence[Step]:
     """The steps of the float-graph passes of a compiled program, repeated on its model.
 
     told: the rewrites recorded in graph.json. Empty if they differ: the program was compiled with other options.
     """
-    steps, recording = _recorder()
+    steps: list[Step] = []
     shapes = {port.name: port.shape for port in program.inputs}
     with TemporaryDirectory() as folder:
         try:
-            optimised(model, target, shapes, _options_of(program, target, Path(folder)), recording)
+            optimised(model, target, shapes, _options_of(program, target, Path(folder)), recorder(steps))
         except NpucError:  # part of the model runs on the host
             return ()
     found = [str(each) for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
@@ -249,7 +232,7 @@ def quantise_model(
     return qdq_model(network), samples
 
 
-def rewrites_of(steps: Steps, target: Target, options: Options) -> list[Rewrite]:
+def rewrites_of(steps: Sequence[Step], target: Target, options: Options) -> list[Rewrite]:
     """The changes of these passes, rewrite by rewrite, with the target's cycle costs."""
 
     def price(graph: Graph, node: Node) -> int | None:
@@ -258,7 +241,7 @@ def rewrites_of(steps: Steps, target: Target, options: Options) -> list[Rewrite]
     return [each for step in steps for each in rewrites(*step, price)]
 
 
-def with_rewrites(program: Program, steps: Steps) -> Program:
+def with_rewrites(program: Program, steps: Sequence[Step]) -> Program:
     """The program with the passes' rewrites added to its graph.json, for `npuc explain`."""
     done = [each for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
     graph = json.loads(program.evidence["graph.json"])

@@ -28,6 +28,21 @@ class Pass(Protocol):
 Hook = Callable[[str, Graph, Graph, float], None]
 """Called after each pass with its name, the graph before, the graph after, and its CPU seconds."""
 
+Step = tuple[str, Graph, Graph]
+"""Name of a pass, the graph before it, the graph after it."""
+
+
+def recorder(steps: list[Step], hook: Hook | None = None) -> Hook:
+    """A hook that adds every pass that changes the graph to the steps, and then calls the given one."""
+
+    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
+        if after is not before:
+            steps.append((name, before, after))
+        if hook is not None:
+            hook(name, before, after, seconds)
+
+    return recording
+
 
 def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -> Graph:
     """The graph after all passes, in order.

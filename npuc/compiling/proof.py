@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from npuc.driver import Compilation, Shapes, batch_of, compilation, input_types
+from npuc.driver import Compilation, batch_of, input_types
 from npuc.errors import Mismatch, ModelError, NpucError, Problem
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.pipeline import Hook
 from npuc.program import Program
 from npuc.samples.loading import Samples, varied
 from npuc.storage.mapped import trim
@@ -52,25 +51,11 @@ class Proof:
     """The graph after the passes agrees with the model; None if onnxruntime cannot run it."""
 
 
-def compile_model(
-    model: Path,
-    target: Target,
-    options: Options,
-    shapes: Shapes,
-    calibration: Sequence[Path] = (),
-    hook: Hook | None = None,
-) -> tuple[Program, Samples]:
-    """The program of a model, checked as the options demand, and its calibration samples.
-
-    The report in its manifest records what was checked. Raises every problem of the model or the target as one
-    NpucError, and Mismatch (E603) if the program does not compute what the model does.
-    """
-    found = compilation(model, target, options, shapes, calibration, hook)
-    return proved(found, model, target, options), found.samples
-
-
 def proved(found: Compilation, model: Path, target: Target, options: Options) -> Program:
-    """The program, with the results of the check in its report. Raises Mismatch (E603)."""
+    """The program, checked as the options demand; its report records the results.
+
+    Raises Mismatch (E603) if it does not compute what the model does.
+    """
     proof, report = Proof(), dict(found.program.manifest["report"])
     if options.proof != "off":
         options.begin("proving the program")

@@ -20,7 +20,7 @@ from npuc.export.network_name import named
 from npuc.frontend.binding import input_types
 from npuc.frontend.reading import read_model
 from npuc.ir import Graph, TensorType
-from npuc.pipeline import Hook
+from npuc.pipeline import Hook, Step, recorder
 from npuc.program import Program, file_sha256
 from npuc.regions import partition
 from npuc.regions.assembling import Lowered, assembled, entire, with_shares
@@ -31,7 +31,6 @@ from npuc.regions.planning import (
     FATAL,
     Key,
     Plan,
-    Steps,
     deny,
     deny_refused,
     key_of,
@@ -72,13 +71,14 @@ def compile_model(
     refusal: NpucError | None = None
     if not (options.deny or options.bind):
         try:
-            program, samples = proof.compile_model(model, target, options, shapes, calibration, recording)
+            found = driver.compilation(model, target, options, shapes, calibration, recording)
+            program = proof.proved(found, model, target, options)
         except NpucError as error:
             if options.strict or options.fallback == "refuse" or not may_fall_back(error):
                 raise
             refusal = error
         else:
-            return named(with_shares(program, imported[0]), options.prefix), samples
+            return named(with_shares(program, imported[0]), options.prefix), found.samples
     with budget():
         target.machine_values(options.machine)
         network = surveyed(model, options, shapes)
@@ -186,17 +186,11 @@ def _lowered(plan: Plan, samples: Samples, stack: ExitStack) -> dict[Key, Lowere
             found[keys[part.blocks]] = Lowered(graph, proven)
 
 
-def _lowered_part(plan: Plan, graph: Graph, steps: Steps, samples: Samples) -> Program:
+def _lowered_part(plan: Plan, graph: Graph, steps: Sequence[Step], samples: Samples) -> Program:
     """The target's program of a part's graph. steps: the changes made by the passes."""
-    changes = list(steps)
-
-    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
-        if after is not before:
-            changes.append((name, before, after))
-        if plan.hook is not None:
-            plan.hook(name, before, after, seconds)
-
-    return driver.with_rewrites(plan.target.lower(graph, samples, plan.options, recording), changes)
+    changes = [*steps]
+    program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.hook))
+    return driver.with_rewrites(program, changes)
 
 
 def _proved(plan: Plan, part: partition.Part, found: driver.Compilation) -> Program:

@@ -14,7 +14,7 @@ from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit, survey
 from npuc.ir import Graph, Node
 from npuc.ops.macs import macs
-from npuc.pipeline import Hook, run_passes
+from npuc.pipeline import Hook, Step, recorder, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
 from npuc.samples.loading import synthetic
@@ -28,7 +28,8 @@ FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", "E203", "E305")
 
 Key = tuple[tuple[str, ...], tuple[str, ...]]
 """Units of a part, and its outputs."""
-Steps = list[tuple[str, Graph, Graph]]
+Made = tuple[Graph, Sequence[Step]]
+"""A part's graph after all passes, and their changes."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Plan:
     options: Options
     hook: Hook | None
     denied: dict[str, Problem]
-    graphs: dict[Key, tuple[Graph, Steps]] = field(default_factory=dict[Key, tuple[Graph, Steps]])
+    graphs: dict[Key, Made] = field(default_factory=dict[Key, Made])
     tried: set[Key] = field(default_factory=set[Key])
     refusals: Mapping[str, Problem] = field(default_factory=dict[str, Problem])
     """The target's refusals of the whole model, by unit."""
@@ -238,26 +239,19 @@ def _made_of(network: Network, graph: Graph, problem: Problem) -> list[str]:
     return found
 
 
-def optimised(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) -> tuple[Graph, Steps]:
+def optimised(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) -> Made:
     """The graph of a part after all passes, and their changes.
 
     Raises UnsupportedOperator (E202) if an output of the part depends on no input.
     """
     key = key_of(plan.network, parts, part)
     if key not in plan.graphs:
-        steps: Steps = []
-
-        def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
-            if after is not before:
-                steps.append((name, before, after))
-            if plan.hook is not None:
-                plan.hook(name, before, after, seconds)
-
+        steps: list[Step] = []
         network = plan.network
         units = [network.by_name[name] for name in part.blocks]
         graph = parts_of.part_graph(network, units, wanted_of(network, parts, part), network.name)
         passes = driver.passes_of(plan.target, plan.options)
-        plan.graphs[key] = run_passes(graph, passes, recording), steps
+        plan.graphs[key] = run_passes(graph, passes, recorder(steps, plan.hook)), steps
     graph, steps = plan.graphs[key]
     constant = [name for name in graph.outputs if name in graph.constants or not graph.inputs]
     if constant:

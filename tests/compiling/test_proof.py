@@ -14,7 +14,7 @@ from onnx import parser
 
 from npuc import driver
 from npuc.api import compile
-from npuc.compiling import proof
+from npuc.compiling.with_regions import compile_model
 from npuc.errors import ArtefactError, Mismatch
 from npuc.ir import Graph, Node, TensorType
 from npuc.models.digits import FOLDER
@@ -36,7 +36,7 @@ TARGETS = ("easynpu", "nvdla-small", "nvdla-full", "bm1684")
 def _proved(name: str, model: Path = MODEL, **options: Any) -> dict[str, Any]:
     kind = target(name)
     asked = replace(FAST, **{"precision": kind.precisions[0], **options})
-    program, _ = proof.compile_model(model, kind, asked, {}, [CALIBRATION] if model == MODEL else ())
+    program, _ = compile_model(model, kind, asked, {}, [CALIBRATION] if model == MODEL else ())
     found: dict[str, Any] = program.manifest["report"]["proof"]
     return found
 
@@ -83,7 +83,7 @@ def test_all_are_the_calibration_samples_and_off_is_none() -> None:
 
 def test_proving_changes_nothing_but_what_the_report_says_of_it() -> None:
     programs = [
-        proof.compile_model(MODEL, target("easynpu"), replace(FAST, proof=each), {})[0] for each in ("one", "off")
+        compile_model(MODEL, target("easynpu"), replace(FAST, proof=each), {})[0] for each in ("one", "off")
     ]
     assert programs[0].files == programs[1].files and programs[0].evidence == programs[1].evidence
     manifests = [dict(each.manifest) | {"report": {**each.manifest["report"], "proof": None}} for each in programs]
@@ -118,7 +118,7 @@ def test_a_word_that_the_chip_model_refuses_is_a_defect_of_the_compiler(monkeypa
 def test_a_wrong_constant_of_a_floating_point_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = _spoilt(monkeypatch, "bm1684", _with_byte("weights.bin", 3, 0x41))  # the sign and exponent of a weight
     with pytest.raises(Mismatch) as caught:
-        proof.compile_model(MODEL, kind, Options(precision="fp32"), {})
+        compile_model(MODEL, kind, Options(precision="fp32"), {})
     assert caught.value.problems[0].code == "E603"
 
 
@@ -290,7 +290,7 @@ def test_a_quantised_model_that_loses_its_limits_is_refused(
     model, samples = _quantised(tmp_path)
     options = Options(level="0", flags={"isa": "documented"})
     given = [samples] if calibrated else ()
-    program, _ = proof.compile_model(model, target("easynpu"), options, {}, given)
+    program, _ = compile_model(model, target("easynpu"), options, {}, given)
     assert program.manifest["report"]["proof"] == {"samples": 1, "bit_exact": True, "model": True}
 
     def never(_self: Builder, _node: Node) -> bool:
@@ -298,7 +298,7 @@ def test_a_quantised_model_that_loses_its_limits_is_refused(
 
     monkeypatch.setattr(Builder, "clips", never)
     with pytest.raises(Mismatch) as caught:
-        proof.compile_model(model, target("easynpu"), options, {}, given)
+        compile_model(model, target("easynpu"), options, {}, given)
     (problem,) = caught.value.problems
     assert problem.code == "E603" and problem.tensor == "y" and "quantised model" in problem.reason
 
