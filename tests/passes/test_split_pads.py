@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npuc.passes.expansion.pads_to_convs import SplitPads
+from npuc.passes.cleanup.split_pads import SplitPads
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 W = (np.random.default_rng(0).standard_normal((4, 2, 3, 41)) + 0.1).astype(np.float32)

@@ -2,13 +2,13 @@
 
 from npuc.passes.cleanup.fold_constants import fold_constants
 from npuc.passes.cleanup.move_as_floats import move_as_floats
+from npuc.passes.cleanup.split_pads import SplitPads
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
-from npuc.passes.expansion.pads_to_convs import SplitPads
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import (
     interpolation_to_blocks,

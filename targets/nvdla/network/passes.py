@@ -10,6 +10,7 @@
 
 from dataclasses import replace
 
+from npuc.passes.cleanup.split_pads import SplitPads
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batch_to_channels import batch_to_channels
@@ -21,7 +22,7 @@ from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
-from npuc.passes.expansion.pads_to_convs import PadsToConvs, SplitPads
+from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
