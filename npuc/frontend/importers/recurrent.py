@@ -16,8 +16,8 @@ from npuc.ir import Attr
 
 ACTIVATIONS = ("Sigmoid", "Tanh", "Relu")
 """Those without parameters."""
-LIMITING = ("clip", "input_forget", "layout")
-"""Attributes that change more than the weights."""
+CHANGING = ("clip", "input_forget", "layout")
+"""Attributes with which a step is another one than written here."""
 MOST_STEPS = 64
 """The most steps that are spelled out; each takes some 15 nodes."""
 BIAS, LENGTHS, STATE, CELL, PEEPHOLES = 3, 4, 5, 6, 7
@@ -123,12 +123,15 @@ def _expect_usual(node: OnnxNode, to: Builder) -> None:
     x = to.shape(node.inputs[0])
     if not 0 < x[0] <= MOST_STEPS or 0 in x:
         raise node.unsupported(f"the input is {list(x)}", REMEDY, limit=f"1..{MOST_STEPS} steps")
-    if not {*_activations(node)} <= {*ACTIVATIONS} or any(node.attrs.get(name) for name in LIMITING):
-        raise node.unsupported(f"activations, or one of {LIMITING}", REMEDY, limit=", ".join(ACTIVATIONS))
-    if node.given(PEEPHOLES) or node.given(LENGTHS):
-        raise node.unsupported(
-            "peepholes, or lengths of sequences, are inputs", REMEDY, limit="X, W, R, B and states"
-        )
+    for each in _activations(node):
+        if each not in ACTIVATIONS:
+            raise node.unsupported(f"the activation is {each}", REMEDY, limit=", ".join(ACTIVATIONS))
+    for name in CHANGING:
+        if node.attrs.get(name):
+            raise node.unsupported(f"the attribute {name} is {node.attrs[name]}", REMEDY, limit=f"no {name}")
+    for place, name in ((LENGTHS, "sequence_lens"), (PEEPHOLES, "P (peepholes)")):
+        if node.given(place):
+            raise node.unsupported(f"it has the input {name}", REMEDY, limit="X, W, R, B and initial states")
     for at in (1, 2, *((BIAS,) if node.given(BIAS) else ())):
         to.value(node, at)
 
