@@ -145,12 +145,13 @@ def _entry(made: Noted | Computed) -> dict[str, Any]:
     return {**asdict(made), "nodes": list(made.nodes)}
 
 
-def layers(graph: Graph, kernel: Kernel, machine: Machine, peak: int) -> list[dict[str, Any]]:
-    """A row per layer, in order, with the cost of its regions; loads count where they run."""
+def layers(
+    graph: Graph, kernel: Kernel, machine: Machine, peak: int, moved: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """A row per layer, in order, with the cost of its regions; loads count where they run. moved: as `_moved`."""
     parts: dict[str, list[KernelRegion]] = {}
     for region in kernel.regions:
         parts.setdefault(kernel.steps[region.step].node, []).append(region)
-    moved = _moved(kernel.regions)
     return [
         {**_layer(graph, kernel, name, regions, machine, peak), "bytes": moved.get(name, 0)}
         for name, regions in parts.items()
@@ -236,7 +237,7 @@ def summary(
 ) -> dict[str, Any]:
     """The compile report (the command line's format, without status). network: the graph before slicing."""
     peak = machine.fixed_macs_per_cycle if system.fixed else machine.macs_per_cycle
-    total = cost(kernel.regions, machine)
+    total, moved = cost(kernel.regions, machine), _moved(kernel.regions)
     multiplied = sum(_macs(graph, node) for node in graph.nodes)
     ideal = multiplied / peak
     taken = sum(region.bytes for region in system.regions)
@@ -257,13 +258,13 @@ def summary(
         "clock_mhz": machine.mhz,
         "macs_per_cycle": peak,
         "bytes_per_cycle": machine.dram_bytes_per_cycle,
-        "traffic_bytes": sum(_moved(kernel.regions).values()),
+        "traffic_bytes": sum(moved.values()),
         "memory": {
             "local": memory_use(kernel.peak, machine.local_bytes, lower_bound(lowered)),
             "system": memory_use(taken, None, taken - lowered.scratch_bytes),
         },
         "host_steps": reported(system.steps),
-        "layers": layers(graph, kernel, machine, peak),
+        "layers": layers(graph, kernel, machine, peak, moved),
     }
 
 
