@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from npuc import api, driver
-from npuc.errors import NpucError
+from npuc.errors import NEEDLESS, NpucError
 from npuc.models.families import FAMILIES, STYLES, build
 from npuc.samples.loading import synthetic
 from npuc.target import FLOATING, Options
@@ -37,8 +37,6 @@ SAMPLES = 2
 """Samples on which each program is verified, in addition to the one of its proof."""
 USUAL_DB, LEAST_DB = 60, 40
 """SQNR that fp16 and fp32 usually reach, and that a deep network must reach; each layer is within rounding."""
-BESIDE = "W201"
-"""The code of nodes that are on the host only because their neighbours are."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def row(family: str, style: str, machine: str) -> Row:
     report = compiled.report
     parts: Sequence[Any] = report["partitions"]
     on_npu = sum(part["place"] == "npu" for part in parts)
-    told = [reason for part in parts for reason in part["reasons"] if reason["code"] != BESIDE]
+    told = [reason for part in parts for reason in part["reasons"] if reason["code"] != NEEDLESS]
     share, exact = report["npu_macs_share"], found["bit_exact"]
     errors = [each["sqnr_db"] for each in found["outputs"] if each["sqnr_db"] is not None]
     if found["status"] == "mismatch":

@@ -21,7 +21,7 @@ import numpy as np
 from npuc import driver
 from npuc import program as programs
 from npuc.compiling import with_regions as compiling
-from npuc.errors import DataError, NpucError, Problem
+from npuc.errors import HOST_STEP, DataError, NpucError, Problem
 from npuc.flags import Flags, options_of
 from npuc.frozen import frozen
 from npuc.inspect.timeline import Timeline
@@ -200,7 +200,7 @@ def check(
 
     flags: as for `compile`.
     """
-    from npuc.compiling.checking import HOST_STEP, survey_of
+    from npuc.compiling.checking import survey_of
 
     kind = find(target)
     asked = options_of(kind, options, flags)

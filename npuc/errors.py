@@ -12,6 +12,11 @@ from dataclasses import asdict, replace
 from npuc.frozen import frozen
 from npuc.text.escaping import terminal
 
+NEEDLESS = "W201"
+"""The code of a node that the target could run, but that lies between nodes of the host."""
+HOST_STEP = "W204"
+"""The code of a node that the target's own program leaves to the host."""
+
 CODES: dict[str, str] = {
     # the model
     "E101": "the model file cannot be read",
@@ -56,10 +61,10 @@ CODES: dict[str, str] = {
     "E602": "simulator and integer reference differ",
     "E603": "the compiled program does not compute what the model says: a defect of npuc, and nothing is written",
     # warnings: the program is written nevertheless
-    "W201": "a layer runs on the host, as on the NPU it would only add transfers",
+    NEEDLESS: "a layer runs on the host, as on the NPU it would only add transfers",
     "W202": "a layer runs on the host, as --deny asks",
     "W203": "a layer runs on the host, as --max-partitions asks",
-    "W204": "a layer runs on the host, as the target's programs leave it to the host",
+    HOST_STEP: "a layer runs on the host, as the target's programs leave it to the host",
     "W301": "values of a tensor lie beyond the range of the precision",
     "W302": "an output of the program is hardly more than noise",
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from npuc import driver
 from npuc.compiling.with_regions import may_fall_back
-from npuc.errors import NpucError, Problem
+from npuc.errors import HOST_STEP, NpucError, Problem
 from npuc.frontend.units import Network
 from npuc.frozen import frozen
 from npuc.ir import Graph
@@ -21,8 +21,6 @@ from npuc.target import Options, Target
 from npuc.text.escaping import shown
 
 HOST, NOWHERE = "host", "nowhere"
-HOST_STEP = "W204"
-"""The code of a node that the target's own program leaves to the host."""
 
 
 @frozen

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuc.errors import NpucError, Problem
+from npuc.errors import HOST_STEP, NpucError, Problem
 from npuc.frontend.units import Network, Unit
 from npuc.frozen import frozen
 from npuc.ir import Graph
@@ -230,7 +230,7 @@ def _told(
     found = [Told(NPU, path, tuple(here), sum(macs[name] for name in here), bytes_in, bytes_out)]
     if steps:
         on_host = [
-            OnHost(Problem("W204", step["reason"], name, step["op"]), macs.get(name, 0), 0)
+            OnHost(Problem(HOST_STEP, step["reason"], name, step["op"]), macs.get(name, 0), 0)
             for name, step in steps.items()
         ]
         found.append(Told(HOST, path, tuple(steps), sum(each.macs for each in on_host), 0, 0, reasons(on_host)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from npuc import driver
-from npuc.errors import ModelError, NpucError, Problem
+from npuc.errors import HOST_STEP, NEEDLESS, ModelError, NpucError, Problem
 from npuc.frontend.binding import bound_values
 from npuc.frontend.importing import left_whole
 from npuc.frontend.reading import read_model
@@ -169,7 +169,7 @@ def _refuses(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) 
     if not program.manifest["report"]["instructions"]:
         remedy = f"npuc operators --target {plan.target.name}"
         reason = "the target leaves all of this part to the host"
-        deny(plan, part.blocks, Problem("W204", reason, remedy=remedy))
+        deny(plan, part.blocks, Problem(HOST_STEP, reason, remedy=remedy))
         return True
     plan.tried.add(key)
     return False
@@ -189,7 +189,7 @@ def absorbed(plan: Plan, unit: Unit) -> Problem:
     if unit.name in plan.refusals:
         return plan.refusals[unit.name]
     reason = "it lies among nodes of the host: on the NPU it would only add transfers"
-    return Problem("W201", reason, unit.name, unit.op)
+    return Problem(NEEDLESS, reason, unit.name, unit.op)
 
 
 def quick(options: Options) -> Options:

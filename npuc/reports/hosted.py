@@ -8,14 +8,12 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from npuc.errors import ArtefactError
+from npuc.errors import NEEDLESS, ArtefactError
 from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.reports.naming import regions_of
 
 Report = Mapping[str, Any]
-NEEDLESS = "W201"
-"""The code of a node that the NPU could run, but that lies between nodes of the host."""
 
 
 @frozen
