@@ -150,9 +150,10 @@ def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _figures(report: Report, timeline: Timeline, verification: Report | None) -> list[tuple[str, str]]:
     utilization = report["utilization"]
-    found = [
-        ("cycles", count(report["cycles"])),
-        ("cycles with transfers", count(timeline.cycles)),
+    found = [("cycles", count(report["cycles"]))]
+    if timeline.cycles != report["cycles"]:
+        found.append(("cycles with transfers", count(timeline.cycles)))
+    found += [
         ("MACs", count(report["macs"])),
         ("utilisation", "-" if utilization is None else f"{100 * utilization:.1f} %"),
         ("segments", count(report["segments"])),

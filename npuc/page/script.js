@@ -90,6 +90,9 @@ const steps = [...document.querySelectorAll(".pass")];
 function step(number) {
   if (!steps[number]) return;
   for (const [at, each] of steps.entries()) each.hidden = at !== number;
+  const graph = steps[number].querySelector(".graph");
+  const made = [...steps[number].querySelectorAll(".box rect")].find((box) => box.style.getPropertyValue("--new") === "100%");
+  if (made) graph.scrollTop += made.getBoundingClientRect().top - graph.getBoundingClientRect().top - graph.clientHeight / 3;
   for (const button of document.querySelectorAll("[data-pass]")) button.setAttribute("aria-pressed", Number(button.dataset.pass) === number);
 }
 for (const button of document.querySelectorAll("[data-pass]")) {
@@ -98,6 +101,8 @@ for (const button of document.querySelectorAll("[data-pass]")) {
 for (const button of document.querySelectorAll("[data-step]")) {
   button.addEventListener("click", () => step(steps.findIndex((each) => !each.hidden) + Number(button.dataset.step)));
 }
+
+step(0);
 
 // Drawings over time stretch to the right together; what is written on them keeps its width.
 const views = [...document.querySelectorAll(".wide")];
