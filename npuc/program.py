@@ -26,6 +26,7 @@ from typing import Any
 
 from npuc.errors import ArtefactError, ModelError
 from npuc.frozen import frozen
+from npuc.report import Report
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.mapped import append, linked, release
 from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
@@ -65,71 +66,6 @@ class Model:
 
     name: str = "a network"
     sha256: str = ""
-
-
-@frozen
-class _MemoryUse:
-    peak_bytes: int
-    capacity_bytes: int | None
-    lower_bound_bytes: int
-
-
-@frozen
-class _HostNode:
-    node: str
-    op: str
-    reason: str
-
-
-@frozen
-class _Layer:
-    name: str
-    op: str
-    nodes: tuple[str, ...]
-    macs: int
-    cycles: int
-
-
-@frozen
-class _Reason:
-    code: str
-    op: str
-    count: int
-    nodes: tuple[str, ...]
-    reason: str
-
-
-@frozen
-class _Partition:
-    place: str
-    path: str | None
-    nodes: tuple[str, ...]
-    reasons: tuple[_Reason, ...]
-    macs: int
-    bytes_in: int
-    bytes_out: int
-
-
-@frozen
-class _Report:
-    """The report fields common to all targets; targets add others."""
-
-    target: str
-    machine: str
-    instructions: int
-    segments: int
-    macs: int
-    cycles: int
-    ideal_cycles: float
-    utilization: float | None
-    memory: Mapping[str, _MemoryUse]
-    host_steps: tuple[_HostNode, ...]
-    layers: tuple[_Layer, ...]
-    partitions: tuple[_Partition, ...] = ()
-    npu_macs_share: float | None = None
-    executed_macs: int | None = None
-    macs_per_cycle: float | None = None
-    bytes_per_cycle: float | None = None
 
 
 DTYPES = (
@@ -182,7 +118,7 @@ class Program:
     @property
     def report(self) -> Mapping[str, Any]:
         """The report of the compile."""
-        read(_Report, self.manifest.get("report"), "report")
+        read(Report, self.manifest.get("report"), "report")
         found: Mapping[str, Any] = self.manifest["report"]
         return found
 
@@ -446,7 +382,7 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
     if not _lists_files(manifest):
         raise damaged("it has no table of files")
     if "report" in manifest:
-        read(_Report, manifest["report"], "report")
+        read(Report, manifest["report"], "report")
     return manifest
 
 

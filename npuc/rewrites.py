@@ -7,12 +7,12 @@ every pass is reported, and a pass is just a function from Graph to Graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from npuc.frozen import frozen
-from npuc.grouping import sharing
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, KERNEL_SHAPE
 from npuc.ops.macs import macs
@@ -21,6 +21,7 @@ from npuc.ops.pooling import SELECTION
 from npuc.quantize.scales.constraints import selects
 from npuc.text.terminal import count, short
 
+T = TypeVar("T")
 Price = Callable[[Graph, Node], int | None]
 """Cycles that a node of the float graph takes alone; None if the target cannot tell."""
 
@@ -171,3 +172,29 @@ def _is_convex(graph: Graph, node: Node) -> bool:
         return False
     rows = weights.reshape(len(weights), -1)
     return all(float(np.abs(row).sum()) <= CONVEX for row in rows)
+
+
+def sharing(
+    sides: tuple[Sequence[T], Sequence[T]], keys: Callable[[T], Sequence[Hashable]]
+) -> list[tuple[list[T], list[T]]]:
+    """The members of both sides in groups that are connected by keys (at least one each), in order.
+
+    >>> sharing((["ab", "c"], ["bd", "e"]), tuple)
+    [(['ab'], ['bd']), (['c'], []), ([], ['e'])]
+    """
+    leader: dict[Hashable, Hashable] = {}
+
+    def find(key: Hashable) -> Hashable:
+        while leader.setdefault(key, key) != key:
+            key = leader[key]
+        return key
+
+    for member in (*sides[0], *sides[1]):
+        first, *others = keys(member)
+        for other in others:
+            leader[find(other)] = find(first)
+    found: dict[Hashable, tuple[list[T], list[T]]] = {}
+    for side, members in enumerate(sides):
+        for member in members:
+            found.setdefault(find(keys(member)[0]), ([], []))[side].append(member)
+    return list(found.values())

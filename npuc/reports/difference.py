@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from npuc.grouping import sharing
 from npuc.program import Program
+from npuc.rewrites import sharing
 from npuc.target import Target
 
 Report = Mapping[str, Any]
