@@ -138,18 +138,21 @@ def page(found: Sequence[Row]) -> str:
             known = {each.machine: each.cell for each in found if (each.family, each.style) == (family, style)}
             cells = [known.get(machine, "-") for machine in MACHINES]
             lines.append(f"| {family} | {style} | {' | '.join(cells)} |")
-    lines += ["", "## What the host runs, and why", "", "| network | target | nodes of all styles |", "|--|--|--|"]
-    for family in FAMILIES:
-        for machine in MACHINES:
-            told: dict[str, str] = {}
-            measured = [each for each in found if (each.family, each.machine) == (family, machine)]
-            if not measured:
-                continue
-            for each in measured:
-                told |= {name.split(" ", 1)[1]: reason for name, reason in (each.host or {}).items()}
-            text = "; ".join(f"{name}: {reason}" for name, reason in told.items()) or "nothing"
-            lines.append(f"| {family} | {machine} | {text} |")
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join([*lines, "", "## What the host runs, and why", "", *_on_host(found)]) + "\n"
+
+
+def _on_host(found: Sequence[Row]) -> list[str]:
+    """A table with a line for each operator and reason: the targets and the networks that have it."""
+    told: dict[tuple[str, str], list[Row]] = {}
+    for each in found:
+        for name, reason in (each.host or {}).items():
+            told.setdefault((name.split(" ", 1)[1], reason), []).append(each)
+    lines = ["| operator | reason | targets | networks |", "|--|--|--|--|"]
+    for (name, reason), members in sorted(told.items()):
+        machines, families = {each.machine for each in members}, {each.family for each in members}
+        targets = ", ".join(each for each in MACHINES if each in machines)
+        lines.append(f"| {name} | {reason} | {targets} | {', '.join(each for each in FAMILIES if each in families)} |")
+    return lines
 
 
 @click.command()
