@@ -151,7 +151,9 @@ def _on_host(found: Sequence[Row]) -> list[str]:
     for (name, reason), members in sorted(told.items()):
         machines, families = {each.machine for each in members}, {each.family for each in members}
         targets = ", ".join(each for each in MACHINES if each in machines)
-        lines.append(f"| {name} | {reason} | {targets} | {', '.join(each for each in FAMILIES if each in families)} |")
+        lines.append(
+            f"| {name} | {reason} | {targets} | {', '.join(each for each in FAMILIES if each in families)} |"
+        )
     return lines
 
 

@@ -213,7 +213,7 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 
     original = opened(images, allow_modified)
     assembled = original.target.assembled(original.program, listing)
-    programs.save(replace(assembled, evidence=original.evidence()), output, force=force)
+    programs.save(replace(assembled, evidence=original.with_evidence().evidence), output, force=force)
     words = assembled.manifest["report"]["instructions"]
     report = {"status": "ok", "instructions": words, "output": str(output)}
     answer(report, f"{words} instructions -> {output}", as_json)

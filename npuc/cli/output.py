@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,13 +116,14 @@ class Artefact:
         """Its graph.json. Raises ArtefactError if npuc did not write it."""
         from npuc.verification.described import described
 
-        return described(self.evidence()["graph.json"], self.program.precision)
+        return described(self.with_evidence())
 
-    def evidence(self) -> Mapping[str, bytes]:
-        """Its files for verification. Raises ArtefactError (E502)."""
+    def with_evidence(self) -> Program:
+        """The program with its evidence. Raises ArtefactError (E502)."""
         from npuc.program import load_evidence
 
-        return load_evidence(self.path, self.program, allow_modified=self.allow_modified)
+        evidence = load_evidence(self.path, self.program, allow_modified=self.allow_modified)
+        return replace(self.program, evidence=evidence)
 
     def samples(self, data: Sequence[Path]) -> Samples:
         """The samples of these files."""

@@ -168,9 +168,9 @@ def _bisected(
     from npuc.verification import bisection
     from npuc.verification.described import described
 
-    program, target, evidence = artefact.program, artefact.target, artefact.evidence()
-    graph = described(evidence["graph.json"], program.precision)
-    difference = bisection.first_difference(model, program, target, evidence, samples)
+    program, target = artefact.with_evidence(), artefact.target
+    graph = described(program)
+    difference = bisection.first_difference(model, program, target, samples)
     found = asdict(difference) if difference else bisection.largest_jump(report, graph)
     if found is None:
         return {"kind": "none", "folder": None, "files": []}
@@ -202,8 +202,7 @@ def _dumped(model: Path, artefact: Artefact, samples: Samples, folder: Path, as_
     from npuc.verification.checking import check_model
 
     check_model(model, artefact.program, artefact.allow_modified)
-    evidence = artefact.evidence()
-    rows, difference = dumps.compared(folder, artefact.program, artefact.target, evidence, samples)
+    rows, difference = dumps.compared(folder, artefact.with_evidence(), artefact.target, samples)
     report: dict[str, Any] = {
         "status": "ok" if difference is None else "mismatch",
         "samples": len(samples),

@@ -201,7 +201,7 @@ class _BitProof:
     """Compares the simulator's integers with those of the integer network."""
 
     def __init__(self, program: Program, target: Target, *, few_runs: bool) -> None:
-        self.bits = Bits(program.evidence, program, target, few_runs=few_runs, confined=False)
+        self.bits = Bits(program, target, few_runs=few_runs, confined=False)
 
     def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) with the first layer that differs."""
@@ -221,7 +221,7 @@ class _LayerProof:
     """Compares the layers of a floating-point program with onnxruntime, each on the machine's own inputs."""
 
     def __init__(self, program: Program, *, few_runs: bool) -> None:
-        self.layers = Layers(program.evidence, program.precision, confined=False, few_runs=few_runs)
+        self.layers = Layers(program, confined=False, few_runs=few_runs)
 
     def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) with the first layer whose error rounding does not explain."""

@@ -110,16 +110,14 @@ def _simulated(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, 
     return shown | given if outputs else shown
 
 
-def first_difference(
-    model: Path, program: Program, target: Target, evidence: Mapping[str, bytes], samples: data.Samples
-) -> Difference | None:
+def first_difference(model: Path, program: Program, target: Target, samples: data.Samples) -> Difference | None:
     """The first difference between the simulator and the expected values of its layers, or None.
 
-    evidence: reference.onnx and graph.json. The search goes by layers first, then by samples, so that errors
+    program: with its evidence. The search goes by layers first, then by samples, so that errors
     propagated to later layers do not hide their origin. A floating-point program can match bit for bit only with
     the freshly compiled model; an error that both share shows as a difference from onnxruntime beyond rounding.
     """
-    graph, reference = described(evidence["graph.json"], program.precision), evidence["reference.onnx"]
+    graph, reference = described(program), program.evidence["reference.onnx"]
     if program.precision not in FLOATING:
         return _first(program, target, graph, samples, _by_reference(reference))
     fresh = recompiled(model, program, target)

@@ -20,21 +20,13 @@ from npuc.verification.described import damaged, described, foreign_evidence, ne
 class Bits:
     """Differences between the simulator and the integer network, accumulated over samples.
 
-    few_runs: only a sample or two will be added. confined: the evidence may come from anyone. Raises ArtefactError
-    (E502) for evidence that npuc did not write.
+    program: with its evidence. few_runs: only a sample or two will be added. confined: the evidence may come from
+    anyone. Raises ArtefactError (E502) for evidence that npuc did not write.
     """
 
-    def __init__(
-        self,
-        evidence: Mapping[str, bytes],
-        program: Program,
-        target: Target,
-        *,
-        few_runs: bool = False,
-        confined: bool = True,
-    ) -> None:
-        self.evidence = contents_of(evidence)["reference.onnx"]
-        self.described = described(evidence["graph.json"], program.precision)
+    def __init__(self, program: Program, target: Target, *, few_runs: bool = False, confined: bool = True) -> None:
+        self.evidence = contents_of(program.evidence)["reference.onnx"]
+        self.described = described(program)
         self.tensors: Mapping[str, Any] = self.described["tensors"]
         self.inputs = {port.name for port in program.inputs}
         self.outputs = [port.name for port in program.outputs]

@@ -9,6 +9,7 @@ and isolated ("single": this layer alone, on the exact inputs), in terms of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ def verify(
     bar.begin("opening model and program")
     check_model(model, program, allow_modified)
     evidence = load_evidence(directory, program, allow_modified=allow_modified)
-    check = check_of(model, evidence, program, target, chip_model)
+    check = check_of(model, replace(program, evidence=evidence), target, chip_model)
     bar.begin("comparing layers", len(samples))
     for batch in samples.batches(batch_of(program)):
         check.batch(batch)
@@ -66,15 +67,13 @@ def verify(
     return {"status": found.pop("status"), "samples": len(samples), **found}
 
 
-def check_of(
-    model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
-) -> Check:
-    """The check for this kind of program."""
+def check_of(model: Path, program: Program, target: Target, chip_model: str) -> Check:
+    """The check for this kind of program. program: with its evidence."""
     if is_composite(program):
-        return CompositeCheck(model, evidence, program, target, chip_model)
+        return CompositeCheck(model, program, target, chip_model)
     if program.precision in FLOATING:
-        return FloatCheck(model, evidence, program, target, chip_model)
-    return IntegerCheck(model, evidence, program, target, chip_model)
+        return FloatCheck(model, program, target, chip_model)
+    return IntegerCheck(model, program, target, chip_model)
 
 
 def check_model(model: Path, program: Program, allow_modified: bool) -> None:

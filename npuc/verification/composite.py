@@ -7,7 +7,6 @@ for bit. Its errors are relative to the model's tensors, computed from the sampl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,14 @@ from npuc.verification.padding import bound_model
 class CompositeCheck:
     """The parts of a program with their references, and the whole with onnxruntime."""
 
-    def __init__(
-        self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
-    ) -> None:
+    def __init__(self, model: Path, program: Program, target: Target, chip_model: str) -> None:
         from npuc.regions.composite import Composite
 
         inner = target.inner if isinstance(target, Composite) else target
-        whole = replace(program, evidence=evidence)
         self.paths = [step.path for step in Contents.of(program.manifest).parts]
-        programs = [part_of(whole, path) for path in self.paths]
+        programs = [part_of(program, path) for path in self.paths]
         kind = FloatCheck if program.precision in FLOATING else IntegerCheck
-        self.parts = [kind(model, part.evidence, part, inner, chip_model) for part in programs]
+        self.parts = [kind(model, part, inner, chip_model) for part in programs]
         self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
         self.outputs = [port.name for port in program.outputs]
         self.fp32 = foreign_session(bound_model(model, program))

@@ -13,6 +13,7 @@ from npuc.frontend.reading import check_names
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.onnx_files.external_weights import light
+from npuc.program import Program
 from npuc.storage.pieces import Content
 from npuc.storage.records import read
 from npuc.target import FLOATING
@@ -80,13 +81,13 @@ def damaged(name: str, reason: str) -> ArtefactError:
     return ArtefactError("E502", f"{name} is damaged: {reason}", remedy="compile the model again")
 
 
-def described(content: bytes, precision: str) -> Mapping[str, Any]:
-    """graph.json, checked. Raises ArtefactError (E502) if npuc did not write it."""
+def described(program: Program) -> Mapping[str, Any]:
+    """graph.json of a program with its evidence, checked. Raises ArtefactError (E502) if npuc did not write it."""
     try:
-        found = json.loads(content)
+        found = json.loads(program.evidence["graph.json"])
     except (ValueError, RecursionError):
         raise damaged("graph.json", "it is not JSON") from None
-    floating = precision in FLOATING
+    floating = program.precision in FLOATING
     checked = read(_Floats if floating else _Integers, found, "graph", "graph.json")
     for layer in checked.layers:
         if not floating and layer.tensor not in checked.tensors:

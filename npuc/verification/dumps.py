@@ -47,18 +47,18 @@ def file_stem(tensor: str) -> str:
 
 
 def compared(
-    folder: Path, program: Program, target: Target, evidence: Mapping[str, bytes], samples: Samples
+    folder: Path, program: Program, target: Target, samples: Samples
 ) -> tuple[list[dict[str, Any]], Difference | None]:
     """A row for each dump (tensor, file, elements that differ), and the first difference.
 
-    Differences are ordered by layer in the network's order, then by sample, then by element. Outputs, which the
-    host computes in floating point, are compared to 1e-4. Raises ArtefactError (E501, E502, E508) for a folder
-    without dumps of this program's tensors and for evidence that npuc did not write, NpucError (E401, E402) for a
-    dump that cannot be read or has the wrong size.
+    program: with its evidence. Differences are ordered by layer in the network's order, then by sample, then by
+    element. Outputs, which the host computes in floating point, are compared to 1e-4. Raises ArtefactError (E501,
+    E502, E508) for a folder without dumps of this program's tensors and for evidence that npuc did not write,
+    NpucError (E401, E402) for a dump that cannot be read or has the wrong size.
     """
-    graph = described(evidence["graph.json"], program.precision)
+    graph = described(program)
     with foreign_evidence():
-        run = session(evidence["reference.onnx"], confined=True)
+        run = session(program.evidence["reference.onnx"], confined=True)
     outputs = {port.name: port.dtype for port in program.outputs}
     kinds = {**outputs, **dict.fromkeys(graph["tensors"], program.precision)}
     layers = {layer["tensor"]: order for order, layer in reversed(list(enumerate(graph["layers"])))}

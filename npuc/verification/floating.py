@@ -26,16 +26,15 @@ from npuc.verification.padding import bound_model
 class Layers:
     """The layers of a program, each alone on the inputs that the machine computed.
 
-    confined: whether the evidence may come from someone else. few_runs: few samples will be added.
+    program: with its evidence. confined: whether that may come from someone else. few_runs: few samples will be
+    added.
     Raises ArtefactError (E502) if npuc did not write the evidence.
     """
 
-    def __init__(
-        self, evidence: Mapping[str, bytes], precision: str, *, confined: bool = True, few_runs: bool = False
-    ) -> None:
-        found = described(evidence["graph.json"], precision)
+    def __init__(self, program: Program, *, confined: bool = True, few_runs: bool = False) -> None:
+        found = described(program)
         self.layers = read(tuple[Layer, ...], found["layers"], "graph.layers", "graph.json")
-        self.reference, self.precision = contents_of(evidence)["reference.onnx"], precision
+        self.reference, self.precision = contents_of(program.evidence)["reference.onnx"], program.precision
         self.shapes = {name: tensor["shape"] for name, tensor in found["tensors"].items()}
         self.isolated: Isolated | None = None
         self.options = {"confined": confined, "few_runs": few_runs}
@@ -57,10 +56,8 @@ class Layers:
 class FloatCheck(LayerwiseCheck):
     """onnxruntime and the simulator, ready to run batch after batch."""
 
-    def __init__(
-        self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
-    ) -> None:
-        self.alone = Layers(evidence, program.precision)
+    def __init__(self, model: Path, program: Program, target: Target, chip_model: str) -> None:
+        self.alone = Layers(program)
         self.layers = self.alone.layers
         tensors = [layer.tensor for layer in self.layers]
         super().__init__(bound_model(model, program), program, target, chip_model, tensors)

@@ -23,10 +23,8 @@ from npuc.verification.padding import bound_model
 class IntegerCheck(LayerwiseCheck):
     """fp32, integer network and simulator, ready to run batch after batch."""
 
-    def __init__(
-        self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str = "own"
-    ) -> None:
-        self.bits = Bits(evidence, program, target)
+    def __init__(self, model: Path, program: Program, target: Target, chip_model: str = "own") -> None:
+        self.bits = Bits(program, target)
         fp32 = bound_model(model, program)
         expect_exact_integers(fp32)
         floats = [entry["float"] for entry in self.bits.tensors.values()]

@@ -217,7 +217,7 @@ class _Run:
         if self.case.precision in FLOATING:
             return
         part = self.parts[number]
-        bits = Bits(part.evidence, part, self.target, few_runs=True)
+        bits = Bits(part, self.target, few_runs=True)
         for at in range(len(next(iter(fed.values())))):
             bits.add(*({name: values[at, ...] for name, values in each.items()} for each in (fed, shown, given)))
         self.bits.append(bits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def judged(
     """
     path, directory, loaded = made
     inputs, admitted = driver.program_inputs(loaded), tolerance or Tolerance()
-    check = check_of(path, program.load_evidence(directory, loaded), loaded, target(name), "own")
+    whole = replace(loaded, evidence=program.load_evidence(directory, loaded))
+    check = check_of(path, whole, target(name), "own")
     check.batch(data.synthetic(inputs, samples, seed=1))
     report = {**check.report(admitted), "compiled": loaded.manifest["report"]}
     if report["bit_exact"] is None and samples == 1:

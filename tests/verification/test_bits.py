@@ -37,7 +37,7 @@ def test_a_softmax_of_the_host_has_the_room_of_its_own_accuracy(name: str, off: 
     w[32:], b[32:] = random.uniform(-0.1, 0.1, (32, 4, 1, 1)), -12  # half of the results are next to nothing
     model.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")])
     program = compiled(model, target=name)
-    bits = Bits(program.program.evidence, program.program, target(name))
+    bits = Bits(program.program, target(name))
     for feed in varied(program_inputs(program.program)).feeds():
         seen: dict[str, np.ndarray] = {}
         outputs = program.runner({key: each[None] for key, each in feed.items()}, seen.__setitem__)
