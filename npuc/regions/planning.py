@@ -246,12 +246,12 @@ def optimised(plan: Plan, parts: Sequence[partition.Part], part: partition.Part)
     """
     key = key_of(plan.network, parts, part)
     if key not in plan.graphs:
-        steps: list[Step] = []
+        changes: list[Step] = []
         network = plan.network
         units = [network.by_name[name] for name in part.blocks]
         graph = parts_of.part_graph(network, units, wanted_of(network, parts, part), network.name)
         passes = driver.passes_of(plan.target, plan.options)
-        plan.graphs[key] = run_passes(graph, passes, recorder(steps, plan.hook)), steps
+        plan.graphs[key] = run_passes(graph, passes, recorder(changes, plan.hook)), changes
     graph, steps = plan.graphs[key]
     constant = [name for name in graph.outputs if name in graph.constants or not graph.inputs]
     if constant:

@@ -294,7 +294,7 @@ def _verified(model: Path, compiled: Program, case: Case, stacked: Mapping[str, 
         from npuc.verification.floating import FloatCheck as Check
     else:
         from npuc.verification.integer import IntegerCheck as Check
-    check = Check(model, loaded.evidence, loaded, target(case.target), "own")
+    check = Check(model, loaded, target(case.target), "own")
     check.batch(Samples(stacked))
     return check.report(tolerance)
 

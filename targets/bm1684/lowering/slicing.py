@@ -109,17 +109,20 @@ def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Group
     """The cheapest group of these nodes, with the fewest slices that fit; None if it has no single result."""
     nodes = graph.nodes[first:behind]
     if len(nodes) == 1 and _fits_whole(graph, nodes[0], machine):
-        return _Group(first, behind, 1, _price(graph, nodes, _whole(graph, nodes), machine, ROWS))
+        return _Group(
+            first, behind, 1, _Way(graph, machine, nodes, nodes[0].output).price(_whole(graph, nodes[0]))
+        )
     results = _results(graph, nodes)
     if len(results) != 1:
         return None
-    ways = [(axis, _fewest(graph, nodes, results[0], machine, axis)) for axis in _axes(graph, nodes, results[0])]
-    if ways and all(slices is None for _, slices in ways):
-        ways = [(axis, graph.shape(results[0])[axis]) for axis, _ in ways if axis == IMAGES]
+    ways = [_Way(graph, machine, nodes, results[0], axis) for axis in _axes(graph, nodes, results[0])]
+    counts = {way.axis: way.fewest() for way in ways}
+    if all(slices is None for slices in counts.values()):
+        counts = {way.axis: way.extent for way in ways if way.axis == IMAGES}
     groups = (
-        _Group(first, behind, slices, _cost(graph, nodes, results[0], machine, axis, slices), axis)
-        for axis, slices in ways
-        if slices is not None and slices > 1
+        _Group(first, behind, slices, way.cost(slices), way.axis)
+        for way in ways
+        if (slices := counts.get(way.axis)) is not None and slices > 1
     )
     return min(groups, key=lambda group: group.cost, default=None)
 
@@ -134,30 +137,82 @@ def _axes(graph: Graph, nodes: tuple[Node, ...], result: str) -> list[int]:
     return [ROWS, IMAGES] if alike else [ROWS]
 
 
-def _cost(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int, slices: int) -> float:
-    """Cycles of a group: those of the busier engine, plus those of the other one for one slice."""
-    bounds = divided(graph.shape(result)[axis], slices)
-    parts = [needed(graph, nodes, result, rows, axis) for rows in bounds]
-    computed = sum(_price(graph, nodes, part, machine, axis) for part in parts)
-    moved = sum(_moved(graph, nodes, part, result, machine, axis) for part in parts)
-    return max(computed, moved) + min(computed, moved) / slices
+@frozen
+class _Way:
+    """Nodes with one result, in slices along an axis of it. part: rows or images of every tensor in a slice."""
+
+    graph: Graph
+    machine: Machine
+    nodes: tuple[Node, ...]
+    result: str
+    axis: int = ROWS
+
+    @property
+    def extent(self) -> int:
+        """The most slices."""
+        return self.graph.shape(self.result)[self.axis]
+
+    def cost(self, slices: int) -> float:
+        """Cycles of a group: those of the busier engine, plus those of the other one for one slice."""
+        parts = [self.part(rows) for rows in divided(self.extent, slices)]
+        computed, moved = sum(map(self.price, parts)), sum(map(self.moved, parts))
+        return max(computed, moved) + min(computed, moved) / slices
+
+    def fewest(self) -> int | None:
+        """The smallest number of slices whose middle one, with halo on both sides, fits; None if none does."""
+        low, high = 1, self.extent
+        if not self.fits(high):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(middle) else (middle + 1, high)
+        return low
+
+    def fits(self, slices: int) -> bool:
+        """Whether the middle slice fits."""
+        part = self.part(divided(self.extent, slices)[slices // 2])
+        return self.peak(part) <= SHARE * self.machine.local_bytes
+
+    def part(self, rows: Rows) -> Mapping[str, Rows]:
+        """What a slice of the result needs."""
+        return needed(self.graph, self.nodes, self.result, rows, self.axis)
+
+    def shape(self, name: str, part: Mapping[str, Rows]) -> tuple[int, ...]:
+        """A tensor's shape in a slice."""
+        return shape_of(self.graph, name, part, self.axis)
+
+    def peak(self, part: Mapping[str, Rows]) -> int:
+        """The most bytes per NPU that a slice's tensors take at a time."""
+        met = [(node, operands(self.graph, node)) for node in self.nodes]
+        last = {name: at for at, (node, names) in enumerate(met) for name in (*names, node.output)}
+        live, peak = dict[str, int](), 0
+        for at, (node, names) in enumerate(met):
+            for name in (*names, node.output):
+                live[name] = _bytes(self.shape(name, part), self.machine)
+            first = self.shape(names[0], part) if names else ()
+            peak = max(peak, sum(live.values()) + _between(self.graph, node, first, self.machine))
+            live = {name: size for name, size in live.items() if last[name] > at}
+        return peak
+
+    def price(self, part: Mapping[str, Rows]) -> float:
+        """BDC cycles of a slice."""
+        shapes = ((node, Dim4(*self.shape(node.output, part))) for node in self.nodes)
+        return sum(_node_price(self.graph, node, out, self.machine) for node, out in shapes)
+
+    def moved(self, part: Mapping[str, Rows]) -> float:
+        """GDMA cycles of a slice: its inputs, weights and result."""
+        inside, constants = {node.output for node in self.nodes}, self.graph.constants
+        read = dict.fromkeys(name for node in self.nodes for name in operands(self.graph, node))
+        names = [*(name for name in read if name not in inside), self.result]
+        elements = sum(TensorType(self.shape(name, part)).size for name in names)
+        weights = (name for node in self.nodes for name in node.inputs if name in constants)
+        elements += sum(self.graph.tensors[name].size for name in weights)
+        return timing.READ_START * len(names) + ELEMENT * elements / self.machine.dram_bytes_per_cycle
 
 
-def _fewest(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int) -> int | None:
-    """The smallest number of slices whose middle one, with halo on both sides, fits; None if none does."""
-    height, room = graph.shape(result)[axis], SHARE * machine.local_bytes
-
-    def fits(slices: int) -> bool:
-        rows = divided(height, slices)[slices // 2]
-        return _peak(graph, nodes, needed(graph, nodes, result, rows, axis), machine, axis) <= room
-
-    low, high = 1, height
-    if not fits(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return low
+def _whole(graph: Graph, node: Node) -> dict[str, Rows]:
+    """All rows of a node's tensors."""
+    return {name: (0, graph.shape(name)[2]) for name in (*operands(graph, node), node.output)}
 
 
 # what can be sliced
@@ -218,39 +273,9 @@ def _results(graph: Graph, nodes: tuple[Node, ...]) -> list[str]:
 # sizes and prices
 
 
-def _whole(graph: Graph, nodes: tuple[Node, ...]) -> dict[str, Rows]:
-    names = (name for node in nodes for name in (*operands(graph, node), node.output))
-    return {name: (0, graph.shape(name)[2]) for name in names}
-
-
 def _bytes(shape: tuple[int, ...], machine: Machine) -> int:
     extents = Dim4(*shape)
     return ELEMENT * extents.n * okk_128_byte_aligned_stride_for_32bit(0, extents, machine).n
-
-
-def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> int:
-    """The most bytes per NPU that a slice's tensors take at a time."""
-    last = {name: at for at, node in enumerate(nodes) for name in (*operands(graph, node), node.output)}
-    live, peak = dict[str, int](), 0
-    for at, node in enumerate(nodes):
-        for name in (*operands(graph, node), node.output):
-            live[name] = _bytes(shape_of(graph, name, part, axis), machine)
-        peak = max(peak, sum(live.values()) + _between(graph, node, _first(graph, node, part, axis), machine))
-        live = {name: size for name, size in live.items() if last[name] > at}
-    return peak
-
-
-def _first(graph: Graph, node: Node, part: Mapping[str, Rows], axis: int) -> tuple[int, ...]:
-    """The slice's shape of a node's first computed operand."""
-    names = operands(graph, node)
-    return shape_of(graph, names[0], part, axis) if names else ()
-
-
-def _price(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> float:
-    """BDC cycles of a slice."""
-    return sum(
-        _node_price(graph, node, Dim4(*shape_of(graph, node.output, part, axis)), machine) for node in nodes
-    )
 
 
 def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
@@ -263,17 +288,3 @@ def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
         channels, stride_w = graph.shape(node.inputs[0])[1], stride_w if node.op == "Conv" else 1
         return timing.conv2d(groups, channels, kernel_h, kernel_w, stride_w, len(node.inputs) > 2, machine)
     return timing.depthwise2d(groups, kernel_h, kernel_w, stride_w, machine)
-
-
-def _moved(
-    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, machine: Machine, axis: int
-) -> float:
-    """GDMA cycles of a slice: its inputs, weights and result."""
-    inside = {node.output for node in nodes}
-    names = [
-        *dict.fromkeys(name for node in nodes for name in operands(graph, node) if name not in inside),
-        result,
-    ]
-    elements = sum(TensorType(shape_of(graph, name, part, axis)).size for name in names)
-    elements += sum(graph.tensors[name].size for node in nodes for name in node.inputs if name in graph.constants)
-    return timing.READ_START * len(names) + ELEMENT * elements / machine.dram_bytes_per_cycle
