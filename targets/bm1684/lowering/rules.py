@@ -13,6 +13,7 @@ from npuc.targets.bm1684.lowering import (
     pools,
     products,
     rearrangements,
+    resizing,
     vectors,
 )
 from npuc.targets.bm1684.lowering.context import Lowering, Rule
@@ -76,7 +77,7 @@ RULES: Mapping[str, Rule] = {
     "Split": rearrangements.split,
     "Slice": rearrangements.slice_,
     "Pad": rearrangements.pad,
-    "Resize": rearrangements.resize,
+    "Resize": resizing.resize,
     "Reshape": rearrangements.reshape,
     **dict.fromkeys(("Identity", "Rescale"), rearrangements.identity),
     "Expand": rearrangements.expand,

@@ -9,7 +9,7 @@ from itertools import pairwise
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops.attributes import COORDINATES, KERNEL_SHAPE, OUTPUT_PADDING, RESIZE_MODE, SCALES
 from npuc.ops.windows import Window, window_of
-from npuc.targets.bm1684.lowering.rearrangements import repeats
+from npuc.targets.bm1684.lowering.resizing import repeats
 from npuc.targets.bm1684.machine.local_memory import ceil_div
 
 IMAGES, ROWS = 0, 2
