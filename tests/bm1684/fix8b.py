@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +29,7 @@ class Case:
     expected: Array
 
 
-def windows(
-    x: Array, kernel: tuple[int, int], stride: tuple[int, int], pads: tuple[int, ...], fill: int = 0
-) -> Array:
+def windows(x: Array, kernel: tuple[int, int], stride: Sequence[int], pads: Sequence[int], fill: int = 0) -> Array:
     """The elements under each tap of a window: (taps, N, C, oh, ow) int64."""
     top, bottom, left, right = pads
     wide = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)

@@ -15,6 +15,7 @@ import pytest
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.local_memory import ceil_div, to_4n_mode
 from tests.bm1684 import chips
+from tests.bm1684.fix8b import windows
 from tests.bm1684.kernels import source, vendor_libraries
 
 X, WEIGHTS, BIAS, OTHER, OUT, WORK = (65536 * at for at in range(6))
@@ -102,20 +103,6 @@ def libraries() -> str:
 def shifted(sums: Array, bits: int, least: int, most: int) -> Array:
     """Halves up, as floor(x + 1/2), then the nearest number within limits."""
     return np.clip((sums + ((1 << bits) >> 1)) >> bits, least, most)
-
-
-def windows(x: Array, kernel: tuple[int, int], stride: Sequence[int], pads: Sequence[int], fill: int = 0) -> Array:
-    """The elements under each tap of a window: (taps, N, C, oh, ow)."""
-    top, bottom, left, right = pads
-    wide = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)
-    oh, ow = ((extent - k) // s + 1 for extent, k, s in zip(wide.shape[2:], kernel, stride, strict=True))
-    return np.stack(
-        [
-            wide[:, :, i : i + (oh - 1) * stride[0] + 1 : stride[0], j : j + (ow - 1) * stride[1] + 1 : stride[1]]
-            for i in range(kernel[0])
-            for j in range(kernel[1])
-        ]
-    )
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], *, signed: bool) -> Array:
