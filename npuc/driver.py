@@ -59,7 +59,7 @@ def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
 def imported(model: Path, target: Target, shapes: Shapes, options: Options) -> Graph:
     """The graph of a model file. Raises ModelError and UnsupportedOperator, with remedies for the target."""
     try:
-        return load_model(model, shapes, without=target.left_whole(options))
+        return load_model(model, shapes, without=lambda op, x: target.left_whole(op, x, options))
     except NpucError as error:
         raise type(error).of(each.on(target.name) for each in error.problems) from error
 

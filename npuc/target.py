@@ -12,7 +12,7 @@ from npuc.flag import Flag
 from npuc.frozen import frozen
 from npuc.inspect.annotation import MemoryAnnotation
 from npuc.inspect.timeline import Timeline, in_turn
-from npuc.ir import Array, Graph, Node
+from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.registry import target as target
@@ -258,6 +258,13 @@ class Naming(Protocol):
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 """ONNX operators that are computed step after step."""
+ALTERNATING = Problem(
+    "E202",
+    "its steps would alternate with those of the host",
+    limit="networks without recurrence",
+    remedy="a target that runs whole steps (bm1684 in fp32, nvdla-full in fp16 for a batch of 1)",
+)
+"""Why the host runs them if the machine lacks a function, or a movement, of every step."""
 
 
 class Target(Protocol):
@@ -290,9 +297,12 @@ class Target(Protocol):
         """Passes to run after those that all targets share."""
         return ()
 
-    def left_whole(self, options: Options) -> tuple[str, ...]:
-        """ONNX operators that the host runs whole, as their steps would need its movements in between."""
-        return RECURRENT
+    def left_whole(self, op: str, x: TensorType | None, options: Options) -> Problem | None:
+        """Why the host runs an ONNX operator whole although it has a canonical form; None if it does not.
+
+        x: the type of its first input, None if unknown.
+        """
+        return ALTERNATING if op in RECURRENT else None
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """Cycles of a node of the float graph alone; None if the target cannot run it, or cannot tell."""

@@ -7,7 +7,7 @@ that the operator table cannot evaluate. Tensors in files beside the model: npuc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,19 +17,25 @@ from npuc.system.budget import budget
 if TYPE_CHECKING:
     import onnx
 
+    from npuc.frontend.builder import LeftWhole
+
 Shapes = Mapping[str, tuple[int, ...]]
 NO_SHAPES: Shapes = {}
 
 
 def load(
-    path: Path, input_shapes: Shapes = NO_SHAPES, *, fold_weights: bool = True, without: Collection[str] = ()
+    path: Path,
+    input_shapes: Shapes = NO_SHAPES,
+    *,
+    fold_weights: bool = True,
+    without: LeftWhole | None = None,
 ) -> Graph:
     """The graph of an ONNX file; every shape is static.
 
     input_shapes: shapes that bind the dynamic dimensions of inputs, by name.
     fold_weights: whether DequantizeLinear of a constant becomes a float constant; if not, it stays a node whose
     inputs are the constants, so that integer weights and their scales survive.
-    without: operators that are refused (E202) although they have canonical forms.
+    without: why an operator is refused although it has a canonical form, by ONNX operator and first input.
     Raises ModelError or UnsupportedOperator with every problem of the model.
     """
     from npuc.frontend.reading import read_model
@@ -45,7 +51,7 @@ def import_model(
     input_shapes: Shapes = NO_SHAPES,
     *,
     fold_weights: bool = True,
-    without: Collection[str] = (),
+    without: LeftWhole | None = None,
 ) -> Graph:
     """The graph of a model in memory; `folder` holds its external data (None: it may have none)."""
     from npuc.frontend.importing import graph_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from npuc.custom_ops import STANDARD
 from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
-from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
+from npuc.frontend.builder import OUTPUT, Builder, LeftWhole, OnnxNode
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
@@ -36,13 +36,13 @@ def graph_of(
     shapes: Mapping[str, tuple[int, ...]],
     *,
     fold_weights: bool,
-    without: Collection[str] = (),
+    without: LeftWhole | None = None,
 ) -> Graph:
     """The graph of a model. Raises ModelError or UnsupportedOperator with all problems found."""
     model, opset = importable(model, folder)
     if isinstance(opset, NpucError):
         raise opset
-    to = Builder(opset, folder, fold_weights, frozenset(without))
+    to = Builder(opset, folder, fold_weights, without)
     constants_into(to, model.graph)
     types = input_types(model.graph, to.constants, shapes)
     to.take_inputs(types)
@@ -196,12 +196,6 @@ def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
     return UnsupportedOperator("E201", reason, node=name, op=proto.op_type, remedy=remedy)
 
 
-def left_whole(name: str, op: str) -> Problem:
-    """Why a node with a canonical form is left to the host: see Target.left_whole."""
-    reason, remedy = "its steps would alternate with those of the host", "a target that moves data itself (bm1684)"
-    return Problem("E202", reason, name, op, limit="networks without recurrence", remedy=remedy)
-
-
 def import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
     """Imports one node; raises NpucError for any problem with it."""
     found = signature_of(proto, to.opset)
@@ -227,8 +221,9 @@ def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     if node.op == "If":
         _import_nodes(list(inlined(node, branch_of(node, to), to)), to)
         return
-    if node.op in to.without:
-        raise UnsupportedOperator.of([left_whole(node.name, node.op)])
+    whole = to.left_whole(node)
+    if whole is not None:
+        raise UnsupportedOperator.of([replace(whole, node=node.name, op=node.op)])
     importer, foldable = IMPORTERS.get(node.op), can_fold(node, proto, to)
     if importer is None:
         if not foldable:

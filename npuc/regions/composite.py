@@ -12,7 +12,7 @@ from npuc.export.network_name import named, network_name
 from npuc.inspect.annotation import MemoryAnnotation
 from npuc.inspect.outline import Heading, Line, by_nodes, names_of
 from npuc.inspect.timeline import Activity, Timeline
-from npuc.ir import Array, Graph, Node
+from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
@@ -51,9 +51,9 @@ class Composite:
         self.self_tests = inner.self_tests if isinstance(inner, SelfTesting) else ()
         self.named_exports = inner.named_exports if isinstance(inner, Naming) else ()
 
-    def left_whole(self, options: Options) -> tuple[str, ...]:
+    def left_whole(self, op: str, x: TensorType | None, options: Options) -> Problem | None:
         """Those of the inner target."""
-        return self.inner.left_whole(options)
+        return self.inner.left_whole(op, x, options)
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of the inner target."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from npuc import driver
 from npuc.errors import HOST_STEP, NEEDLESS, ModelError, NpucError, Problem
 from npuc.frontend.binding import bound_values
-from npuc.frontend.importing import left_whole
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit, survey
 from npuc.ir import Graph, Node
@@ -70,8 +69,9 @@ def refused(network: Network, target: Target, options: Options) -> dict[str, Pro
             problem = Problem("W202", "it was asked for", unit.name, unit.op, remedy=f"leave out --deny {asked}")
             found.setdefault(unit.name, problem)
     for unit in network.units:
-        if unit.op in target.left_whole(options):
-            found.setdefault(unit.name, left_whole(unit.name, unit.op))
+        whole = target.left_whole(unit.op, network.types.get(next(iter(unit.proto.input), "")), options)
+        if whole is not None:
+            found.setdefault(unit.name, replace(whole, node=unit.name, op=unit.op))
     for name, problem in (*_beyond(network, options.precision), *_tested(network)):
         found.setdefault(name, problem)
     return found

@@ -13,13 +13,13 @@ from npuc.export.network_name import network_name
 from npuc.inspect.annotation import MemoryAnnotation
 from npuc.inspect.outline import Heading
 from npuc.inspect.timeline import Timeline
-from npuc.ir import Array, Graph, Node
+from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.samples.loading import Samples
 from npuc.storage.pieces import Content, Files
 from npuc.storage.records import read
-from npuc.target import RECURRENT, Options, Origin, Stored, Target
+from npuc.target import ALTERNATING, RECURRENT, Options, Origin, Stored, Target
 from npuc.targets.bm1684.export import kernel as exported_kernel
 from npuc.targets.bm1684.export import launcher, sdk
 from npuc.targets.bm1684.lowering import images, rules, slicing
@@ -59,9 +59,10 @@ class Bm1684(Target):
     named_exports = ("okkernel",)
     chip_models = ("own", "vendor")
 
-    def left_whole(self, options: Options) -> tuple[str, ...]:
+    def left_whole(self, op: str, x: TensorType | None, options: Options) -> Problem | None:
         """Recurrent networks in int8: there is no sigmoid of 8 bits."""
-        return RECURRENT if options.precision == "int8" else ()
+        del x
+        return ALTERNATING if op in RECURRENT and options.precision == "int8" else None
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes that rewrite forms without calls of the machine."""

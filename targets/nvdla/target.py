@@ -12,11 +12,11 @@ from npuc.errors import ArtefactError, Problem, UnsupportedOperator
 from npuc.inspect.annotation import MemoryAnnotation
 from npuc.inspect.outline import Heading
 from npuc.inspect.timeline import Timeline
-from npuc.ir import Array, Graph
+from npuc.ir import Array, Graph, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.samples.loading import Samples
-from npuc.target import FLOATING, Options, Stored, Target
+from npuc.target import ALTERNATING, FLOATING, RECURRENT, Options, Stored, Target
 from npuc.targets.nvdla.files import is_loadable
 from npuc.targets.nvdla.flags import WEIGHTS
 from npuc.targets.nvdla.machine import parameters as machines
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Trial
     from npuc.quantize.network.construction import Quantised
     from npuc.targets.nvdla.program.running import Runner
+
+RECURRENCE = "recurrence"
+"""The name that allows recurrent operators in int8."""
+COARSE_STATE = Problem(
+    "E202",
+    "a state of 8 bits loses small changes",
+    limit="networks without recurrence",
+    remedy=f"--allow {RECURRENCE}, or nvdla-full with --precision fp16 or int16",
+)
 
 
 class Nvdla(Target):
@@ -51,7 +60,17 @@ class Nvdla(Target):
         self.summary = f"NVDLA {name.replace('nvdla-', 'nv_')}: {size}{', tables' * machine.sdp_lut}"
         self.flags = (replace(WEIGHTS, values=asked_forms(machine)),)
         self.precisions = machine.precisions
-        self.inexact = ("winograd",) * machine.winograd
+        self.inexact = ("winograd",) * machine.winograd + (RECURRENCE,) * machine.sdp_lut
+
+    def left_whole(self, op: str, x: TensorType | None, options: Options) -> Problem | None:
+        """Recurrent operators, if SDP has no tables for their gates, if the host would move rows of a batch, and
+        in int8 unless they are allowed.
+        """
+        if op not in RECURRENT:
+            return None
+        if not self._machine(options).sdp_lut or x is None or x.shape[1:2] != (1,):
+            return ALTERNATING
+        return None if options.precision != "int8" or RECURRENCE in options.allow else COARSE_STATE
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes of every program, and more if the machine has no tables."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,14 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def model_of(
-    op: str, *, bias: bool = True, states: bool = False, outputs: str = "yhc", steps: int = STEPS, **attrs: Any
+    op: str,
+    *,
+    bias: bool = True,
+    states: bool = False,
+    outputs: str = "yhc",
+    steps: int = STEPS,
+    batch: int = BATCH,
+    **attrs: Any,
 ) -> onnx.ModelProto:
     """A model of one node. outputs: those in use: the sequence, the last state, the last cell."""
     random, count = np.random.default_rng(0), GATES[op] * HIDDEN
@@ -35,10 +41,10 @@ def model_of(
         numpy_helper.from_array(random.normal(0.05, 0.5, shape).astype(np.float32), name)
         for name, shape in extents.items()
     ]
-    state = (directions, BATCH, HIDDEN)
-    inputs = {"x": (steps, BATCH, INPUTS)}
+    state = (directions, batch, HIDDEN)
+    inputs = {"x": (steps, batch, INPUTS)}
     given = [name for name in ("h0", "c0") if states and (name == "h0" or op == "LSTM")]
-    results = {"y": (steps, directions, BATCH, HIDDEN), "h": state, "c": state}
+    results = {"y": (steps, directions, batch, HIDDEN), "h": state, "c": state}
     names = [name if name in outputs else "" for name in ("yhc" if op == "LSTM" else "yh")]
     node = helper.make_node(
         op, ["x", "w", "r", "b" if bias else "", "", *given], names, hidden_size=HIDDEN, **attrs
@@ -135,7 +141,42 @@ def test_bm1684_runs_them_whole(op: str) -> None:
         np.testing.assert_allclose(outputs[each.name][0], value, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("target", "precision"), [("easynpu", "int8"), ("bm1684", "int8")])
-def test_in_int8_the_host_runs_them(target: str, precision: str, tmp_path: Path) -> None:
-    found = api.compile(model_of("LSTM"), target, options=Options(precision=precision))
+@pytest.mark.parametrize(
+    ("op", "target", "options", "most"),
+    [
+        ("LSTM", "nvdla-full", Options(precision="fp16", level="0"), 2e-3),
+        ("GRU", "nvdla-full", Options(precision="int16", level="0"), 5e-3),
+        ("RNN", "nvdla-large", Options(precision="int8", level="0", allow=("recurrence",)), 0.1),
+    ],
+)
+def test_nvdla_runs_their_steps_without_the_host_between_them(
+    op: str, target: str, options: Options, most: float
+) -> None:
+    model = model_of(op, states=True, steps=3, batch=1)
+    found, feed = api.compile(model, target, options=options), feed_of(model)
+    assert found.report["npu_macs_share"] == 1
+    steps = [step["kind"] for step in found.program.manifest["steps"]]
+    assert steps.count("segment") == 2  # x W + b of all steps, then all steps
+    outputs = found.run({name: value[None] for name, value in feed.items()})
+    for each, value in zip(model.graph.output, session(model).run(None, feed), strict=True):
+        np.testing.assert_allclose(outputs[each.name].reshape(value.shape), value, rtol=0, atol=most)
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "batch", "reason"),
+    [
+        ("easynpu", "int8", 1, "alternate"),
+        ("bm1684", "int8", 2, "alternate"),
+        ("nvdla-small", "int8", 1, "alternate"),
+        ("nvdla-full", "fp16", 2, "alternate"),
+        ("nvdla-full", "int8", 1, "8 bits"),
+    ],
+)
+def test_the_host_runs_them_where_steps_would_alternate_or_lose_precision(
+    target: str, precision: str, batch: int, reason: str
+) -> None:
+    found = api.compile(model_of("LSTM", batch=batch), target, options=Options(precision=precision))
     assert [part["place"] for part in found.report["partitions"]] == ["host"]
+    assert reason in found.report["partitions"][0]["reasons"][0]["reason"]
+    with pytest.raises(NpucError, match=reason):
+        api.compile(model_of("LSTM", batch=batch), target, options=Options(precision=precision, fallback="refuse"))

@@ -145,14 +145,15 @@ def _activations(node: OnnxNode) -> tuple[str, ...]:
 def _direction(node: OnnxNode, to: Builder, at: int, *, turned: bool) -> list[list[str]]:
     """For every output, tensors (batch, hidden): of each step in the order of the input, or of the last step."""
     layer, weights, bias = _layer(node, to, at)
-    products = to.emit(node, "MatMul", (node.inputs[0], weights), ())
-    products = to.emit(node, "Add", (products, bias), ()) if bias else products
-    steps, batch, width = to.shape(products)
+    steps, batch, features = to.shape(node.inputs[0])
+    rows = layer.emit("Reshape", node.inputs[0], shape=(steps * batch, features))
+    products = layer.emit("MatMul", rows, weights)
+    products = layer.emit("Add", products, bias) if bias else products
     state = tuple(_initial(node, to, place, at) for place in (STATE, CELL)[: 2 if node.op == "LSTM" else 1])
     hidden: dict[int, str] = {}
     for step in reversed(range(steps)) if turned else range(steps):
-        cut = layer.emit("Slice", products, axes=(0,), starts=(step,), ends=(step + 1,), steps=(1,))
-        gates = layer.emit("Reshape", cut, shape=(batch, width))
+        first, behind = step * batch, (step + 1) * batch
+        gates = layer.emit("Slice", products, axes=(0,), starts=(first,), ends=(behind,), steps=(1,))
         state = CELLS[node.op].step(layer, gates, state)
         hidden[step] = state[0]
     return [[hidden[step] for step in range(steps)], *([each] for each in state)]
