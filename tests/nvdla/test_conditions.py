@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from npuc.ir import Array, Graph
 from npuc.program import as_loaded
 from npuc.target import target
-from npuc.targets.nvdla.machine.parameters import FULL
+from npuc.targets.nvdla.machine.parameters import FULL, SMALL
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.operations.tiling import Geometry, kernels_together
 from npuc.targets.nvdla.operations.weight_form import WeightForm
@@ -126,7 +127,28 @@ def test_a_convolution_with_more_padding_than_a_field_runs(
 def test_an_average_counts_its_padding(counts: int, pads: int, refused: bool) -> None:
     pool = node("AveragePool", "x", "y", kernel_shape=(3, 3), pads=(pads,) * 4, count_include_pad=counts)
     graph = network((1, 4, 5, 5), "y", pool)
-    assert bool(support.averaging_fields(graph, graph.nodes[0])) is refused
+    assert bool(support.whole_windows(graph, graph.nodes[0])) is refused
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "remedy"),
+    [
+        (
+            "AveragePool x",
+            {"kernel_shape": (3, 3), "strides": (9, 9), "count_include_pad": 1},
+            "pool in two steps",
+        ),
+        ("AveragePool x", {"kernel_shape": (3, 3), "pads": (1,) * 4}, "set count_include_pad = 1"),
+        ("Conv x w", {"strides": (9, 9)}, "a smaller stride"),
+    ],
+)
+def test_a_remedy_is_about_what_is_beyond_the_machine(op: str, attributes: dict[str, Any], remedy: str) -> None:
+    """Before, an average of a large stride was to count its padding, a convolution to fold its normalisation."""
+    name, *more = op.split()
+    graph = network((1, 4, 30, 30), "y", node(name, " ".join(more), "y", **attributes), w=weights(4, 4, 3, 3))
+    found = support.refusal(graph, graph.nodes[0], SMALL, "int8")
+    assert found is not None
+    assert found.remedy == remedy
 
 
 @pytest.mark.parametrize(

@@ -103,15 +103,26 @@ def pooling_fields(graph: Graph, node: Node) -> str | None:
 
 
 def averaging_fields(graph: Graph, node: Node) -> str | None:
-    """Averages count a whole window: no padding, or padding that counts; windows up to 32x32 (convolutions)."""
+    """Averages have windows up to 32x32 (convolutions) without dilation, strides up to 8, padding up to 7."""
     kernel = average_kernel(graph, node)
-    if max(kernel) > 32:
+    if max(kernel) > MOST_KERNEL:
         return f"the window is {list(kernel)}"
     if node.op.startswith("Global"):
         return None
     window = window_of(node, kernel)
-    if max(window.strides) > 8 or max(window.begins) > 7 or max(window.dilations) > 1:
+    if max(window.dilations) > 1:
+        return f"the dilation is {list(window.dilations)}"
+    if max(window.strides) > MOST_STRIDE or max(window.begins) > 7:
         return f"strides {list(window.strides)}, padding {list(window.begins)}"
+    return None
+
+
+def whole_windows(graph: Graph, node: Node) -> str | None:
+    """They count a whole window: no padding, or padding that counts."""
+    if node.op.startswith("Global"):
+        return None
+    kernel = average_kernel(graph, node)
+    window = window_of(node, kernel)
     spatial, extents = graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:]
     ends = [
         (count - 1) * s + k - begin - extent
@@ -169,6 +180,9 @@ REMEDIES: Mapping[Constraint, str] = {
     one_image: BATCH,
     map_fields: SPLIT,
     convolution_fields: "a smaller kernel, padding or dilation",
+    strides: "a smaller stride",
+    strides_or_batches: "a smaller stride",
+    whole_windows: "set count_include_pad = 1",
 }
 """Remedies of constraints that mean the same for every operator."""
 SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
@@ -184,8 +198,8 @@ ARRAY: Mapping[str, Support] = {
     ),
     "MaxPool": Support("PDP", (one_image, map_fields, pooling_fields), "split the window"),
     "GlobalMaxPool": Support("PDP", (one_image, map_fields, pooling_fields), "split the window"),
-    "AveragePool": Support(AVERAGING, (one_image, map_fields, averaging_fields), "set count_include_pad = 1"),
-    "GlobalAveragePool": Support(AVERAGING, (one_image, map_fields, averaging_fields), "pool in two steps"),
+    **{op: Support(AVERAGING, (one_image, map_fields, averaging_fields, whole_windows), "pool in two steps")
+       for op in ("AveragePool", "GlobalAveragePool")},
     **{op: Support("SDP (X1, X2)", OF_TWO, SHAPES)
        for op in ("Add", "Sub", "Mul", "Max", "Min")},
     **{op: Support("SDP (X1, X2)", (one_image, map_fields), BATCH)
