@@ -129,21 +129,35 @@ def relu(node: Node, emit: Emitter) -> None:
     emit.node("Cast", [positive], [node.output], to=INT8)
 
 
+EVERY = np.arange(256, dtype=np.uint8).view(np.int8)
+"""All int8 values, each in the place that it selects as an index: negative ones count from the end."""
+
+
 def table(node: Node, emit: Emitter) -> None:
     """Evaluates the table for every int8 value, selecting segments by comparison; elements are looked up."""
     starts, a, b = (emit.graph.constants[name] for name in node.inputs[1:])
-    values = np.arange(-128, 128)
-    column, row = emit.constant(values[:, None].astype(np.int32)), emit.constant(starts[None].astype(np.int32))
+    column = emit.constant(EVERY[:, None].astype(np.int32))
+    row = emit.constant(starts[None].astype(np.int32))
     reached = emit.step("Cast", emit.step("GreaterOrEqual", column, row), to=INT32)
     count = emit.step("ReduceSum", reached, emit.constant(np.array([1])), keepdims=0)
     segment = emit.step("Sub", count, emit.constant(np.int32(1)))
     slope, offset = (emit.step("Gather", emit.constant(each.astype(np.float64)), segment) for each in (a, b))
-    product = emit.step("Mul", slope, emit.constant(values.astype(np.float64)))
+    product = emit.step("Mul", slope, emit.constant(EVERY.astype(np.float64)))
     results = emit.fresh("results")
     shift = np.array(SHIFT(node))
     _requantise(emit, emit.step("Add", product, offset), shift, False, results, np.float64)
-    index = emit.step("Add", emit.step("Cast", node.inputs[0], to=INT32), emit.constant(np.int32(128)))
-    emit.node("Gather", [results, index], [node.output])
+    looked_up(node, emit, results)
+
+
+def looked_up(node: Node, emit: Emitter, results: str) -> None:
+    """The node's output: for every element of its int8 input, the one of 256 results in the order of EVERY.
+
+    GatherElements has operands of one rank, but takes a sixth of Gather's time under onnxruntime.
+    """
+    flat = emit.step("Reshape", node.inputs[0], emit.integers("flat", [-1]))
+    found = emit.step("GatherElements", results, emit.step("Cast", flat, to=INT32))
+    shape = emit.integers("shape", emit.graph.shape(node.output))
+    emit.node("Reshape", [found, shape], [node.output])
 
 
 def prelu(node: Node, emit: Emitter) -> None:

@@ -55,8 +55,9 @@ def test_a_table_means_the_same_to_onnxruntime(
     constants, shift = table
     found = graph("IntTable", (1, 4, 8, 8), constants, shift=shift)
     feeds = {"x": EVERY.reshape(1, 4, 8, 8)}
-    expected = onnxruntime_values(to_onnx(found), feeds)["y"]
-    np.testing.assert_array_equal(run(found, feeds)["y"], expected)
+    model = to_onnx(found)
+    assert "GatherElements" in [each.op_type for each in model.graph.node]  # several times as fast as Gather
+    np.testing.assert_array_equal(run(found, feeds)["y"], onnxruntime_values(model, feeds)["y"])
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 3, 16, 16), (1, 3)]))

@@ -129,6 +129,61 @@ def test_onnxruntime_computes_two_maps_as_numpy_does(alu: int, multiply: int) ->
     _agrees(graph, values)
 
 
+@pytest.mark.parametrize("shift", [0, 1, 2, 9])
+def test_a_product_of_two_maps_is_rounded_half_away_from_zero(shift: int) -> None:
+    """All pairs of some integers; expected with Python's integers. Without a shift there is nothing to round."""
+    values = [-128, -127, -3, -2, -1, 0, 1, 2, 3, 127]
+    pairs = np.array([(a, b) for a in values for b in values], np.int8)
+    attrs = {"x1": Stage(multiply=1, shift=shift).as_attr()}
+    graph = _graph(Node("NvElementwise", ("x", "", "z"), ("y",), attrs, "n"), (1, 1, 1, len(pairs)), {})
+    assert "Sign" not in _operators(graph)
+    feeds = {name: pairs[:, at].reshape(1, 1, 1, -1) for at, name in enumerate("xz")}
+    (found,) = session(to_onnx(graph, graph.outputs)).run(["y"], feeds)
+    products, half = [a * b for a, b in pairs.tolist()], (1 << shift) >> 1
+    away = [(1 if each > 0 else -1) * ((abs(each) + half) >> shift) for each in products]
+    assert found.ravel().tolist() == [min(max(each, -128), 127) for each in away]
+
+
+def _operators(graph: Graph) -> set[str]:
+    return {node.op_type for node in to_onnx(graph, graph.outputs).graph.node}
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16])
+@settings(deadline=None, max_examples=30)
+@given(
+    st.booleans(),
+    STAGES,
+    STAGES,
+    st.integers(-9, 9),
+    st.integers(1, 30000),
+    st.integers(0, 25),
+    st.integers(0, 99),
+)
+def test_onnxruntime_computes_a_pass_of_single_operands_as_numpy_does(
+    dtype: type[np.integer], tabulated: bool, x1: Stage, x2: Stage, offset: int, scale: int, shift: int, seed: int
+) -> None:
+    """All values of 8 bits, which are looked up, and some of 16 bits, which are not."""
+    random = np.random.default_rng(seed)
+    constants = {f"o{number}": random.integers(-32768, 32768, (1, 1, 1)).astype(np.int16) for number in range(4)}
+    if tabulated and dtype is np.int8:
+        constants["t"] = random.integers(-128, 128, 256).astype(np.int16)
+    attrs = {"x1": x1.as_attr(), "x2": x2.as_attr(), "converter": (offset, scale, shift)}
+    node, shape = Node("NvElementwise", ("x", *constants), ("y",), attrs, "n"), (1, 2, 8, 16)
+    graph = build("g", [node], {"x": TensorType(shape, np.dtype(dtype).name)}, ("y",), constants, OPERATORS)
+    every = np.arange(256) - 128 if dtype is np.int8 else random.integers(-32768, 32768, 256)
+    assert ("GatherElements" in _operators(graph)) == (dtype is np.int8)
+    _agrees(graph, {"x": every.astype(dtype).reshape(shape)})
+
+
+def test_a_pass_of_operands_per_channel_is_not_looked_up() -> None:
+    operand = np.array([[[3]], [[-5]]], np.int16)
+    node = Node("NvElementwise", ("x", "", "m"), ("y",), {"x1": Stage(multiply=1, shift=2).as_attr()}, "n")
+    graph = _graph(node, (1, 2, 1, 2), {"m": operand})
+    assert "GatherElements" not in _operators(graph)
+    found = session(to_onnx(graph, graph.outputs)).run(["y"], {"x": np.array([[[[1, 2]], [[6, -2]]]], np.int8)})
+    assert found[0].ravel().tolist() == [1, 2, -8, 3]  # 3 / 4, 6 / 4, -30 / 4 and 10 / 4, rounded half away
+
+
 @pytest.mark.parametrize("reciprocals", [(65536, 7282), (21846, 21846), (65536, 65536)])
 def test_onnxruntime_averages_as_numpy_does(reciprocals: tuple[int, int]) -> None:
     random = np.random.default_rng(3)

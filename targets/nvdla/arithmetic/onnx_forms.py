@@ -16,7 +16,7 @@ import numpy as np
 from npuc.ir import Array, Attr, Node
 from npuc.ops.accumulators import EXACT_FLOAT32, accumulator_bound
 from npuc.ops.attributes import KERNEL_SHAPE, SIZE
-from npuc.ops.integer_onnx import DOUBLE, FLOAT, as_float, wide_sums, windowed
+from npuc.ops.integer_onnx import DOUBLE, EVERY, FLOAT, as_float, looked_up, wide_sums, windowed
 from npuc.targets.nvdla.arithmetic.attributes import RECIPROCALS, TRUNCATE, WINOGRAD, ZERO
 from npuc.targets.nvdla.arithmetic.integer import (
     ALU,
@@ -126,12 +126,26 @@ def _magnitude(node: Node, emit: Emitter) -> int:
 
 
 def elementwise(node: Node, emit: Emitter) -> None:
-    """A map and the pass behind it."""
-    _through(node, emit, emit.step("Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit), stages(node))
+    """A map and the pass behind it; if all its elements go through the same, results are looked up."""
+    if _alike(node, emit):
+        results = emit.fresh("results")
+        every = emit.constant(EVERY.reshape(-1, 1, 1).astype(np.float64), "every")
+        _through(node, emit, every, _magnitude(node, emit), stages(node), results)
+        looked_up(node, emit, emit.step("Reshape", results, emit.integers("flat", [-1])))
+    else:
+        _through(node, emit, emit.step("Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit), stages(node))
 
 
-def _through(node: Node, emit: Emitter, x: str, bound: float, passed: tuple[Stage, Stage]) -> None:
-    """X1, X2, table and converter of a double x with |x| <= bound."""
+def _alike(node: Node, emit: Emitter) -> bool:
+    """Whether a result depends only on an element of 8 bits: operands are constants of one value."""
+    values = [emit.graph.constant(name) for name in operands(node)[:4] if name]
+    return _magnitude(node, emit) == 128 and all(value is not None and value.size == 1 for value in values)
+
+
+def _through(
+    node: Node, emit: Emitter, x: str, bound: float, passed: tuple[Stage, Stage], output: str = ""
+) -> None:
+    """X1, X2, table and converter of a double x with |x| <= bound. output: instead of the node's."""
     alu1, mul1, alu2, mul2, table = operands(node)
     offset, scale, shift = converter(node)
     rectified = not table and (scale, shift) == (1, 0) and bool((passed[0] if passed[1].idle else passed[1]).relu)
@@ -150,7 +164,7 @@ def _through(node: Node, emit: Emitter, x: str, bound: float, passed: tuple[Stag
         x = emit.step("Sub", x, emit.constant(np.float64(offset)))
     if (scale, shift) != (1, 0):
         x = scaled(emit, x, inf if table else bound + abs(offset), np.int64(scale), shift)
-    _saturated(node, emit, x, -offset if rectified else -inf)
+    _saturated(node, emit, x, -offset if rectified else -inf, output)
 
 
 def _interpolated(emit: Emitter, x: str, placed: tuple[Table, Table], entries: Array) -> str:
@@ -180,12 +194,12 @@ def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
     return emit.step("Add", inside, half_away(emit, emit.step("Mul", further, slope)))
 
 
-def _saturated(node: Node, emit: Emitter, x: str, lowest: float = -inf) -> None:
-    """The node's result: a double saturated to the type of its output, after the maximum of it and the lowest."""
+def _saturated(node: Node, emit: Emitter, x: str, lowest: float = -inf, output: str = "") -> None:
+    """A double, at least `lowest`, saturated to the type of the node's output. output: instead of that one."""
     dtype = emit.graph.tensors[node.output].dtype
     limits = np.iinfo(dtype)
     low = min(max(int(limits.min), lowest), int(limits.max))
-    emit.node("Cast", [clipped(emit, x, low, int(limits.max))], [node.output], to=dtype)
+    emit.node("Cast", [clipped(emit, x, low, int(limits.max))], [output or node.output], to=dtype)
 
 
 def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: str) -> tuple[str, float]:
@@ -211,8 +225,9 @@ def _product(emit: Emitter, x: str, bound: float, name: str, shift: int) -> tupl
     value = emit.graph.constant(name)
     if value is not None:
         return scaled(emit, x, bound, value, shift), float(np.abs(value.astype(np.float64)).max()) * 2.0**-shift
-    factor, reach = _operand(emit, name, -shift)
-    return half_away(emit, emit.step("Mul", x, factor)), reach
+    factor, reach = _operand(emit, name, 0)
+    product = emit.step("Mul", x, factor)
+    return scaled(emit, product, bound * reach, np.int64(1), shift) if shift else product, reach * 2.0**-shift
 
 
 def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
@@ -221,7 +236,8 @@ def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
     if value is not None:
         scaled = np.ldexp(value.astype(np.float64), shift)
         return emit.constant(scaled, "operand"), float(np.abs(scaled).max(initial=0))
-    scaled = emit.step("Mul", emit.step("Cast", name, to=DOUBLE), emit.constant(np.ldexp(1.0, shift)))
+    whole = emit.step("Cast", name, to=DOUBLE)
+    scaled = emit.step("Mul", whole, emit.constant(np.ldexp(1.0, shift))) if shift else whole
     return scaled, -float(np.iinfo(emit.graph.tensors[name].dtype).min) * 2.0**shift
 
 
