@@ -149,7 +149,7 @@ def offset_results(
 
 
 def finest(graph: Graph, node: Node, known: Mapping[str, Histogram]) -> float:
-    """The scale at which one step of an operand is up to FINEST steps of a node's result; 0 without such a limit."""
+    """The scale at which one step of an operand is up to FINEST steps of a result; 0 without such a limit."""
     read = [known[name].largest for name in data_inputs(node) if name in known]
     if node.op not in ("Conv", "Add", *AVERAGES) or not read:
         return 0.0
