@@ -120,5 +120,6 @@ OPERATORS = (
     Op("GlobalMaxPool", "The largest element of each channel.", _x(), (Y,), _global_max, infer=_global_types),
 )
 
+AVERAGES = ("AveragePool", "GlobalAveragePool")
 SELECTION = ("MaxPool", "GlobalMaxPool")
 """Operators that select each result from their elements."""

@@ -15,7 +15,7 @@ from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import integer_nodes, selects, tensors_of
 from npuc.quantize.scales.model_scales import steps_of
-from npuc.quantize.scales.offsets import by_convolutions, offset_inputs, offset_results
+from npuc.quantize.scales.offsets import by_biases, offset_inputs, offset_results
 from npuc.reference import session
 from tests.graphs.compiling import Case, verified
 from tests.passes.networks import network, node
@@ -85,7 +85,7 @@ def test_a_result_that_is_an_output_has_no_zero_point() -> None:
 def test_a_bias_takes_a_zero_point_where_no_padding_surrounds_the_map(
     conv: Node, anyway: bool, taken: bool
 ) -> None:
-    assert by_convolutions(conv, anyway) is taken
+    assert by_biases(conv, anyway) is taken
 
 
 ONE = np.eye(2, dtype=np.float32)[..., None, None]

@@ -100,12 +100,12 @@ def test_values_even_around_0_keep_0() -> None:
 @pytest.mark.parametrize(
     "nodes",
     [
-        (node("HardSwish", "a", "h"), node("Add", "h a", "y")),
+        (node("HardSwish", "a", "h"), node("Mul", "h a", "y")),
         (node("HardSwish", "a", "h"), node("MaxPool", "h", "m", kernel_shape=(1, 2), strides=(1, 2)),
          node("Conv", "m i", "y")),
     ],
 )  # fmt: skip
-def test_what_anything_but_tables_and_convolutions_read_keeps_0(nodes: tuple[Node, ...]) -> None:
+def test_what_products_and_maxima_read_keeps_0(nodes: tuple[Node, ...]) -> None:
     assert "h" not in found(line(*nodes), ramp(-20, 9))
 
 

@@ -18,6 +18,7 @@ from npuc.ops import OPS, Operators
 from npuc.ops.accumulators import accumulator_bound
 from npuc.ops.attributes import ACTIVATION, FUSED_INPUT, MAX, PADS, VALUE
 from npuc.ops.movement import MOVEMENT
+from npuc.ops.pooling import AVERAGES
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import (
@@ -32,7 +33,14 @@ from npuc.quantize.arithmetic.weights import (
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.network.construction import GraphBuilder, Quantise, Quantised, int8_name
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two
-from npuc.quantize.scales.constraints import average_kernel, constraints_of, data_inputs, floors, tensors_of
+from npuc.quantize.scales.constraints import (
+    average_kernel,
+    constraints_of,
+    data_inputs,
+    floors,
+    largest_weight,
+    tensors_of,
+)
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, steps_of
 from npuc.quantize.scales.reach import expect_within_reach
 from npuc.quantize.scales.spans import ANYTHING, Span, limits_of, spans
@@ -47,22 +55,24 @@ def quantise(
     *,
     tabulate: Tabulate | None = None,
     power_of_two: bool = False,
+    factors: bool = False,
 ) -> Quantised:
     """The integer graph of a float graph; these of its nodes become integer.
 
     histograms: of every tensor in tensors_of(nodes) without given scale and zero point. tabulate: makes the
-    target's activation tables. power_of_two: whether every chosen scale must be a power of two. Raises
-    UnsupportedOperator (E205) for a node without an integer form.
+    target's activation tables. power_of_two: whether every chosen scale must be a power of two. factors: as in
+    `constraints_of`. Raises UnsupportedOperator (E205) for a node without an integer form.
     """
     free = {name: histograms[name] for name in tensors_of(nodes) if name not in given}
     expect_within_reach(nodes, free)
-    constraints = replace(constraints_of(graph, nodes, given, free), floors=floors(graph, nodes, free))
+    demands = constraints_of(graph, nodes, given, free, factors=factors)
+    constraints = replace(demands, floors=floors(graph, nodes, free))
     constraints = in_powers_of_two(constraints, free) if power_of_two else constraints
     chosen = free_steps(graph, nodes, free, constraints, method, given)
     return Builder(graph, nodes, {**chosen, **given}, tabulate).built()
 
 
-def quantiser(tabulate: Tabulate, *, power_of_two: bool = False) -> Quantise:
+def quantiser(tabulate: Tabulate, *, power_of_two: bool = False, factors: bool = False) -> Quantise:
     """`quantise` with a cached search for tables."""
     tables: dict[bytes, Table] = {}
 
@@ -72,7 +82,7 @@ def quantiser(tabulate: Tabulate, *, power_of_two: bool = False) -> Quantise:
             tables[key] = tabulate(values)
         return tables[key]
 
-    return partial(quantise, tabulate=remembered, power_of_two=power_of_two)
+    return partial(quantise, tabulate=remembered, power_of_two=power_of_two, factors=factors)
 
 
 MOST_ROUNDS = 4
@@ -102,9 +112,9 @@ def _weight_floors(graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Step
     """The smallest scales at which weights fit, of results so fine that weights would exceed 8 bits at shift 0."""
     found: dict[str, float] = {}
     for node in nodes:
-        if node.op == "Conv":
-            largest = float(np.abs(graph.constants[node.inputs[1]]).max(initial=0))
-            finest = steps[node.inputs[0]].scale * largest / LARGEST_WEIGHT
+        if node.op in ("Conv", "Add", *AVERAGES):
+            coarsest = max(steps[name].scale for name in data_inputs(node))
+            finest = coarsest * largest_weight(graph, node) / LARGEST_WEIGHT
             if not finest < steps[node.output].scale:
                 found[node.output] = finest * (1 + 1e-3)
     return found
@@ -212,7 +222,7 @@ class Builder(GraphBuilder):
         match node.op:
             case "Conv":
                 return "IntConv", {**self.window(node), "relu": relu}, self.weights(node)
-            case "AveragePool" | "GlobalAveragePool":
+            case op if op in AVERAGES:
                 channels = self.float.shape(node.inputs[0])[1]
                 window = {} if node.op.startswith("Global") else self.window(node)
                 return "IntConv", {**window, "group": channels, "average": 1}, self.average(node)

@@ -10,7 +10,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
 from npuc.ops.movement import KEPT_INTEGERS, MOVEMENT
-from npuc.ops.pooling import SELECTION
+from npuc.ops.pooling import AVERAGES, SELECTION
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import TABLE_OPS, is_relu
 from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps, blocks
@@ -63,6 +63,14 @@ def tensors_of(nodes: Sequence[Node]) -> tuple[str, ...]:
     return tuple(found)
 
 
+MANY_TAPS = 16
+"""From this many 8-bit taps on, an average has any ratio of scales to 1 in 2,000: 1/16 of a step at most."""
+
+
+def _many_taps(graph: Graph, node: Node) -> bool:
+    return node.op in AVERAGES and math.prod(average_kernel(graph, node)) >= MANY_TAPS
+
+
 def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
     """The window of an average or global pooling node."""
     if node.op.startswith("Global"):
@@ -70,6 +78,15 @@ def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
         return height, width
     height, width = KERNEL_SHAPE(node)
     return height, width
+
+
+def largest_weight(graph: Graph, node: Node) -> float:
+    """The largest magnitude of a convolution's weights, of the taps of an average, or of a sum's factors."""
+    if node.op == "Add":
+        return 1.0
+    if node.op in AVERAGES:
+        return 1 / math.prod(average_kernel(graph, node))
+    return float(np.abs(graph.constants[node.inputs[1]]).max(initial=0))
 
 
 def equal_scales(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
@@ -94,11 +111,14 @@ def constraints_of(
     nodes: Sequence[Node],
     given: Collection[str] = (),
     histograms: Mapping[str, Histogram] = NOT_KNOWN,
+    *,
+    factors: bool = False,
 ) -> ScaleConstraints:
     """The constraints of the operators on the scales of their tensors.
 
     given: tensors with known scales. An operator with its own arithmetic accepts these as they are, so it imposes
-    no constraint. histograms: of tensors with known values.
+    no constraint. histograms: of tensors with known values. factors: whether sums and averages over MANY_TAPS
+    multiply each operand by a factor of 8 bits, for any ratio of scales.
     """
     equal = [pair for pair in equal_scales(graph, nodes) if pair[0] not in given]
     ratios: list[Ratio] = []
@@ -115,7 +135,9 @@ def constraints_of(
             continue
         if node.op in ("Neg", "FakeQuantize") or selects(graph, node):
             equal.append((x, y))
-        elif node.op in ("AveragePool", "GlobalAveragePool"):
+        elif factors and (node.op == "Add" or _many_taps(graph, node)):
+            continue
+        elif node.op in AVERAGES:
             exponent = average_taps(average_kernel(graph, node))[1]
             ratios.append(Ratio(y, x, -exponent, MOST_SHIFT - exponent))
         elif node.op == "Add":

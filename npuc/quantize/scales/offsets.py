@@ -1,8 +1,9 @@
 """Zero points for tensors without negative values: with 0 at -128 they have twice the resolution.
 
-If every reader is a convolution, its bias absorbs the offset exactly. Windows that reach into the padding need
-padding with -128, which costs an extra instruction (2.5 % of a ResNet-8); this is done only at the highest level,
-and for the network's inputs, whose errors affect everything after them.
+If every reader is a convolution, an average or a sum, its bias absorbs the offset exactly. Windows that reach into
+the padding need padding with -128, which costs an extra instruction (2.6 % of a ResNet-8 for its images); this is
+done only at the highest level, and for the network's inputs if few multiply-accumulates read them: their errors
+affect everything after them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.ops.attributes import ACTIVATION, MAX, PADS, SELECTS
+from npuc.ops.attributes import MAX, PADS, SELECTS
+from npuc.ops.macs import macs
+from npuc.ops.pooling import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import next_power
+from npuc.quantize.scales.constraints import data_inputs, largest_weight
 from npuc.quantize.scales.model_scales import Steps
+from npuc.quantize.scales.spans import ANYTHING, spans
 
 LEVELS = 255
 """Steps from -128 to 127."""
@@ -49,12 +54,14 @@ class ZeroPoints:
         return SCALES[::PER_OCTAVE] if self.power_of_two else SCALES
 
 
-def by_convolutions(node: Node, anyway: bool) -> bool:
+def by_biases(node: Node, anyway: bool) -> bool:
     """Whether a machine that pads windows with zeros supports a zero point: the bias absorbs it, padding costs."""
+    if node.op in ("Add", *AVERAGES):
+        return not any(PADS(node))
     return node.op == "Conv" and not SELECTS(node) and (anyway or not any(PADS(node)))
 
 
-IN_BIASES = ZeroPoints(by_convolutions, tables=True)
+IN_BIASES = ZeroPoints(by_biases, ("Conv", "Add", *AVERAGES), tables=True)
 """For a machine without zero points, where biases absorb them."""
 
 
@@ -68,13 +75,15 @@ def offset_inputs(
 ) -> dict[str, Steps]:
     """Scales and zero points of the quantised inputs without negative values whose readers accept a zero point.
 
-    anyway: at any cost. Whole numbers up to 255, as in images, keep their values.
+    anyway: at any cost, otherwise only if FEW_MACS read the input. Whole numbers up to 255, as in images, keep
+    their values.
     """
     integer = set(nodes)
     sources = {name: _source(graph, name) for name in {node.inputs[0] for node in nodes if node.op == "Conv"}}
     found: dict[str, Steps] = {}
     for name, source in sources.items():
-        if source is None or not _taken(graph, name, integer, zero_points, anyway=anyway):
+        cheap = anyway or _few_macs(graph, graph.readers[name])
+        if source is None or not _taken(graph, name, integer, zero_points, anyway=cheap):
             continue
         values = [feed[source] for feed in feeds]
         least, largest = min(float(each.min()) for each in values), max(float(each.max()) for each in values)
@@ -84,6 +93,16 @@ def offset_inputs(
                 1.0 if whole and largest > LEVELS / 2 else zero_points.scale(largest / LEVELS), -128
             )
     return found
+
+
+FEW_MACS = 0.05
+"""Share of the network's multiply-accumulates: at worst, words for the padding double them."""
+
+
+def _few_macs(graph: Graph, readers: Sequence[Node]) -> bool:
+    """Whether these nodes have some of the graph's multiply-accumulates, but few."""
+    mine, all_nodes = (sum(macs(node, graph.tensors) for node in each) for each in (readers, graph.nodes))
+    return 0 < mine <= FEW_MACS * all_nodes
 
 
 def _source(graph: Graph, name: str) -> str | None:
@@ -104,12 +123,16 @@ def offset_results(
     *,
     anyway: bool = False,
 ) -> dict[str, Steps]:
-    """Scales and zero points of ReLU results whose readers accept a zero point for free; anyway: at any cost."""
-    integer = set(nodes)
+    """Scales and zero points of results of ReLUs, and of averages over these, whose readers accept a zero point.
+
+    anyway: at any cost, not only for free.
+    """
+    integer, known_spans = set(nodes), spans(graph)
     found: dict[str, Steps] = {}
     for node in nodes:
         name = node.output
-        limited = node.op in zero_points.writes and ACTIVATION(node) in ("Relu", "Clip")
+        least = known_spans.get(node.inputs[0] if node.op in AVERAGES else name, ANYTHING)[0]
+        limited = node.op in zero_points.writes and least >= 0
         if (
             limited
             and name in known
@@ -126,11 +149,11 @@ def offset_results(
 
 
 def finest(graph: Graph, node: Node, known: Mapping[str, Histogram]) -> float:
-    """The scale at which one step of a convolution's input is up to FINEST steps of its result; 0 for others."""
-    if node.op != "Conv" or node.inputs[0] not in known:
+    """The scale at which one step of an operand is up to FINEST steps of a result; 0 without such a limit."""
+    read = [known[name].largest for name in data_inputs(node) if name in known]
+    if node.op not in ("Conv", "Add", *AVERAGES) or not read:
         return 0.0
-    w = float(np.abs(graph.constants[node.inputs[1]]).max(initial=0))
-    return w * known[node.inputs[0]].largest / 127 / FINEST
+    return largest_weight(graph, node) * max(read) / 127 / FINEST
 
 
 FINEST = 64

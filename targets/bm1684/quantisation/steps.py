@@ -11,7 +11,7 @@ from dataclasses import replace
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION
 from npuc.ops.movement import KEPT_INTEGERS
-from npuc.ops.pooling import SELECTION
+from npuc.ops.pooling import AVERAGES, SELECTION
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import ScaleConstraints, components
@@ -20,7 +20,6 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 
 SAME = (*KEPT_INTEGERS, *SELECTION)
-AVERAGES = ("AveragePool", "GlobalAveragePool")
 
 
 def natural(given: Mapping[str, Steps]) -> dict[str, Steps]:

@@ -40,14 +40,14 @@ def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:
 
 
 def _calibrated(
-    find: HistogramSource, graph: Graph, samples: Samples, machine: Machine, hook: Hook | None
+    find: HistogramSource, graph: Graph, samples: Samples, machine: Machine, hook: Hook | None, *, factors: bool
 ) -> tuple[Graph, dict[str, Steps], dict[str, Histogram]]:
     """The graph after the passes that depend on ranges, the scales that its model gives, other histograms."""
     given, found = calibrated(find, graph, samples, integer(graph, machine))
     copies = RescaleCoarseOperands(
         found,
         lambda each: integer(each, machine),
-        lambda each, some, histograms: constraints_of(each, some, given, histograms),
+        lambda each, some, histograms: constraints_of(each, some, given, histograms, factors=factors),
         IMAGES,
     )
     graph = run_passes(graph, (FoldShortCuts(found), copies), hook)
@@ -70,13 +70,13 @@ def network(
     level, documented = LEVELS[options.level], options.flag(ISA) == DOCUMENTED
     method = options.method or level.method
     find = source(options.histograms, synthetic=samples.synthetic)
-    graph, given, found = _calibrated(find, graph, samples, machine, hook)
+    graph, given, found = _calibrated(find, graph, samples, machine, hook, factors=not documented)
     free_scales = not given
     if documented:  # the document adds and pools at equal scales: only the ranges of the model's steps are used
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors_of(integer(graph, machine))}, {}
     power_of_two = machine.scales == POWER_OF_TWO
-    make = quantiser(best_table, power_of_two=power_of_two)
+    make = quantiser(best_table, power_of_two=power_of_two, factors=not documented)
 
     @cache
     def seen(host: Host) -> Mapping[str, Histogram]:
