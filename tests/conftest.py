@@ -152,9 +152,13 @@ def onnxruntime_values() -> Reference:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays: the garbage collector need not look through it again and again."""
+    """What was collected stays: the garbage collector need not look through it again and again.
+
+    Nor does it look through new objects more often than in a command.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000)  # npuc.__main__, whose import resets how Ctrl-C is handled
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -34,7 +34,7 @@ def _one(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
 
 
-@pytest.mark.parametrize("columns", [63, 64, 65, 97, 127, 128, 129, 1000, 2053, 4099])
+@pytest.mark.parametrize("columns", [63, 64, 65, 128, 129, 2053, 4099])
 @pytest.mark.parametrize("op", ["Add", "Div", "BatchNormalization", "PRelu", "Sigmoid"])
 def test_columns_of_a_matrix_beyond_the_npus_are_their_own(op: str, columns: int) -> None:
     rng, shape = np.random.default_rng(columns), (3, columns)
@@ -49,7 +49,7 @@ def test_columns_of_a_matrix_beyond_the_npus_are_their_own(op: str, columns: int
 @pytest.mark.parametrize(
     "shape", [(1, 4096, 4), (2, 4097, 1), (1, 3, 2048), (1, 65, 2053), (1, 2, 2053, 3), (2, 1, 1, 4111)]
 )
-@pytest.mark.parametrize("op", ["Relu", "Sigmoid", "Sqrt", "Elu", "BatchNormalization", "Mul"])
+@pytest.mark.parametrize("op", ["Relu", "Sigmoid", "Sqrt", "BatchNormalization", "Mul"])
 def test_functions_of_elements_know_no_largest_extent(op: str, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(3)
     channels = [np.abs(rng.standard_normal(shape[1])).astype(np.float32) + 0.5 for _ in range(4)]
@@ -113,7 +113,7 @@ def test_a_quantised_model_computes_its_steps_in_fp32(dtype: str, zero: int) -> 
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
-@pytest.mark.parametrize("size", [(7, 9), (14, 18), (5, 30), (11, 4)])
+@pytest.mark.parametrize("size", [(7, 9), (14, 18), (5, 30)])
 @pytest.mark.parametrize("kind", ["half_pixel", "align_corners", "asymmetric"])
 def test_images_are_resized_to_any_size(mode: str, size: tuple[int, int], kind: str) -> None:
     shape, result = (2, 3, 7, 9), (2, 3, *size)

@@ -274,7 +274,6 @@ def test_resnet8_keeps_the_array_busy(shared: Path, folder: Path) -> None:
     [
         ("tiny_resnet8_fp32", "large"),
         ("mtcnn_pnet", "large"),
-        ("ppocr_cls", "large"),
         ("ppocr_cls", "default"),
         ("tiny_vww_mbv1_fp32", "default"),
     ],

@@ -246,7 +246,7 @@ def _not_merged(_self: Merging, _operators: object) -> None:
 
 
 @pytest.mark.parametrize("flaw", [0.0, 0.1])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_tiles_give_the_same_bits_merged_and_one_by_one(
     seed: int, flaw: float, monkeypatch: pytest.MonkeyPatch, opened: list[Counter[str]]
 ) -> None:

@@ -99,11 +99,11 @@ def compared(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SUITES: dict[str, tuple[Callable[[int], None], int]] = {
-    "chains": (programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest, 30),
-    "operands": (programs.test_explicit_operands_lie_where_their_pitches_say, 30),
-    "psums": (programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own, 20),
-    "psums from chain to chain": (programs.test_psums_stay_in_the_pads_from_chain_to_chain, 20),
-    "reshapes": (reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter, 40),
+    "chains": (programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest, 15),
+    "operands": (programs.test_explicit_operands_lie_where_their_pitches_say, 15),
+    "psums": (programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own, 10),
+    "psums from chain to chain": (programs.test_psums_stay_in_the_pads_from_chain_to_chain, 10),
+    "reshapes": (reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter, 20),
     "reshaped operands": (reshapes.test_a_reshape_reads_and_writes_where_extension_words_say, 10),
     "weights": (programs.test_the_weight_stream_can_be_set_to_any_word, 4),
 }

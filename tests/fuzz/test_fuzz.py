@@ -17,8 +17,8 @@ import pytest
 from tests.fuzz import cases, mutation
 
 COUNTS = {
-    "models": 25, "samples": 60, "machines": 30, "artefacts": 25, "regions": 12, "listings": 40, "loadables": 40,
-    "traces": 40,
+    "models": 15, "samples": 30, "machines": 20, "artefacts": 15, "regions": 8, "listings": 20, "loadables": 20,
+    "traces": 20,
 }  # fmt: skip
 FINDINGS = [
     ("models", 56),

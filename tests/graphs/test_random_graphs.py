@@ -16,7 +16,7 @@ from tests.graphs.drawn import drawn
 from tests.graphs.minimising import Sample, minimised
 from tests.graphs.splicing import patterns
 
-BLOCKS, EACH = 8, 20
+BLOCKS, EACH = 8, 12
 NEVER_DRAWN = {"Interleave", "Rescale", "FakeQuantize"}
 """Operators that passes alone make."""
 OF_INTEGERS = ("Int", "Nv")
@@ -34,7 +34,7 @@ def test_passes_keep_what_drawn_graphs_mean(block: int) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_drawn_graphs_compile_to_what_they_mean_or_are_refused(case: Case, tmp_path: Path) -> None:
-    for seed in range(5):
+    for seed in range(3):
         graph, net = drawn(seed, steps=(1, 5))
         found = check_compile(graph, net.values, varied(case, seed), tmp_path)
         assert isinstance(found, str), f"seed {seed}: {found}\n{graph}"
