@@ -2,10 +2,11 @@
 
     python benchmarks/mutants.py [--only TEXT]... [--list FILE] [--check] [--json]
 
-`mutants.toml` lists them: a file name, a text that occurs once in the file, its replacement, and the tests that
-must then fail. No file is changed: every mutant runs in a separate process, forked from one that has imported what
-all tests need, which compiles the changed text when the module is imported. A mutant whose text is not found is an
-error. Exit code 1 unless at least 95 % are killed and none is in error; --check only looks the texts up.
+`mutants.toml` lists them by file: the tests that must fail, and for each mutant a text that occurs once in the
+file and its replacement. No file is changed: every mutant runs in a separate process, forked from one that has
+imported what all tests need, which compiles the changed text when the module is imported. A mutant whose text is
+not found is an error. Exit code 1 unless at least 95 % are killed and none is in error; --check only looks the
+texts up.
 """
 
 from __future__ import annotations
@@ -67,8 +68,12 @@ class Outcome:
 def listed(path: Path = LIST) -> tuple[Mutant, ...]:
     """The mutants of a file, in order."""
     with path.open("rb") as file:
-        rows = tomllib.load(file)["mutant"]
-    return tuple(Mutant(**{**row, "tests": tuple(row["tests"])}) for row in rows)
+        groups = tomllib.load(file)["group"]
+    return tuple(
+        Mutant(each["name"], group["file"], each["old"], each["new"], tuple(group["tests"]))
+        for group in groups
+        for each in group["mutant"]
+    )
 
 
 @cache

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from npuc.frozen import frozen
 
+POWER_OF_TWO = "power-of-two"
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "fallback": ("host", "refuse"),
     "level": ("0", "1", "2"),
     "method": ("mse", "output", "minmax", "percentile", "entropy"),
-    "scales": ("free", "power-of-two"),
+    "scales": ("free", POWER_OF_TWO),
     "mixed": ("off", "auto"),
     "proof": ("off", "one", "all"),
 }

@@ -301,7 +301,7 @@ def showing(directory: Path) -> Generator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         said = f"'{directory}': its report or evidence has a form that npuc does not write: {error}"
-        raise ArtefactError("E502", said, remedy="compile the model again") from error
+        raise ArtefactError("E502", said) from error
 
 
 @budget()
@@ -358,24 +358,22 @@ def _unreadable(directory: Path, error: OSError) -> str:
 
 
 def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
-    remedy = "compile the model again: npuc compile MODEL.onnx --target T"
     try:
         raw = _content(directory / MANIFEST)
     except OSError as error:
         limit = "the directory npuc compile wrote"
-        raise ArtefactError("E501", _unreadable(directory, error), limit=limit, remedy=remedy) from None
+        raise ArtefactError("E501", _unreadable(directory, error), limit=limit) from None
     try:
         manifest = json.loads(raw)
     except (ValueError, RecursionError):
-        raise ArtefactError("E502", f"{MANIFEST} is damaged: it is not JSON", remedy=remedy) from None
+        raise ArtefactError("E502", f"{MANIFEST} is damaged: it is not JSON") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ArtefactError("E501", f"{MANIFEST} is not of an npuc program", remedy=remedy)
+        raise ArtefactError("E501", f"{MANIFEST} is not of an npuc program")
     if manifest.get("version") != VERSION:
         raise ArtefactError(
             "E501",
             f"the program has format version {manifest.get('version')}",
             limit=f"version {VERSION}, which this npuc writes and reads",
-            remedy=remedy,
         )
     if not _intact(manifest):
         _modified(MANIFEST, "it does not match its seal", allow_modified)
@@ -436,7 +434,7 @@ def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modifie
             _modified(name, f"it has {size} bytes, {expected['bytes']} were written", allow_modified)
         data = _content(path)
     except (FileNotFoundError, ValueError):  # ValueError: an invalid file name
-        raise ArtefactError("E502", f"{name!r} is missing", remedy="compile the model again") from None
+        raise ArtefactError("E502", f"{name!r} is missing") from None
     except OSError as error:
         raise ArtefactError("E502", f"{name!r} cannot be read: {error.strerror or error}") from None
     if len(data) != expected["bytes"]:

@@ -64,26 +64,28 @@ def test_a_mutant_that_does_not_apply_is_an_error(mutants: ModuleType, changed: 
 
 
 LIST = """
-[[mutant]]
-name = "killed"
+[[group]]
 file = "remove_dead_code.py"
-old = "    return perm == tuple(range(len(perm)))"
-new = "    return bool(perm)"
-tests = ["passes/test_conditions.py"]
-
-[[mutant]]
-name = "the same"
-file = "remove_dead_code.py"
-old = "    return perm == tuple(range(len(perm)))"
-new = "    return tuple(range(len(perm))) == perm"
 tests = ["passes/test_conditions.py::test_an_average_of_one_window_that_is_partly_padding_is_of_what_it_meets"]
 
-[[mutant]]
-name = "gone"
+[[group.mutant]]
+name = "the same"
+old = "    return perm == tuple(range(len(perm)))"
+new = "    return tuple(range(len(perm))) == perm"
+
+[[group]]
 file = "remove_dead_code.py"
+tests = ["passes/test_conditions.py"]
+
+[[group.mutant]]
+name = "killed"
+old = "    return perm == tuple(range(len(perm)))"
+new = "    return bool(perm)"
+
+[[group.mutant]]
+name = "gone"
 old = "no such text"
 new = ""
-tests = ["passes/test_conditions.py"]
 """
 
 
@@ -95,6 +97,6 @@ def test_the_runner_tells_what_survives_and_leaves_the_files(mutants: ModuleType
     command = [sys.executable, str(ROOT / "benchmarks" / "mutants.py"), "--list", str(path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
-    assert [row["result"] for row in found["mutants"]] == ["killed", "survived", "error"]
+    assert [row["result"] for row in found["mutants"]] == ["survived", "killed", "error"]
     assert done.returncode == 1
     assert source.read_bytes() == before

@@ -38,7 +38,7 @@ FORMATS = ("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable", *OF_MO
 
 @click.command()
 @click.argument("path", type=PATH, required=False)
-@format_options
+@format_options("text", "json", "csv")
 @click.option("--layout", is_flag=True, help="Show the fields of every instruction word instead of a program.")
 @click.option("--image", metavar="NAME", help="Show the bytes of an image and what they hold.")
 @click.option("--target", type=TargetChoice(), help="Target machine family, for --layout and raw words.")

@@ -142,7 +142,7 @@ def _outputs(pair: Sequence[Artefact], data: tuple[Path, ...]) -> list[Any]:
 @data_option
 @custom_ops_option
 @limit_options
-@format_options
+@format_options("text", "json", "csv")
 def compare(
     model: Path,
     named: tuple[str, ...],

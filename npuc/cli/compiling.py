@@ -17,7 +17,7 @@ from npuc.cli.options import (
     calibration_option,
     custom_ops_option,
     force_option,
-    form_option,
+    format_options,
     json_option,
     limit_options,
     machine_option,
@@ -216,8 +216,7 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @target_flags
 @strict_option
 @bind_option
-@form_option("text", "json", "sarif")
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@format_options("text", "json", "sarif")
 @custom_ops_option
 @limit_options
 def check(
@@ -226,7 +225,6 @@ def check(
     shapes: dict[str, tuple[int, ...]],
     strict: bool,
     form: str,
-    as_json: bool,
     **flags: Any,
 ) -> int:
     """List every node that a target does not run. Nodes are grouped by cause, with whether the host can.
@@ -247,7 +245,7 @@ def check(
     options = asked(machine_kind, strict=strict, **flags)
     found = survey_of(model, machine_kind, shapes, options)
     wrong = [each for each in found if strict or each.place == NOWHERE]
-    if as_json or form == "json":
+    if form == "json":
         status = "error" if wrong else "ok"
         errors = [each.problem.as_json() for each in wrong]
         print_json({"status": status, "target": target, "errors": errors, "groups": groups(found)})
@@ -257,8 +255,9 @@ def check(
         print_json(sarif.log([each.problem for each in found], model, [each not in wrong for each in found]))
     elif wrong:
         say("\n".join(str(each.problem) for each in wrong), err=True)
-    if not (as_json or form != "text") and any(each.place == HOST for each in found) and not strict:
-        say(as_text([each for each in found if each.place == HOST], model, target))
-    elif not (as_json or form != "text" or wrong):
+    hosted = [each for each in found if each.place == HOST]
+    if form == "text" and hosted and not strict:
+        say(as_text(hosted, model, target))
+    elif form == "text" and not wrong:
         say(f"{model}: {target} runs all of it")
     return 1 if wrong else 0

@@ -302,23 +302,24 @@ def asked(target: Target, **flags: Any) -> Options:
         raise click.UsageError(str(error)) from None
 
 
-def form_option(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """--format, of which the first form is the default: the command gets `form`."""
-    return click.option(
-        "--format", "form", type=Choice(forms), default=forms[0], help=f"Output format [default: {forms[0]}]."
-    )
+def format_options(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Adds --format, of which the first form is the default, and --json, the same as --format json.
 
+    The command gets `form`.
+    """
 
-def format_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --format and --json, which is the same as --format json: the command gets `form`."""
+    def added(command: Callable[..., T]) -> Callable[..., T]:
+        @click.option(
+            "--format", "form", type=Choice(forms), default=forms[0], help=f"Output format [default: {forms[0]}]."
+        )
+        @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+        @wraps(command)
+        def formatted(*args: Any, form: str, as_json: bool, **options: Any) -> T:
+            return command(*args, form="json" if as_json else form, **options)
 
-    @form_option("text", "json", "csv")
-    @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-    @wraps(command)
-    def formatted(*args: Any, form: str, as_json: bool, **options: Any) -> T:
-        return command(*args, form="json" if as_json else form, **options)
+        return formatted
 
-    return formatted
+    return added
 
 
 def _libraries(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:

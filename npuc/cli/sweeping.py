@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @strict_option
 @calibration_option
 @limit_options
-@format_options
+@format_options("text", "json", "csv")
 def sweep(
     model: Path,
     target: str,

@@ -12,13 +12,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.program import EVIDENCE, GIVEN_BY, MANIFEST, Program, sealed
 from npuc.storage.pieces import Files, contents_of
 from npuc.storage.records import damaged, read
+
+if TYPE_CHECKING:
+    import onnx
 
 NPU, HOST = "npu", "host"
 
@@ -100,7 +103,7 @@ def part_of(program: Program, path: str) -> Program:
     try:
         manifest = json.loads(program.files[name])
     except KeyError:
-        raise ArtefactError("E502", f"'{name}' is missing", remedy="compile the model again") from None
+        raise ArtefactError("E502", f"'{name}' is missing") from None
     except (ValueError, RecursionError):
         raise damaged("it is not JSON", file=f"'{name}'") from None
     if not isinstance(manifest, dict) or GIVEN_BY in manifest:
@@ -115,6 +118,17 @@ def part_of(program: Program, path: str) -> Program:
     )
     inside.pop(MANIFEST)
     return Program(manifest, Files(inside), Files({each: evidence[each] for each in EVIDENCE if each in evidence}))
+
+
+def host_model(path: str, data: bytes) -> onnx.ModelProto:
+    """The ONNX model of a host region. Raises ArtefactError (E502) if it is none."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        return onnx.ModelProto.FromString(data)
+    except DecodeError:
+        raise ArtefactError("E502", f"'{path}': it is not an ONNX model") from None
 
 
 def steps_of(program: Program) -> Iterator[Mapping[str, Any]]:

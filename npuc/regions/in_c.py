@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
-from npuc.errors import ArtefactError, NpucError
+from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.host_c import functions
 from npuc.host_c.functions import Function, Signature, function
 from npuc.program import Program
-from npuc.regions.artefact import Contents, ProgramPart
+from npuc.regions.artefact import Contents, ProgramPart, host_model
 
 INTRODUCTION = """/*
  * The host regions of a program, in the order of steps.json. A region between parts of the NPU takes and gives
@@ -40,11 +39,7 @@ def sources(found: Sequence[Function]) -> dict[str, bytes]:
 
 def region(data: bytes, number: int, step: ProgramPart) -> Function:
     """A region of the program. data: its ONNX model. Raises ArtefactError (E502) if that is damaged."""
-    try:
-        model = onnx.ModelProto.FromString(data)
-    except DecodeError:
-        reason = f"'{step.path}': it is not an ONNX model"
-        raise ArtefactError("E502", reason, remedy="compile the model again") from None
+    model = host_model(step.path, data)
     try:
         graph = import_model(model, None)
     except NpucError:

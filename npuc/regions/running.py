@@ -14,7 +14,7 @@ from npuc.ir import Array
 from npuc.onnx_files.subgraphs import graphs
 from npuc.program import Port, Program
 from npuc.reference import session
-from npuc.regions.artefact import NPU, Contents, ProgramPart, part_of
+from npuc.regions.artefact import NPU, Contents, ProgramPart, host_model, part_of
 from npuc.samples.structured import objects, row
 from npuc.system.budget import expect_room
 from npuc.target import Counting, Observer, Runner, Stepper
@@ -35,7 +35,7 @@ class Region:
     def __init__(self, program: Program, step: ProgramPart) -> None:
         self.step = step
         if step.path not in program.files:
-            raise ArtefactError("E502", f"'{step.path}' is missing", remedy="compile the model again")
+            raise ArtefactError("E502", f"'{step.path}' is missing")
         self.session = _opened(program.files[step.path], step)
 
     def __call__(self, values: dict[str, Values]) -> dict[str, Values]:
@@ -64,15 +64,9 @@ def _bytes(value: Any) -> int:
 
 def _opened(data: bytes, step: ProgramPart) -> Any:
     """A session of a region's model, which must not refer to files outside the artefact."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        model = onnx.ModelProto.FromString(data)
-    except DecodeError:
-        raise _damaged(step, "it is not an ONNX model") from None
     from onnx.external_data_helper import uses_external_data
 
+    model = host_model(step.path, data)
     if model.functions:
         raise _damaged(step, "it has functions of its own")
     if any(uses_external_data(tensor) for tensor in _tensors(model.graph)):
@@ -103,11 +97,10 @@ def _tensors(graph: Any) -> Sequence[Any]:
     return [*found, *(part for each in sparse for part in (each.values, each.indices))]
 
 
-AGAIN = "compile the model again"
-DATA = f"give samples that the model can process, with indices in range for instance; otherwise {AGAIN}"
+DATA = "give samples that the model can process, with indices in range for instance; otherwise compile it again"
 
 
-def _refused(step: ProgramPart, error: NpucError, remedy: str = AGAIN) -> ArtefactError:
+def _refused(step: ProgramPart, error: NpucError, remedy: str | None = None) -> ArtefactError:
     """The error for a region that onnxruntime refuses (E502), or that exceeds a limit (E509)."""
     (problem,) = error.problems
     if problem.code not in LIMITS:
@@ -115,7 +108,7 @@ def _refused(step: ProgramPart, error: NpucError, remedy: str = AGAIN) -> Artefa
     return ArtefactError("E509", f"'{step.path}': {problem.reason}", limit=problem.limit, remedy=problem.remedy)
 
 
-def _damaged(step: ProgramPart, reason: str, remedy: str = AGAIN) -> ArtefactError:
+def _damaged(step: ProgramPart, reason: str, remedy: str | None = None) -> ArtefactError:
     return ArtefactError("E502", f"'{step.path}': {reason}", remedy=remedy)
 
 

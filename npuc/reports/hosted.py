@@ -48,7 +48,7 @@ def _nodes(path: str, data: bytes) -> Sequence[onnx.NodeProto]:
         return onnx.ModelProto.FromString(data).graph.node
     except DecodeError:
         reason = f"'{path}': it is not an ONNX model"
-        raise ArtefactError("E502", reason, remedy="compile the model again") from None
+        raise ArtefactError("E502", reason) from None
 
 
 def tensors(found: Sequence[Hosted], asked: str, nodes: set[str]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from npuc.errors import DoesNotFit
+from npuc.flag import CHOICES
 from npuc.storage.records import damaged, read
 from npuc.text.escaping import toml_key, toml_string
 from npuc.text.terminal import closest
@@ -21,8 +22,7 @@ TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 MOST = 1 << 24
 """The largest number of a machine: addresses have 24 bits at most."""
 
-POWER_OF_TWO = "power-of-two"
-DEMANDS = ("free", POWER_OF_TWO)
+DEMANDS = CHOICES["scales"]
 """Rules that a machine may impose on all activation scales."""
 
 

@@ -11,7 +11,7 @@ Entry(name='x', shape=(1, 3))
 Traceback (most recent call last):
 npuc.errors.ArtefactError: error[E502] manifest.json is damaged: inputs.shape[1] is '3'
   limit: int
-  help: compile the model again
+  help: compile the model again: npuc compile MODEL.onnx --target TARGET
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ def damaged(
     reason: str, limit: str | None = None, *, tensor: str | None = None, file: str = "manifest.json"
 ) -> ArtefactError:
     """The error (E502) for a file of an artefact that npuc cannot have written."""
-    remedy = "compile the model again"
-    return ArtefactError("E502", f"{file} is damaged: {reason}", tensor=tensor, limit=limit, remedy=remedy)
+    return ArtefactError("E502", f"{file} is damaged: {reason}", tensor=tensor, limit=limit)
 
 
 class _WrongValue(Exception):

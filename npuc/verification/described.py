@@ -78,7 +78,7 @@ class _Integers(_Floats):
 
 def damaged(name: str, reason: str) -> ArtefactError:
     """The error for evidence that npuc did not write."""
-    return ArtefactError("E502", f"{name} is damaged: {reason}", remedy="compile the model again")
+    return ArtefactError("E502", f"{name} is damaged: {reason}")
 
 
 def described(program: Program) -> Mapping[str, Any]:

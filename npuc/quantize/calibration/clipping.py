@@ -13,10 +13,11 @@ from math import inf
 
 import numpy as np
 
+from npuc.flag import CHOICES
 from npuc.ir import Array
 from npuc.quantize.calibration.histograms import BINS, Histogram
 
-METHODS = ("mse", "output", "minmax", "percentile", "entropy")
+METHODS = CHOICES["method"]
 SHARE = 1 - 1e-4
 """Share of the values inside the range that percentile chooses."""
 LEVELS = 128

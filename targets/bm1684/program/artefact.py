@@ -255,7 +255,7 @@ def table_of(program: Program) -> Table:
     """The table of calls. Raises ArtefactError (E502) if it is missing or malformed."""
     data = program.files.get(TABLE_FILE)
     if data is None:
-        raise ArtefactError("E502", f"there is no {TABLE_FILE}", remedy="compile the model again")
+        raise ArtefactError("E502", f"there is no {TABLE_FILE}")
     contents = Contents.of(program.manifest)
     return table.read(data, contents.places, contents.machine)
 

@@ -165,4 +165,4 @@ def _arg(word: str, places: Sequence[str], machine: Machine, number: int) -> Arg
 
 def damaged(number: int, reason: str) -> ArtefactError:
     """The error (E502) for a line of a table."""
-    return ArtefactError("E502", f"{TABLE_FILE}, line {number}: {reason}", remedy="compile the model again")
+    return ArtefactError("E502", f"{TABLE_FILE}, line {number}: {reason}")

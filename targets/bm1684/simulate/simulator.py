@@ -68,5 +68,5 @@ def _failed(done: subprocess.CompletedProcess[str]) -> ArtefactError:
     if done.returncode == REFUSED:
         return ArtefactError("E503", lines[-1], remedy=DEFECT)
     if done.returncode == MALFORMED:
-        return ArtefactError("E502", f"{TABLE_FILE}, {lines[-1]}", remedy="compile the model again")
+        return ArtefactError("E502", f"{TABLE_FILE}, {lines[-1]}")
     return ArtefactError("E507", f"the chip model failed: {lines[-1]}", remedy=DEFECT)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+from npuc.flag import POWER_OF_TWO
 from npuc.ir import Graph, Node
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
@@ -20,7 +21,6 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES
 from npuc.quantize.scales.results import calibrated, histograms_before_host, node_histograms
 from npuc.samples.loading import Samples
-from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
 from npuc.targets.easynpu.flags import DOCUMENTED, ISA
 from npuc.targets.easynpu.layers import support

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from npuc.errors import Problem
+from npuc.flag import POWER_OF_TWO
 from npuc.ir import Graph, Node
 from npuc.quantize.calibration.histograms import Histogram, source
 from npuc.quantize.improvement.levels import LEVELS
@@ -18,7 +19,6 @@ from npuc.quantize.scales.model_scales import given_steps
 from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
 from npuc.samples.loading import Samples
-from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
 from npuc.targets.nvdla.flags import WEIGHTS
 from npuc.targets.nvdla.machine.parameters import Machine
