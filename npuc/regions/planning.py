@@ -41,6 +41,10 @@ class Plan:
     denied: dict[str, Problem]
     graphs: dict[Key, tuple[Graph, Steps]] = field(default_factory=dict[Key, tuple[Graph, Steps]])
     tried: set[Key] = field(default_factory=set[Key])
+    divided: dict[frozenset[str], tuple[partition.Part, ...]] = field(
+        default_factory=dict[frozenset[str], tuple[partition.Part, ...]]
+    )
+    """Divisions so far, by the units that run on the host."""
     refusals: Mapping[str, Problem] = field(default_factory=dict[str, Problem])
     """The target's refusals of the whole model, by unit."""
 
@@ -101,7 +105,10 @@ def _beyond(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:
 def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
     """The parts, with at most the requested number of them on the NPU."""
     while True:
-        parts = partition.partition(parts_of.blocks(plan.network, plan.denied))
+        denied = frozenset(plan.denied)
+        if denied not in plan.divided:
+            plan.divided[denied] = partition.partition(parts_of.blocks(plan.network, plan.denied))
+        parts = plan.divided[denied]
         most = plan.options.max_partitions
         on_npu = [part for part in parts if part.on_npu]
         if most is None or len(on_npu) <= most:
