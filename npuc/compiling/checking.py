@@ -14,7 +14,17 @@ from npuc.frontend.units import Network
 from npuc.frozen import frozen
 from npuc.ir import Graph
 from npuc.regions.hosting import expect_host, loads
-from npuc.regions.planning import Plan, absorbed, optimised, quick, refusals, refused, settled, surveyed
+from npuc.regions.planning import (
+    Plan,
+    absorbed,
+    optimised,
+    quick,
+    read_outside,
+    refusals,
+    refused,
+    settled,
+    surveyed,
+)
 from npuc.samples.loading import synthetic
 from npuc.system.budget import budget
 from npuc.target import Options, Target
@@ -93,6 +103,7 @@ def _partitioned(network: Network, target: Target, options: Options, refusal: Np
     denied = refused(network, target, options)
     plan = Plan(network, target, options, None, denied, refusals=refusals(network, refusal))
     parts = settled(plan)
+    outside = read_outside(network, parts)
     found = [
         Found(problem, HOST if loads(network, network.by_name[name]) else NOWHERE)
         for name, problem in plan.denied.items()
@@ -105,7 +116,7 @@ def _partitioned(network: Network, target: Target, options: Options, refusal: Np
                 if name not in plan.denied
             ]
         else:
-            found += _host_steps(target, optimised(plan, parts, part)[0], options)
+            found += _host_steps(target, optimised(plan, outside, part)[0], options)
     order = {unit.name: at for at, unit in enumerate(network.units)}
     return sorted(found, key=lambda each: order.get(each.problem.node or "", len(order)))
 

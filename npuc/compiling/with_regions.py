@@ -36,6 +36,7 @@ from npuc.regions.planning import (
     key_of,
     optimised,
     partitioned,
+    read_outside,
     refusals,
     refused,
     settled,
@@ -166,12 +167,13 @@ def _lowered(plan: Plan, samples: Samples, stack: ExitStack) -> dict[Key, Lowere
     found: dict[Key, Lowered] = {}
     while True:
         parts = settled(plan)
-        keys = {part.blocks: key_of(plan.network, parts, part) for part in parts}
+        outside = read_outside(plan.network, parts)
+        keys = {part.blocks: key_of(plan.network, outside, part) for part in parts}
         waiting = [part for part in parts if part.on_npu and keys[part.blocks] not in found]
         if not waiting:
             return found
         plan.options.begin("running the model for what crosses to the NPU")
-        graphs = {part.blocks: optimised(plan, parts, part) for part in waiting}
+        graphs = {part.blocks: optimised(plan, outside, part) for part in waiting}
         wanted = {name for graph, _ in graphs.values() for name in graph.inputs}
         values = crossing(plan.network, sorted(wanted), samples, stack)
         for part in waiting:
@@ -180,7 +182,7 @@ def _lowered(plan: Plan, samples: Samples, stack: ExitStack) -> dict[Key, Lowere
             try:
                 program = _lowered_part(plan, graph, steps, own)
             except NpucError as error:
-                deny_refused(plan, parts, part, error)
+                deny_refused(plan, outside, part, error)
                 break
             proven = _proved(plan, part, driver.Compilation(program, own, graph))
             found[keys[part.blocks]] = Lowered(graph, proven)

@@ -15,7 +15,7 @@ from npuc.ops.macs import macs
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, part_path, region_path
-from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, wanted_of
+from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, read_outside
 from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares, utilised
 from npuc.regions.running import within
 from npuc.storage.pieces import Content, Files
@@ -37,7 +37,7 @@ def entire(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lo
     network = plan.network
     if len(parts) != 1 or not parts[0].on_npu or any(name != tensor for name, tensor in network.outputs.items()):
         return None
-    found = lowered[key_of(network, parts, parts[0])]
+    found = lowered[key_of(network, read_outside(network, parts), parts[0])]
     if found.graph.inputs != network.inputs or found.graph.outputs != tuple(network.outputs):
         return None
     return _bound(plan, found.program, _told_part(network, parts[0], None, found))
@@ -58,12 +58,12 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
     steps: list[ProgramPart] = []
     told: list[Told] = []
     programs: list[Program] = []
-    numbers, executed = {True: 0, False: 0}, 0
+    numbers, executed, outside = {True: 0, False: 0}, 0, read_outside(network, parts)
     for part in parts:
         number = numbers[part.on_npu]
         numbers[part.on_npu] += 1
         if part.on_npu:
-            found = lowered[key_of(network, parts, part)]
+            found = lowered[key_of(network, outside, part)]
             step = ProgramPart(NPU, part_path(number), tuple(found.graph.inputs), tuple(found.graph.outputs))
             part_told = _told_part(network, part, step.path, found)
             programs.append(_bound(plan, found.program, part_told))
@@ -74,7 +74,7 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
             told += part_told
         else:
             units = [network.by_name[name] for name in part.blocks]
-            step = _region_step(network, units, region_path(number), wanted_of(network, parts, part))
+            step = _region_step(network, units, region_path(number), outside)
             files[step.path] = region_bytes(network, units, step)
             told.append(_told_region(plan, part, step))
         steps.append(step)

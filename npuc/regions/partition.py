@@ -9,6 +9,7 @@ starting from the earliest and from the latest phases.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
@@ -84,18 +85,18 @@ class Network:
         object.__setattr__(self, "after", tuple(map(tuple, after)))
 
     def crossing(self, name: str, phases: Sequence[int]) -> tuple[int, int]:
-        """How often a tensor crosses, and the total bytes."""
-        source = phases[self.producer[name]] if name in self.producer else None
-        found = {phases[at] for at in self.readers.get(name, ())}
+        """How often a tensor crosses between the blocks that have phases, and the total bytes."""
+        source, known = phases[self.producer[name]] if name in self.producer else None, len(phases)
+        found = {phases[at] for at in self.readers.get(name, ()) if at < known}
         leaves = name in self.outputs or any(phase != source for phase in found)
         stored = source is not None and source % 2 == 0 and leaves
         loads = sum(phase % 2 == 0 and phase != source for phase in found)
         return stored + loads, (stored + loads) * self.sizes.get(name, 0)
 
     def cost(self, phases: Sequence[int]) -> Cost:
-        """The cost of an assignment of phases."""
-        host = [block for block, phase in zip(self.blocks, phases, strict=True) if phase % 2]
-        crossed = [self.crossing(name, phases) for name in {*self.producer, *self.readers}]
+        """The cost of phases for the first blocks: with more of them no part of it falls."""
+        host = [block for block, phase in zip(self.blocks, phases, strict=False) if phase % 2]
+        crossed = [self.crossing(name, phases) for name in self.touched(range(len(phases)))]
         return Cost(
             sum(block.macs for block in host),
             sum(times for times, _ in crossed),
@@ -122,7 +123,7 @@ def partition(network: Network) -> tuple[Part, ...]:
     starts = [_earliest(network), _latest(network)]
     found = min((_improved(network, phases) for phases in starts), key=network.cost)
     if len(network.blocks) <= EXACT_BLOCKS:
-        found = min([found, *_exact(network, max(*found, EXACT_PHASES - 1))], key=network.cost)
+        found = _exact(network, found, max(*found, EXACT_PHASES - 1))
     return _parts(network, found)
 
 
@@ -183,33 +184,41 @@ def _latest(network: Network) -> list[int]:
     return [phase - (shift - shift % 2) for phase in phases]
 
 
-def _exact(network: Network, last: int) -> Iterator[list[int]]:
-    """All assignments of phases up to the last one, for a graph of a few blocks."""
+def _exact(network: Network, found: list[int], last: int) -> list[int]:
+    """The best phases up to the last one, for a graph of a few blocks: the first of those that cost the same.
 
-    def walk(phases: list[int]) -> Iterator[list[int]]:
-        at = len(phases)
-        if at == len(network.blocks):
-            yield phases
-            return
-        block = network.blocks[at]
-        least = max((phases[source] for source in network.before[at]), default=0)
-        for phase in range(least, last + 1):
-            if (phase % 2 == 0 and block.on_npu) or (phase % 2 and (not block.on_npu or not block.macs)):
-                yield from walk([*phases, phase])
+    The search leaves out phases of the first blocks that alone cost as much as the best phases so far. MACs do not
+    count: no choice changes those on the host.
+    """
+    best, least = found, network.cost(found)[1:]
+    waiting: list[list[int]] = [[]]
+    while waiting:
+        phases = waiting.pop()
+        cost = network.cost(phases)[1:]
+        if cost >= least:
+            continue
+        if len(phases) == len(network.blocks):
+            best, least = phases, cost
+            continue
+        block, sources = network.blocks[len(phases)], network.before[len(phases)]
+        first = max((phases[source] for source in sources), default=0)
+        usable = (phase for phase in range(first, last + 1) if _may(block, phase))
+        waiting += reversed([[*phases, phase] for phase in usable])
+    return best
 
-    return walk([])
+
+def _may(block: Block, phase: int) -> bool:
+    """Whether a block may run in a phase: work that the NPU can do stays there."""
+    return block.on_npu if phase % 2 == 0 else not (block.on_npu and block.macs)
 
 
 def _improved(network: Network, start: list[int]) -> list[int]:
     """Phases after all moves that reduce the cost."""
-    phases = list(start)
+    phases, members = list(start), Counter(start)
     for _ in range(ROUNDS):
         changed = False
         for moved, phase in _moves(network, phases):
-            if _gain(network, phases, moved, phase):
-                for at in moved:
-                    phases[at] = phase
-                changed = True
+            changed |= _gain(network, phases, members, moved, phase)
         if not changed:
             break
     return phases
@@ -248,11 +257,6 @@ def _closure(network: Network, phases: Sequence[int], at: int, target: int) -> l
     return sorted(found)
 
 
-def _may(block: Block, phase: int) -> bool:
-    """Whether a block may run in a phase: work that the NPU can do stays there."""
-    return block.on_npu if phase % 2 == 0 else not (block.on_npu and block.macs)
-
-
 def _fits(network: Network, phases: Sequence[int], group: Sequence[int], target: int) -> bool:
     inside = set(group)
     return all(
@@ -263,22 +267,29 @@ def _fits(network: Network, phases: Sequence[int], group: Sequence[int], target:
     )
 
 
-def _gain(network: Network, phases: list[int], moved: Sequence[int], target: int) -> bool:
-    """Whether a move reduces the cost."""
+def _gain(network: Network, phases: list[int], members: Counter[int], moved: Sequence[int], target: int) -> bool:
+    """Moves the blocks if that reduces the cost; whether it does. members: the number of blocks of each phase."""
     touched = network.touched(moved)
-
-    def local(these: Sequence[int]) -> Cost:
-        crossed = [network.crossing(name, these) for name in touched]
-        host = [network.blocks[at] for at in moved if these[at] % 2]
-        return Cost(
-            sum(block.macs for block in host),
-            sum(times for times, _ in crossed),
-            sum(size for _, size in crossed),
-            _npu_phases(these),
-            len(host),
-        )
-
-    after = list(phases)
+    before, left = _local(network, phases, touched, moved), [phases[at] for at in moved]
+    gone = Counter(left)
     for at in moved:
-        after[at] = target
-    return local(after) < local(phases)
+        phases[at] = target
+    new = target % 2 == 0 and not members[target]
+    parts = new - sum(phase % 2 == 0 and members[phase] == count for phase, count in gone.items())
+    if _local(network, phases, touched, moved, parts) < before:
+        members.subtract(gone)
+        members[target] += len(moved)
+        return True
+    for at, phase in zip(moved, left, strict=True):
+        phases[at] = phase
+    return False
+
+
+def _local(
+    network: Network, phases: Sequence[int], touched: Iterable[str], moved: Sequence[int], parts: int = 0
+) -> Cost:
+    """The part of the cost that moves of these blocks change. parts: more NPU parts than before."""
+    crossed = [network.crossing(name, phases) for name in touched]
+    host = [network.blocks[at] for at in moved if phases[at] % 2]
+    times, moved_bytes = sum(each for each, _ in crossed), sum(each for _, each in crossed)
+    return Cost(sum(block.macs for block in host), times, moved_bytes, parts, len(host))

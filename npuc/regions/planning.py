@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,6 +43,10 @@ class Plan:
     denied: dict[str, Problem]
     graphs: dict[Key, Made] = field(default_factory=dict[Key, Made])
     tried: set[Key] = field(default_factory=set[Key])
+    divided: dict[frozenset[str], tuple[partition.Part, ...]] = field(
+        default_factory=dict[frozenset[str], tuple[partition.Part, ...]]
+    )
+    """Divisions so far, by the units that run on the host."""
     refusals: Mapping[str, Problem] = field(default_factory=dict[str, Problem])
     """The target's refusals of the whole model, by unit."""
 
@@ -102,7 +107,10 @@ def _beyond(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:
 def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
     """The parts, with at most the requested number of them on the NPU."""
     while True:
-        parts = partition.partition(parts_of.blocks(plan.network, plan.denied))
+        denied = frozenset(plan.denied)
+        if denied not in plan.divided:
+            plan.divided[denied] = partition.partition(parts_of.blocks(plan.network, plan.denied))
+        parts = plan.divided[denied]
         most = plan.options.max_partitions
         on_npu = [part for part in parts if part.on_npu]
         if most is None or len(on_npu) <= most:
@@ -143,7 +151,8 @@ def settled(plan: Plan) -> tuple[partition.Part, ...]:
     """Parts that the target accepts, as far as it can tell without samples."""
     for _ in range(ROUNDS):
         parts = partitioned(plan)
-        refusing = [part for part in parts if part.on_npu and _refuses(plan, parts, part)]
+        outside = read_outside(plan.network, parts)
+        refusing = [part for part in parts if part.on_npu and _refuses(plan, outside, part)]
         if not refusing:
             return parts
     for part in partitioned(plan):
@@ -152,19 +161,19 @@ def settled(plan: Plan) -> tuple[partition.Part, ...]:
     return partitioned(plan)
 
 
-def _refuses(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) -> bool:
+def _refuses(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> bool:
     """Whether the target refuses anything in a part; refused units are denied from now on."""
-    key = key_of(plan.network, parts, part)
+    key = key_of(plan.network, outside, part)
     if key in plan.tried:
         return False
     try:
-        graph, _ = optimised(plan, parts, part)
+        graph, _ = optimised(plan, outside, part)
         found = plan.target.problems(graph, plan.options)
         if found:
             raise NpucError.of(found)
         program = plan.target.lower(graph, synthetic(driver.input_types(graph), 1), quick(plan.options))
     except NpucError as error:
-        deny_refused(plan, parts, part, error)
+        deny_refused(plan, outside, part, error)
         return True
     if not program.manifest["report"]["instructions"]:
         remedy = f"npuc operators --target {plan.target.name}"
@@ -197,13 +206,13 @@ def quick(options: Options) -> Options:
     return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None)
 
 
-def deny_refused(plan: Plan, parts: Sequence[partition.Part], part: partition.Part, error: NpucError) -> None:
+def deny_refused(plan: Plan, outside: AbstractSet[str], part: partition.Part, error: NpucError) -> None:
     """Sends the units of a refusal to the host; the whole part if it names none of them."""
     if any(not (each.node or each.tensor) and each.code[1] != "3" for each in error.problems):
         raise error
     if any(each.code[1] not in "123" or each.code in FATAL for each in error.problems):
         raise error
-    key = key_of(plan.network, parts, part)
+    key = key_of(plan.network, outside, part)
     graph = plan.graphs[key][0] if key in plan.graphs else None
     before = len(plan.denied)
     for problem in error.problems:
@@ -239,17 +248,17 @@ def _made_of(network: Network, graph: Graph, problem: Problem) -> list[str]:
     return found
 
 
-def optimised(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) -> Made:
+def optimised(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> Made:
     """The graph of a part after all passes, and their changes.
 
     Raises UnsupportedOperator (E202) if an output of the part depends on no input.
     """
-    key = key_of(plan.network, parts, part)
+    key = key_of(plan.network, outside, part)
     if key not in plan.graphs:
         changes: list[Step] = []
         network = plan.network
         units = [network.by_name[name] for name in part.blocks]
-        graph = parts_of.part_graph(network, units, wanted_of(network, parts, part), network.name)
+        graph = parts_of.part_graph(network, units, outside, network.name)
         passes = driver.passes_of(plan.target, plan.options)
         plan.graphs[key] = run_passes(graph, passes, recorder(changes, plan.hook)), changes
     graph, steps = plan.graphs[key]
@@ -259,17 +268,16 @@ def optimised(plan: Plan, parts: Sequence[partition.Part], part: partition.Part)
     return graph, steps
 
 
-def key_of(network: Network, parts: Sequence[partition.Part], part: partition.Part) -> Key:
-    """The identity of a part: its units, and which of its tensors are read elsewhere."""
+def key_of(network: Network, outside: AbstractSet[str], part: partition.Part) -> Key:
+    """The identity of a part: its units, and which of its tensors are read outside."""
     written = {name for block in part.blocks for name in network.by_name[block].writes}
-    return part.blocks, tuple(sorted(written & wanted_of(network, parts, part)))
+    return part.blocks, tuple(sorted(written & outside))
 
 
-def wanted_of(network: Network, parts: Sequence[partition.Part], part: partition.Part) -> set[str]:
-    """The tensors that anything but the part reads."""
+def read_outside(network: Network, parts: Sequence[partition.Part]) -> set[str]:
+    """The tensors that the user or parts read which do not compute them."""
     found = set(network.outputs.values())
-    for other in parts:
-        if other.blocks != part.blocks:
-            units = [network.by_name[name] for name in other.blocks]
-            found |= {*parts_of.crossing_inputs(network, units, on_npu=other.on_npu)}
+    for part in parts:
+        units = [network.by_name[name] for name in part.blocks]
+        found |= {*parts_of.crossing_inputs(network, units, on_npu=part.on_npu)}
     return found

@@ -245,7 +245,7 @@ def place(
             views[node.output] = whole
             step = len(node.inputs) if node.op == "Interleave" else 1
             views |= {name: _window(graph, name, whole, at, lanes, step) for name, at in parts(graph, node)}
-    for name in (*loaded, *(name for node in nodes if node not in moves for name in node.outputs)):
+    for name in (*loaded, *(name for node in nodes if not is_view(graph, node) for name in node.outputs)):
         views.setdefault(name, own(name, TILE if name in tiled else 1))
     for node in moves:
         if not joins(graph, node):
