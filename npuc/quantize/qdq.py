@@ -17,6 +17,7 @@ from npuc.ops import build as build_graph
 from npuc.quantize.improvement.equalisation import SUFFIX
 from npuc.quantize.improvement.search import Network
 from npuc.quantize.network.construction import int8_name
+from npuc.text.names import Names
 
 
 def qdq_graph(network: Network) -> Graph:
@@ -36,13 +37,14 @@ class _Writer:
             int8_name(layer.source): (node.inputs[0], layer) for node, layer in read if layer is not None
         }
         self.constants = dict(network.graph.constants)
+        self.names = Names(network.graph.tensors)
         self.nodes: list[Node] = []
 
     def written(self) -> Graph:
         """The graph, with the inputs and outputs of the float graph."""
-        rounded = {name for name in self.graph.tensors if self._integers(name) in self.found.scales}
-        inner = {name: f"{name}/exact" for name in rounded if name in self.graph.producers}
-        read = {name: f"{name}/rounded" for name in rounded if name in self.graph.inputs}
+        rounded = [name for name in self.graph.tensors if self._integers(name) in self.found.scales]
+        inner = {name: self.names.new(f"{name}/exact") for name in rounded if name in self.graph.producers}
+        read = {name: self.names.new(f"{name}/rounded") for name in rounded if name in self.graph.inputs}
         for name in read:
             self._round(name, name, read[name])
         for node in self.graph.nodes:
@@ -65,7 +67,7 @@ class _Writer:
         integers = self._integers(tensor)
         scale = self._constant(f"{tensor}/scale", np.array(self.found.scales[integers], np.float32))
         zero = self._constant(f"{tensor}/zero", np.array(self.found.zeros.get(integers, 0), np.int8))
-        between = f"{tensor}/steps"
+        between = self.names.new(f"{tensor}/steps")
         self.nodes.append(Node("QuantizeLinear", (source, scale, zero), (between,), name=f"{tensor}/quantize"))
         self.nodes.append(Node("DequantizeLinear", (between, scale, zero), (result,), name=f"{tensor}/dequantize"))
 
@@ -87,13 +89,15 @@ class _Writer:
 
     def _dequantised(self, name: str, values: Array, scales: Array) -> str:
         """A constant as integers with a scale per output channel, followed by a DequantizeLinear."""
+        name = self.names.new(name)
         integers = self._constant(f"{name}/integers", values)
         scale = self._constant(f"{name}/scale", scales.astype(np.float32))
         zero = self._constant(f"{name}/zero", np.zeros(len(scales), values.dtype))
         self.nodes.append(Node("DequantizeLinear", (integers, scale, zero), (name,), {"axis": 0}, name))
         return name
 
-    def _constant(self, name: str, value: Array) -> str:
+    def _constant(self, stem: str, value: Array) -> str:
+        name = self.names.new(stem)
         self.constants[name] = value
         return name
 

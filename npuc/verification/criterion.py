@@ -4,6 +4,9 @@ The float network runs once more with every result rounded as well as the format
 number; integers to 8 or 16 bits over exactly the range of the samples, with per-channel weight scales. An output
 may be worse than that by MARGIN, must reach LEAST, and need not be better than ENOUGH. A few samples of a small
 output show less or more noise by chance, so copies of them with other roundings are included.
+
+A quantised model rounds to integers in fp32 too: near a tie, another order of additions gives the next integer. An
+fp32 program of it is therefore judged by the integer format.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from npuc.frontend import load
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, Graph, Node
+from npuc.onnx_files.wire import may_contain
+from npuc.ops.attributes import DTYPE
 from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
@@ -31,6 +36,7 @@ from npuc.samples.loading import Samples
 from npuc.samples.streams import Streamed
 from npuc.samples.structured import row
 from npuc.target import FLOATING, Options, Runner
+from npuc.text.names import Names
 from npuc.verification.bits import OF_ONE
 from npuc.verification.metrics import Difference, Tolerance
 from npuc.verification.padding import bound_model, static_shapes
@@ -58,18 +64,32 @@ def criterion(model: Path, program: Program, samples: Samples) -> Tolerance:
         usual = replace(usual, exact=dict.fromkeys(of_bounded(model), OF_ONE))
     composite = is_composite(program)
     on_host = dict.fromkeys(of_host(program), Tolerance.of("fp32").sqnr_db) if composite else {}
+    own = own_format(model, program) if program.precision == "fp32" and not composite else None
     judged = program.precision == "fp16" if composite else program.precision in MARGIN and usual.judges
-    if not judged:
+    if not judged and own is None:
         return replace(usual, limits=on_host)
-    samples = redrawn(samples) if program.precision == "fp16" else samples
-    if composite:
-        best = ideal_in_parts(model, program, samples)
-    else:
-        read = load(model, {port.name: port.shape for port in program.inputs})
-        best = ideal(run_passes(read, FLOAT_PASSES), program.precision, samples)
-    margin, enough, least = (each[program.precision] for each in (MARGIN, ENOUGH, LEAST))
+    precision = own or program.precision
+    samples = redrawn(samples) if precision == "fp16" else samples
+    best = (
+        ideal_in_parts(model, program, samples) if composite else ideal(_float(model, program), precision, samples)
+    )
+    margin, enough, least = (each[precision] for each in (MARGIN, ENOUGH, LEAST))
+    enough = enough if own is None else usual.sqnr_db
     limits = {name: max(min(sqnr - margin, enough), least) for name, sqnr in best.items()}
     return replace(usual, limits=limits | on_host)
+
+
+def own_format(model: Path, program: Program) -> str | None:
+    """The coarsest integers to which a model itself rounds results, int8 or int16; None if it does not round."""
+    if not may_contain(model, b"QuantizeLinear", b"QLinear"):
+        return None
+    steps = [DTYPE(node) for node in _float(model, program).nodes if node.op == "FakeQuantize"]
+    return None if not steps else "int8" if any(each.endswith("int8") for each in steps) else "int16"
+
+
+def _float(model: Path, program: Program) -> Graph:
+    """The model's graph with the program's shapes."""
+    return run_passes(load(model, {port.name: port.shape for port in program.inputs}), FLOAT_PASSES)
 
 
 def redrawn(samples: Samples) -> Samples:
@@ -191,17 +211,20 @@ def _widened(span: Range, values: Array) -> Range:
 def _rounded(graph: Graph, precision: str, ranges: Mapping[str, Range]) -> Graph:
     """The graph with inputs, weights and float results rounded, except results that only a Relu or Clip reads."""
     tensors, constants, nodes = dict(graph.tensors), dict(graph.constants), list[Node]()
+    names = Names(graph.tensors)
 
     def round_off(source: str, name: str, span: Range) -> None:
         tensors[source] = tensors[name] = graph.tensors.get(name) or graph.tensors[source]
         if precision == "fp16":
-            tensors[f"{name}{HALF}"] = replace(tensors[name], dtype="float16")
-            nodes.append(Node("Cast", (source,), (f"{name}{HALF}",), {"to": "float16"}, f"{name}{HALF}"))
-            nodes.append(Node("Cast", (f"{name}{HALF}",), (name,), {"to": "float32"}, name))
+            half = names.new(f"{name}/half")
+            tensors[half] = replace(tensors[name], dtype="float16")
+            nodes.append(Node("Cast", (source,), (half,), {"to": "float16"}, half))
+            nodes.append(Node("Cast", (half,), (name,), {"to": "float32"}, name))
         else:
             nodes.append(Node("FakeQuantize", (source,), (name,), _steps(span, precision), name))
 
-    read = {name: f"{name}{ROUNDED}" for name in graph.inputs if _is_float(graph, name) and np.ptp(ranges[name])}
+    floats = [name for name in graph.inputs if _is_float(graph, name) and np.ptp(ranges[name])]
+    read = {name: names.new(f"{name}/rounded") for name in floats}
     for source, name in read.items():
         round_off(source, name, ranges[source])
     for node in graph.nodes:
@@ -209,14 +232,14 @@ def _rounded(graph: Graph, precision: str, ranges: Mapping[str, Range]) -> Graph
             weight = node.inputs[1]
             constants[weight] = _rounded_weight(graph.constants[weight], node, precision)
         own = [each for each in node.outputs if _is_rounded(graph, each) and np.ptp(ranges[each])]
-        outputs = tuple(f"{each}{EXACT}" if each in own else each for each in node.outputs)
+        exact = {each: names.new(f"{each}/exact") for each in own}
+        outputs = tuple(exact.get(each, each) for each in node.outputs)
         nodes.append(replace(node, inputs=tuple(read.get(each, each) for each in node.inputs), outputs=outputs))
         for each in own:
-            round_off(f"{each}{EXACT}", each, ranges[each])
+            round_off(exact[each], each, ranges[each])
     return replace(graph, nodes=tuple(nodes), tensors=tensors, constants=constants)
 
 
-ROUNDED, EXACT, HALF = "/rounded", "/exact", "/half"
 LIMITS = ("Relu", "Clip")
 
 

@@ -115,6 +115,16 @@ def test_a_movement_is_integer_only_between_integer_nodes() -> None:
     assert _sqnr(graph, found, samples) > 25
 
 
+@pytest.mark.parametrize("between", ["a", "x/zero"])
+def test_a_tensor_called_as_the_scale_of_another_keeps_its_value(between: str) -> None:
+    """The scale of x took the place of the model's own constant: the quotient was wrong."""
+    nodes = [conv("x", between), Node("Div", (between, "x/scale"), ("y",), {}, "y")]
+    constants = {"w": _weights(8, 8, 3, 3), "b": _weights(8, 1).ravel(), "x/scale": np.array(2, np.float32)}
+    graph = build("g", nodes, {"x": TensorType((1, 8, 8, 8))}, ["y"], constants)
+    found, samples = _quantised(graph)
+    assert _sqnr(graph, found, samples) > 28
+
+
 def test_a_tensor_that_both_worlds_read_exists_in_both() -> None:
     nodes = [conv("x", "a"), Node("Exp", ("a",), ("e",), {}, "e"), conv("a", "y", "v")]
     found, _ = _quantised(_graph(nodes, outputs=("y", "e", "a")))

@@ -8,14 +8,16 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc.ir import Graph
+from npuc.ir import Graph, TensorType
 from npuc.onnx_files.export import to_onnx
+from npuc.ops import build
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Network, Recipe, best_network
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.qdq import qdq_graph, qdq_model
 from npuc.quantize.scales.constraints import integer_nodes
 from npuc.reference import session
+from npuc.samples.loading import Samples
 from npuc.targets.easynpu.layers.tables import best_table
 from tests.passes.networks import network, node
 from tests.quantize.test_improvement import PADS, residual, samples, weights
@@ -78,3 +80,27 @@ def test_weights_are_near_the_float_ones() -> None:
     exact = graph.constants["w"]
     largest = np.abs(exact).max(axis=(1, 2, 3), keepdims=True)
     assert (np.abs(back - exact) / largest).max() < 1 / 63  # half a step of 63 or more to the largest weight
+
+
+def test_inputs_are_rounded_in_their_order() -> None:
+    """Their order was that of a set, another in every process: the same network gave other bytes."""
+    names = "fcaedb"
+    convolutions = [node("Conv", f"{name} w", f"{name}c") for name in names]
+    joined = node("Concat", " ".join(f"{name}c" for name in names), "y", axis=1)
+    inputs = {name: TensorType((1, 4, 6, 6)) for name in names}
+    whole = build("test", [*convolutions, joined], inputs, ["y"], {"w": weights(4, 4, 1, 1)})
+    data = Samples({name: np.ones((2, 1, 4, 6, 6), np.float32) for name in names})
+    found, _ = best_network(whole, RECIPE, data, LEVELS["0"])
+    written = [each.inputs[0] for each in qdq_graph(found).nodes if each.op == "QuantizeLinear"]
+    assert [name for name in written if name in names] == list(whole.inputs)
+
+
+def test_names_that_the_model_has_already_are_not_written_again() -> None:
+    graph = network(
+        (1, 4, 6, 6), "x/exact",
+        node("Conv", "x w", "x/rounded", pads=PADS), node("HardSwish", "x/rounded", "x/steps"),
+        node("Conv", "x/steps v", "x/scale"), node("Relu", "x/scale", "x/exact"),
+        w=weights(8, 4, 3, 3), v=weights(8, 8, 1, 1),
+    )  # fmt: skip
+    found, _ = best_network(graph, RECIPE, samples(graph), LEVELS["0"])
+    onnx.checker.check_model(onnx.load_model_from_string(qdq_model(found)), full_check=True)

@@ -19,7 +19,7 @@ from npuc.samples import loading as data
 from npuc.samples.loading import Samples, varied
 from npuc.target import Options, target
 from npuc.verification.criterion import criterion, ideal, tolerance
-from npuc.verification.metrics import Difference, Tolerance
+from npuc.verification.metrics import Difference, Tolerance, expected
 
 MODEL = FOLDER / "digits.onnx"
 
@@ -172,3 +172,47 @@ def test_values_beyond_the_range_of_fp16_are_no_excuse(tmp_path: Path) -> None:
     program = replace(_program("fp16"), manifest=_ports([1, 64]))
     x = np.random.default_rng(0).standard_normal((4, 1, 64)).astype(np.float32)
     assert criterion(tmp_path / "m.onnx", program, Samples({"x": x})).limits == {"y": 10.0}
+
+
+STEP = np.float32(0.05)
+
+
+def _quantised(folder: Path, *, rounds: bool) -> Path:
+    """A convolution with integer weights; if it rounds, its ends too, with the names of `npuc quantize`."""
+    before = '"x/steps" = QuantizeLinear(x, s, z) "x/rounded" = DequantizeLinear("x/steps", s, z)'
+    behind = '"y/steps" = QuantizeLinear("y/exact", s, z) y = DequantizeLinear("y/steps", s, z)'
+    between = "v = DequantizeLinear(w, t) "
+    nodes = (
+        f'{before} {between} "y/exact" = Conv("x/rounded", v) {behind}' if rounds else f"{between} y = Conv(x, v)"
+    )
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {nodes} }}"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    w = np.random.default_rng(2).integers(-127, 128, (8, 8, 1, 1)).astype(np.int8)
+    constants = {"w": w, "t": np.float32(0.005), "s": STEP, "z": np.int8(0)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(each), key) for key, each in constants.items()
+    )
+    onnx.save(model, folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_an_fp32_program_of_a_model_that_rounds_may_round_a_tie_otherwise(rounds: bool, tmp_path: Path) -> None:
+    """Its results are multiples of a step. 60 dB were asked for, which a few that are a step off miss."""
+    path = _quantised(tmp_path, rounds=rounds)
+    program, _ = compile_model(path, target("bm1684"), Options(precision="fp32", proof="off"), {})
+    samples = Samples({"x": np.random.default_rng(4).normal(0.3, 1, (4, 1, 8, 6, 6)).astype(np.float32)})
+    limit = criterion(path, as_loaded(program), samples).of_output("y")[0]
+    power = np.square(expected(path, samples)["y"]).mean()
+    if rounds:
+        assert 15 < limit < 10 * np.log10(power / (STEP**2 / 12)) - 10
+    else:
+        assert limit == 60
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_a_model_whose_tensors_are_called_as_the_rounded_ones_is_judged(precision: str, tmp_path: Path) -> None:
+    """Names were taken twice, and onnxruntime refused the rounded network: `npuc quantize` gives such names."""
+    path = _quantised(tmp_path, rounds=True)
+    samples = Samples({"x": np.random.default_rng(4).normal(0.3, 1, (2, 1, 8, 6, 6)).astype(np.float32)})
+    assert 15 < ideal(load(path), precision, samples)["y"] < 100

@@ -20,6 +20,7 @@ from npuc.ops import OPS, Operators
 from npuc.ops import build as build_graph
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.model_scales import Steps, steps_of
+from npuc.text.names import Names
 
 
 @frozen
@@ -86,6 +87,8 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.constants: dict[str, Array] = dict(graph.constants)
         self.have: set[str] = {*graph.inputs, *graph.constants}
+        self._names = Names(graph.tensors)
+        self._stored: dict[str, tuple[str, str]] = {}
         self._shared: dict[str, str] = {}
         self._stands: dict[str, str] = {}
 
@@ -168,6 +171,8 @@ class GraphBuilder:
         """Quantises or dequantises a tensor, unless its other form already exists."""
         if result in self.have:
             return
-        scale = self.constant(f"{tensor}/scale", np.array(self.scales[tensor], np.float32))
-        zero = self.constant(f"{tensor}/zero", np.array(self.zeros[tensor], self.dtype))
-        self.add(Node(op, (source, scale, zero), (result,), name=f"{result}/{op}"))
+        if tensor not in self._stored:
+            scale, zero = np.array(self.scales[tensor], np.float32), np.array(self.zeros[tensor], self.dtype)
+            names = self._names.new(f"{tensor}/scale"), self._names.new(f"{tensor}/zero")
+            self._stored[tensor] = self.constant(names[0], scale), self.constant(names[1], zero)
+        self.add(Node(op, (source, *self._stored[tensor]), (result,), name=f"{result}/{op}"))
