@@ -262,7 +262,9 @@ def test_a_clear_gain_ends_the_usual_level_and_another_gain_does_not(monkeypatch
     assert steps(0.0) == [first, "minmax", "mse, offsets", "mse, offsets, equalisation 0.5"]
 
 
-def test_no_node_behind_the_last_layer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nodes_between_two_layers_run_in_one_session_and_those_behind_the_last_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from npuc.quantize.improvement import lockstep
 
     graph = residual()
@@ -270,10 +272,21 @@ def test_no_node_behind_the_last_layer_runs(monkeypatch: pytest.MonkeyPatch) -> 
     plain, _ = best_network(graph, RECIPE, data, LEVELS["0"])
     feeds = list(data.feeds())
     evidence = sampled(graph, weighted(plain.nodes), feeds, np.arange(len(feeds)) % 4 == 3)
-    ran, run_node = [], lockstep._run  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(lockstep, "_run", lambda *given: ran.append(given[1].op) or run_node(*given))
+    ran, run_nodes = [], lockstep._run  # pyright: ignore[reportPrivateUsage]
+
+    def noted(*given: Any) -> dict[str, Array]:
+        ran.append([node.op for node in given[1]])
+        return run_nodes(*given)
+
+    monkeypatch.setattr(lockstep, "_run", noted)
     improved(graph, plain.quantised, Shifted(), evidence, [harmful], depth=100)
-    assert [each.op for each in plain.quantised.graph.nodes][len(ran) :] == ["IntConv", "DequantizeLinear"]
+    ops = [each.op for each in plain.quantised.graph.nodes]
+    assert [op for part in ran for op in part] == ops[: len(ops) - 2] and ops[-2:] == [
+        "IntConv",
+        "DequantizeLinear",
+    ]
+    assert [part.count("IntConv") for part in ran] == [0, *[1] * (ops.count("IntConv") - 1)]
+    assert max(len(part) for part in ran) > 1
 
 
 def test_made_up_and_few_samples_only_give_scales() -> None:

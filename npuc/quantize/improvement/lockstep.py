@@ -6,7 +6,7 @@ A layer keeps the proposal with the least error on the held-out samples, or stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -47,21 +47,18 @@ def improved(
     integer = quantised.graph
     constants = dict(integer.constants)
     values = {name: np.stack([feed[name] for feed in sampled.feeds]) for name in integer.inputs}
-    last = {name: position for position, node in enumerate(integer.nodes) for name in node.inputs}
-    found = {node: layers.layer(quantised, node) for node in integer.nodes}
-    judged = {node: each for node, each in found.items() if each and each.source in sampled.witnesses}
+    last = {name: place for place, node in enumerate(integer.nodes) for name in _data(node, constants)}
+    done = 0
     for position, node in enumerate(integer.nodes):
-        if node in judged:
-            allowed = [each for each in proposals if each is not rounded_in_turn or _depth(integer, node) <= depth]
-            layer = _layer(graph, quantised, sampled, node, judged[node], values[node.inputs[0]])
-            weights = _improved(layer, judged.pop(node).weights, allowed)
-            constants.update(layers.constants(quantised, node, weights))
-        if not judged:  # no layer reads what follows
-            break
-        values.update(_run(integer, node, constants, values))
-        for name in set(node.inputs) & values.keys():
-            if last[name] == position:
-                del values[name]
+        found = layers.layer(quantised, node)
+        if found is None or found.source not in sampled.witnesses:
+            continue
+        read = {name for name, place in last.items() if place >= position}
+        values = _run(integer, integer.nodes[done:position], constants, values, read)
+        done = position
+        allowed = [each for each in proposals if each is not rounded_in_turn or _depth(integer, node) <= depth]
+        layer = _layer(graph, quantised, sampled, node, found, values[node.inputs[0]])
+        constants.update(layers.constants(quantised, node, _improved(layer, found.weights, allowed)))
     return replace(quantised, graph=rebuild(integer, integer.nodes, constants))
 
 
@@ -112,16 +109,27 @@ def _layer(
 
 
 def _run(
-    integer: Graph, node: Node, constants: Mapping[str, Array], values: Mapping[str, Array]
+    integer: Graph,
+    nodes: Sequence[Node],
+    constants: Mapping[str, Array],
+    values: Mapping[str, Array],
+    read: Collection[str],
 ) -> dict[str, Array]:
-    """The node's outputs for all samples, computed by onnxruntime."""
+    """Of these tensors the values before these nodes, and behind them, for all samples.
+
+    onnxruntime computes all nodes in one session, as opening one takes longer than to run a small layer.
+    """
     from npuc.onnx_files.export import to_onnx
     from npuc.reference import session
 
-    data = dict.fromkeys(_data(node, constants))
-    types = {name: integer.tensors[name] for name in data}
-    held = {name: constants[name] for name in node.inputs if name in constants}
-    run = session(to_onnx(build_graph("layer", [node], types, node.outputs, held, integer.operators)))
+    kept = {name: value for name, value in values.items() if name in read}
+    names = [name for node in nodes for name in node.outputs if name in read]
+    if not names:
+        return kept
+    held = {name: constants[name] for node in nodes for name in node.inputs if name in constants}
+    given = {name for node in nodes for name in _data(node, constants)} & values.keys()
+    types = {name: integer.tensors[name] for name in values if name in given}
+    run = session(to_onnx(build_graph("layers", nodes, types, names, held, integer.operators)))
     count = len(next(iter(values.values())))
-    found = [run.run(None, {name: values[name][index, ...] for name in data}) for index in range(count)]
-    return {name: np.stack(column) for name, column in zip(node.outputs, zip(*found, strict=True), strict=True)}
+    found = [run.run(names, {name: values[name][index, ...] for name in types}) for index in range(count)]
+    return kept | {name: np.stack(column) for name, column in zip(names, zip(*found, strict=True), strict=True)}
