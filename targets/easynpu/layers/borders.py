@@ -1,5 +1,7 @@
 """Convolutions whose padding value is not 0, on a machine that pads with zeros.
 
+Most read a copy of their map that has the padding (two depthwise words of one tap, a per cent of a layer of 16
+channels). The copy itself, and a convolution with less work, takes a second word over the padding value:
 With a padding value z, the sum of a convolution is the one with zero padding plus z times the weights of the taps
 in the padding: sum(w x) + sum over taps inside the map of (-w z) + z sum(w). The middle term is a convolution of a
 constant map of z with the same window: a layer word of its own over one pixel with pitches of 0, whose psums are
@@ -17,10 +19,11 @@ import numpy as np
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import GROUP, PADDING, PADS
+from npuc.ops.macs import macs
 from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.fusion import conv_mnemonic
 from npuc.targets.easynpu.layers.operators import OPERATORS, PIXEL, VALUE
-from npuc.targets.easynpu.machine.memory import groups
+from npuc.targets.easynpu.machine.memory import LANES, groups
 
 
 def with_borders(graph: Graph) -> Graph:
@@ -74,6 +77,17 @@ def _copy(graph: Graph, node: Node) -> Node | None:
     attrs: dict[str, Attr] = {"group": channels, "pads": pads, "padding": PADDING(node), "selects": 1}
     names = (x, *(f"{name}/{each}" for each in ("w", "bias", "shift")), _pixel_name(PADDING(node)))
     return Node("IntConv", names, (name,), attrs, name)
+
+
+LITTLE = 12
+"""A copy takes up to a twelfth of the cycles of the convolution that reads it."""
+
+
+def pads_cheaply(graph: Graph, node: Node) -> bool:
+    """Whether a float convolution takes many more cycles than a copy of its map with padding."""
+    channels, *extents = graph.shape(node.inputs[0])[1:]
+    copy = 2 * prod(extents) * groups(channels)
+    return node.op == "Conv" and macs(node, graph.tensors) >= LITTLE * copy * LANES
 
 
 def border_weights(w: Array, *, dense: bool) -> list[Array]:

@@ -24,6 +24,7 @@ from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
 from npuc.targets.easynpu.flags import DOCUMENTED, ISA
 from npuc.targets.easynpu.layers import support
+from npuc.targets.easynpu.layers.borders import pads_cheaply
 from npuc.targets.easynpu.layers.tables import best_table
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
@@ -87,7 +88,7 @@ def network(
         return Network(graph, chosen, seen(host), {}, make(graph, chosen, seen(host), method, given))
 
     def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
-        zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two)
+        zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two, pads=pads_cheaply)
         recipe = Recipe(
             lambda each: without(integer(each, machine), host),
             make,
