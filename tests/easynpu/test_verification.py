@@ -45,10 +45,6 @@ def _segment(manifest: dict[str, Any]) -> dict[str, Any]:
     return next(step for step in manifest["steps"] if step["kind"] == "segment")
 
 
-def _first(manifest: dict[str, Any]) -> dict[str, Any]:
-    return next(each for each in manifest["instructions"] if each["tensor"])
-
-
 def _host(manifest: dict[str, Any], op: str) -> dict[str, Any]:
     return next(step for step in manifest["steps"] if step.get("op") == op)
 
@@ -70,8 +66,8 @@ FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "input scale": lambda m: _scaled(m, "QuantizeLinear", 2),
     "output scale": lambda m: _scaled(m, "DequantizeLinear", 1.01),
     "a word less": lambda m: _segment(m).update(count=_segment(m)["count"] - 1),
-    "a layer without its tensor": lambda m: _first(m).update(tensor=None),
-    "layers exchanged": lambda m: _first(m).update(tensor=m["instructions"][-1]["tensor"]),
+    "a layer without its tensor": lambda m: m["instructions"][0].update(tensor=None),
+    "layers exchanged": lambda m: m["instructions"][0].update(tensor=m["instructions"][-1]["tensor"]),
 }
 
 

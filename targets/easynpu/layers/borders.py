@@ -76,7 +76,7 @@ def _copy(graph: Graph, node: Node) -> Node | None:
     name = f"{x}/padded{'_'.join(map(str, (*pads, PADDING(node))))}"
     attrs: dict[str, Attr] = {"group": channels, "pads": pads, "padding": PADDING(node), "selects": 1}
     names = (x, *(f"{name}/{each}" for each in ("w", "bias", "shift")), _pixel_name(PADDING(node)))
-    return Node("IntConv", names, (name,), attrs, name)
+    return Node("IntConv", names, (name,), attrs, name, node.sources)
 
 
 LITTLE = 12
