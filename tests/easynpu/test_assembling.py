@@ -28,7 +28,7 @@ MODELS_FOLDER = Path(__file__).resolve().parents[2] / "models"
 def digits() -> Program:
     """A chain of six layers with a sum."""
     model, calibration = (MODELS_FOLDER / name for name in ("digits.onnx", "digits_calibration.npz"))
-    return as_loaded(compile_model(model, EASYNPU, Options(), {}, [calibration])[0])
+    return as_loaded(compile_model(model, EASYNPU, Options(level="0"), {}, [calibration])[0])
 
 
 def listing(program: Program) -> list[str]:

@@ -1,9 +1,8 @@
 """Zero points for tensors without negative values: with 0 at -128 they have twice the resolution.
 
 If every reader is a convolution, an average or a sum, its bias absorbs the offset exactly. Windows that reach into
-the padding need padding with -128, which costs an extra instruction (2.6 % of a ResNet-8 for its images); this is
-done only at the highest level, and for the network's inputs if few multiply-accumulates read them: their errors
-affect everything after them.
+the padding need padding with -128, which costs extra instructions; this is done where they take few cycles, and
+elsewhere only at the highest level.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import MAX, PADS, SELECTS
-from npuc.ops.macs import macs
 from npuc.ops.pooling import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import next_power
@@ -36,13 +34,15 @@ class ZeroPoints:
 
     reads: whether a node accepts such an input; second argument: at any cost. writes: the operators that can give
     such results if a ReLU follows. power_of_two: whether scales must be powers of two. tables: whether tables read
-    and write tensors with any zero point.
+    and write tensors with any zero point. pads: whether padding with a zero point takes a small part of a node's
+    cycles.
     """
 
     reads: Callable[[Node, bool], bool]
     writes: tuple[str, ...] = ("Conv",)
     power_of_two: bool = False
     tables: bool = False
+    pads: Callable[[Graph, Node], bool] = lambda _graph, _node: False
 
     def scale(self, wanted: float) -> float:
         """The smallest permitted scale that is not below the one wanted."""
@@ -75,15 +75,13 @@ def offset_inputs(
 ) -> dict[str, Steps]:
     """Scales and zero points of the quantised inputs without negative values whose readers accept a zero point.
 
-    anyway: at any cost, otherwise only if FEW_MACS read the input. Whole numbers up to 255, as in images, keep
-    their values.
+    anyway: at any cost. Whole numbers up to 255, as in images, keep their values.
     """
     integer = set(nodes)
     sources = {name: _source(graph, name) for name in {node.inputs[0] for node in nodes if node.op == "Conv"}}
     found: dict[str, Steps] = {}
     for name, source in sources.items():
-        cheap = anyway or _few_macs(graph, graph.readers[name])
-        if source is None or not _taken(graph, name, integer, zero_points, anyway=cheap):
+        if source is None or not _taken(graph, name, integer, zero_points, anyway=anyway):
             continue
         values = [feed[source] for feed in feeds]
         least, largest = min(float(each.min()) for each in values), max(float(each.max()) for each in values)
@@ -93,16 +91,6 @@ def offset_inputs(
                 1.0 if whole and largest > LEVELS / 2 else zero_points.scale(largest / LEVELS), -128
             )
     return found
-
-
-FEW_MACS = 0.05
-"""Share of the network's multiply-accumulates: at worst, words for the padding double them."""
-
-
-def _few_macs(graph: Graph, readers: Sequence[Node]) -> bool:
-    """Whether these nodes have some of the graph's multiply-accumulates, but few."""
-    mine, all_nodes = (sum(macs(node, graph.tensors) for node in each) for each in (readers, graph.nodes))
-    return 0 < mine <= FEW_MACS * all_nodes
 
 
 def _source(graph: Graph, name: str) -> str | None:
@@ -163,5 +151,7 @@ FINEST = 64
 def _taken(graph: Graph, name: str, integer: set[Node], zero_points: ZeroPoints, *, anyway: bool) -> bool:
     """Whether all readers of a tensor are integer nodes that accept a zero point."""
     readers = graph.readers[name]
-    fits = all(node in integer and zero_points.reads(node, anyway) for node in readers)
+    fits = all(
+        node in integer and zero_points.reads(node, anyway or zero_points.pads(graph, node)) for node in readers
+    )
     return bool(readers) and name not in graph.outputs and fits

@@ -1,5 +1,7 @@
 """Convolutions whose padding value is not 0, on a machine that pads with zeros.
 
+Most read a copy of their map that has the padding (two depthwise words of one tap, a per cent of a layer of 16
+channels). The copy itself, and a convolution with less work, takes a second word over the padding value:
 With a padding value z, the sum of a convolution is the one with zero padding plus z times the weights of the taps
 in the padding: sum(w x) + sum over taps inside the map of (-w z) + z sum(w). The middle term is a convolution of a
 constant map of z with the same window: a layer word of its own over one pixel with pitches of 0, whose psums are
@@ -10,27 +12,82 @@ as 8-bit weights are needed for its largest sum of weights (border_weights).
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
-from npuc.ir import Array, Graph, Node
+from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
-from npuc.ops.attributes import PADDING
+from npuc.ops.attributes import GROUP, PADDING, PADS
+from npuc.ops.macs import macs
+from npuc.ops.windows import window_of
+from npuc.targets.easynpu.layers.fusion import conv_mnemonic
 from npuc.targets.easynpu.layers.operators import OPERATORS, PIXEL, VALUE
+from npuc.targets.easynpu.machine.memory import LANES, groups
 
 
 def with_borders(graph: Graph) -> Graph:
-    """The integer graph in which convolutions with a padding value other than 0 also read a pixel of it."""
+    """The integer graph in which maps are surrounded by a padding value other than 0.
+
+    Either a convolution reads a copy of its map that has the padding, or it also reads a pixel of the value:
+    whichever takes fewer cycles.
+    """
     values = sorted({PADDING(node) for node in graph.nodes if node.op == "IntConv"} - {0})
     if not values:
         return graph
-    names = {value: f"padding/{value}" for value in values}
-    pixels = [Node(PIXEL, (), (name,), {VALUE.name: value}, name) for value, name in names.items()]
-    nodes = [
-        replace(node, inputs=(*node.inputs, names[PADDING(node)])) if PADDING(node) else node
-        for node in graph.nodes
-    ]
-    return rebuild(replace(graph, operators=OPERATORS), [*pixels, *nodes])
+    constants, copies = dict(graph.constants), dict[str, Node]()
+    nodes = [Node(PIXEL, (), (_pixel_name(value),), {VALUE.name: value}, _pixel_name(value)) for value in values]
+    for node in graph.nodes:
+        if not PADDING(node):
+            nodes.append(node)
+        elif (copy := _copy(graph, node)) is None:
+            nodes.append(replace(node, inputs=(*node.inputs, _pixel_name(PADDING(node)))))
+        else:
+            if copy.output not in copies:
+                copies[copy.output] = copy
+                nodes.append(copy)
+                channels = graph.shape(node.inputs[0])[1]
+                w, none = np.ones((channels, 1, 1, 1), np.int8), np.zeros(channels, np.int32)
+                constants |= dict(zip(copy.inputs[1:4], (w, none, none.astype(np.int8)), strict=True))
+            attrs = {key: value for key, value in node.attrs.items() if key not in (PADDING.name, PADS.name)}
+            nodes.append(replace(node, inputs=(copy.output, *node.inputs[1:]), attrs=attrs))
+    return rebuild(replace(graph, operators=OPERATORS), nodes, constants)
+
+
+def _pixel_name(value: int) -> str:
+    return f"padding/{value}"
+
+
+def _copy(graph: Graph, node: Node) -> Node | None:
+    """The node that copies the map of a convolution and surrounds it with its padding value; None if not cheaper.
+
+    The copy takes two words of one tap, one over the map and one over the pixel.
+    """
+    x, w = node.inputs[0], graph.constants[node.inputs[1]]
+    window = window_of(node, w.shape[2:])
+    pads = (*window.begins, *(max(end, 0) for end in window.ends))
+    height, width = (extent + pads[k] + pads[k + 2] for k, extent in enumerate(graph.shape(x)[2:]))
+    channels = graph.shape(x)[1]
+    dense = conv_mnemonic(GROUP(node), channels, len(w)) == "conv"
+    added = sum(prod(each.shape[1:]) for each in border_weights(w, dense=dense))
+    words = added * prod(graph.shape(node.output)[2:]) * groups(len(w))
+    if 2 * height * width * groups(channels) >= words:
+        return None
+    name = f"{x}/padded{'_'.join(map(str, (*pads, PADDING(node))))}"
+    attrs: dict[str, Attr] = {"group": channels, "pads": pads, "padding": PADDING(node), "selects": 1}
+    names = (x, *(f"{name}/{each}" for each in ("w", "bias", "shift")), _pixel_name(PADDING(node)))
+    return Node("IntConv", names, (name,), attrs, name, node.sources)
+
+
+LITTLE = 12
+"""A copy takes up to a twelfth of the cycles of the convolution that reads it."""
+
+
+def pads_cheaply(graph: Graph, node: Node) -> bool:
+    """Whether a float convolution takes many more cycles than a copy of its map with padding."""
+    channels, *extents = graph.shape(node.inputs[0])[1:]
+    copy = 2 * prod(extents) * groups(channels)
+    return node.op == "Conv" and macs(node, graph.tensors) >= LITTLE * copy * LANES
 
 
 def border_weights(w: Array, *, dense: bool) -> list[Array]:

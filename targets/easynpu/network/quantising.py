@@ -14,7 +14,7 @@ from npuc.quantize.calibration.histograms import Histogram, HistogramSource, sou
 from npuc.quantize.improvement.balance import without_data
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
-from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights
+from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights, teaches
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps
@@ -24,6 +24,7 @@ from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.easynpu.flags import DOCUMENTED, ISA
 from npuc.targets.easynpu.layers import support
+from npuc.targets.easynpu.layers.borders import pads_cheaply
 from npuc.targets.easynpu.layers.tables import best_table
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
@@ -65,18 +66,20 @@ def network(
     """The integer network, and the trials that were made to improve it.
 
     A model with scales of its own keeps them; its weights are balanced, or improved on samples. Documented
-    instructions have no words for the padding of maps with a zero point.
+    instructions have no words for the padding of maps with a zero point. Without a search, sums keep equal scales:
+    they then continue on the sums of a convolution, without a word of their own.
     """
     level, documented = LEVELS[options.level], options.flag(ISA) == DOCUMENTED
     method = options.method or level.method
+    factors = bool(level.variants) and teaches(samples) and not documented
     find = source(options.histograms, synthetic=samples.synthetic)
-    graph, given, found = _calibrated(find, graph, samples, machine, hook, factors=not documented)
+    graph, given, found = _calibrated(find, graph, samples, machine, hook, factors=factors)
     free_scales = not given
     if documented:  # the document adds and pools at equal scales: only the ranges of the model's steps are used
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors_of(integer(graph, machine))}, {}
     power_of_two = machine.scales == POWER_OF_TWO
-    make = quantiser(best_table, power_of_two=power_of_two, factors=not documented)
+    make = quantiser(best_table, power_of_two=power_of_two, factors=factors)
 
     @cache
     def seen(host: Host) -> Mapping[str, Histogram]:
@@ -87,7 +90,7 @@ def network(
         return Network(graph, chosen, seen(host), {}, make(graph, chosen, seen(host), method, given))
 
     def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
-        zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two)
+        zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two, pads=pads_cheaply)
         recipe = Recipe(
             lambda each: without(integer(each, machine), host),
             make,

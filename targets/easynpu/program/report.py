@@ -61,9 +61,11 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
 
 
 def _padding_cycles(stage: Stage) -> int:
-    """Compute cycles of a word that adds a zero point's padding; 0 for other words."""
+    """Compute cycles of a word that adds a zero point's padding, or copies a map into it; 0 for other words."""
     node, word = stage.node, stage.word
-    if not PADDING(node) or stage.source is None or stage.source.buffer != node.inputs[-1]:
+    if not PADDING(node) or stage.source is None:
+        return 0
+    if not SELECTS(node) and stage.source.buffer != node.inputs[-1]:
         return 0
     if not isinstance(word, Layer):
         return 0

@@ -1,0 +1,68 @@
+"""Maps surrounded by a zero point: as a copy with padding, or by words over a pixel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npuc.interpreter import run
+from npuc.ir import Graph
+from npuc.ops import build
+from npuc.ops.attributes import PADDING, PADS
+from npuc.targets.easynpu.layers.borders import pads_cheaply, with_borders
+from tests.passes.networks import network, node
+
+RANDOM = np.random.default_rng(3)
+
+
+def padded(w: tuple[int, ...], readers: int = 1, **attrs: object) -> Graph:
+    """An integer graph of one convolution, or several of the same map, that read 128 around it."""
+    names = [f"y{number}" for number in range(readers)]
+    nodes = [node("IntConv", "x w b s", name, padding=-128, **attrs) for name in names]
+    constants = {
+        "w": RANDOM.integers(-127, 128, w).astype(np.int8),
+        "b": RANDOM.integers(-900, 900, w[0]).astype(np.int32),
+        "s": np.full(w[0], 9, np.int8),
+    }
+    channels = w[1] * int(str(attrs.get("group", 1)))
+    x = network((1, channels, 7, 6), "y", node("Relu", "x", "y")).tensors["x"]
+    return build("test", nodes, {"x": type(x)(x.shape, "int8")}, names, constants)
+
+
+@pytest.mark.parametrize(
+    ("w", "attrs", "copied"),
+    [
+        ((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}, True),
+        ((16, 16, 3, 3), {"pads": (0, 1, 1, 0), "strides": (2, 2)}, True),
+        ((4, 4, 3, 3), {"pads": (0, 2, 2, 0), "dilations": (2, 2)}, True),
+        ((20, 1, 3, 3), {"pads": (1, 1, 1, 1), "group": 20}, True),
+        ((20, 1, 1, 1), {"pads": (1, 1, 1, 1), "group": 20}, False),
+        ((16, 1, 1, 1), {"pads": (1, 1, 1, 1)}, False),
+    ],
+)
+def test_the_cheaper_of_both_has_the_same_results(
+    w: tuple[int, ...], attrs: dict[str, object], copied: bool
+) -> None:
+    graph = padded(w, **attrs)
+    found = with_borders(graph)
+    (conv,) = (each for each in found.nodes if each.output == "y0")
+    assert (not any(PADS(conv)) and not PADDING(conv)) is copied
+    x = {"x": RANDOM.integers(-128, 128, graph.shape("x")).astype(np.int8)}
+    np.testing.assert_array_equal(run(found, x)["y0"], run(graph, x)["y0"])
+
+
+def test_readers_with_the_same_padding_share_a_copy() -> None:
+    graph = with_borders(padded((16, 16, 3, 3), 2, pads=(1, 1, 1, 1)))
+    assert [each.op for each in graph.nodes] == ["IntPixel", "IntConv", "IntConv", "IntConv"]
+    assert len({each.inputs[0] for each in graph.nodes[2:]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("w", "group", "cheap"),
+    [((16, 16, 3, 3), 1, True), ((16, 3, 3, 3), 1, True), ((14, 3, 3, 3), 1, False), ((16, 1, 3, 3), 16, False)],
+)
+def test_a_copy_is_cheap_beside_twelve_times_its_cycles(w: tuple[int, ...], group: int, cheap: bool) -> None:
+    """Two words of one tap: 27 products for each of 16 outputs of 3 channels are 13.5 times a copy."""
+    conv = node("Conv", "x w", "y", pads=(1, 1, 1, 1), group=group)
+    graph = network((1, w[1] * group, 8, 8), "y", conv, w=w)
+    assert pads_cheaply(graph, graph.nodes[0]) is cheap
