@@ -16,7 +16,7 @@ from onnx import numpy_helper, parser
 
 from tests.cli.process import Outcome, npuc
 
-TARGETS = ("easynpu", "nvdla-small", "nvdla-large", "nvdla-full", "bm1684")
+TARGETS = ("easynpu", "nvdla-small", "nvdla-full", "bm1684")
 NETWORK = """<ir_version: 8, opset_import: ["": 17]> g (float[1,3,12,12] x) => (float[1,6] y) {
     [stem] a = Conv<pads=[1,1,1,1]>(x, w0, b0)
     ar = Relu(a)

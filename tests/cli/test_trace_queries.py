@@ -16,7 +16,6 @@ from tests.cli.trace_processor import answers
 TARGETS = {
     "easynpu": ("array", ("load", "store")),
     "nvdla-small": ("CONV", ("DRAM",)),
-    "nvdla-large": ("CONV", ("DRAM",)),
     "nvdla-full": ("CONV", ("DRAM",)),
     "bm1684": ("BDC", ("GDMA",)),
 }

@@ -184,7 +184,7 @@ def test_balanced_weights_are_closer_to_the_model_with_and_without_corrections_t
         compiled, _ = driver.compile_model(model, EASYNPU, Options(level=level), shapes, [tmp_path / "some.npz"])
         directory = tmp_path / "program"
         program.save(compiled, directory, force=True)
-        samples = data.Samples({"input_1_int8": images[24:, None]})
+        samples = data.Samples({"input_1_int8": images[24:56, None]})
         report = verify(model, directory, program.load(directory), EASYNPU, samples, Tolerance(0, 0))
         assert report["bit_exact"]
         logits = next(each for each in report["layers"] if each["op"] == "Reshape")

@@ -47,8 +47,10 @@ def of_model(model: onnx.ModelProto, folder: Path, name: str) -> tuple[Program, 
     return program, loadables.read(target(name).exported(program, "loadable")["network.nvdla"])
 
 
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("model", ["tiny_resnet8_fp32", "mnist_cnn"])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("tiny_resnet8_fp32", "nvdla-small"), ("tiny_resnet8_fp32", "nvdla-full"), ("mnist_cnn", "nvdla-large")],
+)
 def test_a_network_is_exported_and_keeps_every_rule(model: str, name: str, tmp_path: Path) -> None:
     _, loadable = of_file(GIVEN / "models" / f"{model}.onnx", tmp_path, name)
     assert list(broken(loadable, machines.load(name))) == []
