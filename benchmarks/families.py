@@ -126,8 +126,8 @@ A cell has the share of multiply-accumulates on the NPU, whether its parts are b
 parts plus host regions. fp16 and fp32 have no integer network: every single layer is within rounding errors, and
 the cell has the signal-to-noise ratio of the whole network against onnxruntime ("60 dB" means 60 dB or more).
 
-On EasyNPU and NVDLA the host runs products of two activations and, unless NVDLA computes in fp16 or int16, LSTM and
-GRU. The integers are exact, but on synthetic samples this says nothing about the networks' accuracy.
+On EasyNPU and NVDLA the host runs products of two activations and, unless NVDLA computes in fp16 or int16, LSTM
+and GRU. The integers are exact, but on synthetic samples this says nothing about the networks' accuracy.
 
 """
 
