@@ -53,4 +53,4 @@ def test_a_program_of_an_older_version_is_refused_by_both_versions(version: int)
     (problem,) = caught.value.problems
     assert problem.code == "E501" and f"format version {version}" in problem.reason
     assert problem.limit is not None and f"version {VERSION}" in problem.limit
-    assert problem.remedy is not None and "npuc compile" in problem.remedy
+    assert problem.help is not None and "npuc compile" in problem.help
