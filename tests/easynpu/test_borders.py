@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
 from npuc.interpreter import run
-from npuc.ir import Graph
+from npuc.ir import Attr, Graph
 from npuc.ops import build
 from npuc.ops.attributes import PADDING, PADS
 from npuc.targets.easynpu.layers.borders import pads_cheaply, with_borders
@@ -15,8 +17,8 @@ from tests.passes.networks import network, node
 RANDOM = np.random.default_rng(3)
 
 
-def padded(w: tuple[int, ...], readers: int = 1, **attrs: object) -> Graph:
-    """An integer graph of one convolution, or several of the same map, that read 128 around it."""
+def padded(w: tuple[int, ...], attrs: Mapping[str, Attr], readers: int = 1) -> Graph:
+    """An integer graph of one convolution, or several of the same map, that read -128 around it."""
     names = [f"y{number}" for number in range(readers)]
     nodes = [node("IntConv", "x w b s", name, padding=-128, **attrs) for name in names]
     constants = {
@@ -41,9 +43,9 @@ def padded(w: tuple[int, ...], readers: int = 1, **attrs: object) -> Graph:
     ],
 )
 def test_the_cheaper_of_both_has_the_same_results(
-    w: tuple[int, ...], attrs: dict[str, object], copied: bool
+    w: tuple[int, ...], attrs: dict[str, Attr], copied: bool
 ) -> None:
-    graph = padded(w, **attrs)
+    graph = padded(w, attrs)
     found = with_borders(graph)
     (conv,) = (each for each in found.nodes if each.output == "y0")
     assert (not any(PADS(conv)) and not PADDING(conv)) is copied
@@ -52,7 +54,7 @@ def test_the_cheaper_of_both_has_the_same_results(
 
 
 def test_readers_with_the_same_padding_share_a_copy() -> None:
-    graph = with_borders(padded((16, 16, 3, 3), 2, pads=(1, 1, 1, 1)))
+    graph = with_borders(padded((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}, readers=2))
     assert [each.op for each in graph.nodes] == ["IntPixel", "IntConv", "IntConv", "IntConv"]
     assert len({each.inputs[0] for each in graph.nodes[2:]}) == 1
 
