@@ -14,6 +14,7 @@ from typing import Any
 from npuc.custom_ops import custom_ops, libraries
 from npuc.driver import batch_of, run_batches
 from npuc.errors import NpucError
+from npuc.frontend.binding import with_bound
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.ir import Array
@@ -182,7 +183,7 @@ Run = Callable[[Samples], Sequence[Outputs]]
 def _computations(subject: Subject, program: Program, judged: Sequence[str]) -> dict[str, Run]:
     """The available computations by name, each giving these outputs for a batch."""
     evidence = load_evidence(subject.directory, program, allow_modified=subject.allow_modified)
-    models: dict[str, Any] = {FP32: read_model(subject.model)}
+    models: dict[str, Any] = {FP32: with_bound(read_model(subject.model), program.bound)}
     if subject.qdq is not None:
         models["qdq"] = read_model(subject.qdq)
     if program.precision not in FLOATING and "reference.onnx" in evidence:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from npuc.frontend import load
+from npuc.frontend import import_model
+from npuc.frontend.binding import with_bound
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, Graph, Node
@@ -35,6 +36,7 @@ from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.samples.loading import Samples
 from npuc.samples.streams import Streamed
 from npuc.samples.structured import row
+from npuc.system.budget import budget
 from npuc.target import FLOATING, Options, Runner
 from npuc.text.names import Names
 from npuc.verification.bits import OF_ONE
@@ -88,8 +90,11 @@ def own_format(model: Path, program: Program) -> str | None:
 
 
 def _float(model: Path, program: Program) -> Graph:
-    """The model's graph with the program's shapes."""
-    return run_passes(load(model, {port.name: port.shape for port in program.inputs}), FLOAT_PASSES)
+    """The model's graph with the program's inputs: shapes, and bound ones as constants."""
+    shapes = {port.name: port.shape for port in program.inputs}
+    with budget():
+        bound = with_bound(read_model(model, whole=False), program.bound)
+        return run_passes(import_model(bound, model.parent, shapes), FLOAT_PASSES)
 
 
 def redrawn(samples: Samples) -> Samples:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 
@@ -54,6 +56,18 @@ def test_labels_that_are_no_classes_are_refused_by_accuracy_and_noted_by_verify(
     assert "no class numbers" in npuc("accuracy", *command).refused("E401")
     verified = npuc("verify", *command, "--json")
     assert verified.json["task"] is None and verified.err.startswith("note: ") and "left out" in verified.err
+
+
+def test_a_bound_input_is_a_constant_of_the_model(tmp_path: Path) -> None:
+    """The data lack it, and onnxruntime could not run the model."""
+    text = "g (float[1,2,4,4] x, float k) => (float[1,2,4,4] y) { a = Relu(x) y = Mul(a, k) }"
+    model, out, data = (tmp_path / name for name in ("m.onnx", "m.npu", "x.npz"))
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}'), model)
+    np.savez(data, x=np.random.default_rng(4).normal(0.3, 1, (4, 2, 4, 4)).astype(np.float32))
+    npuc("compile", model, "--target", "bm1684", "--precision", "fp32", "--bind", "k=2", "-o", out).done()
+    found = npuc("accuracy", model, out, "--data", data, "--metric", "regression", "--json").json
+    assert found["samples"] == 4
+    assert found["simulator"]["l1"] < 1e-5
 
 
 def test_the_interval_is_wilson_s() -> None:

@@ -18,7 +18,7 @@ from npuc.regions.artefact import is_composite
 from npuc.samples import loading as data
 from npuc.samples.loading import Samples, varied
 from npuc.target import Options, target
-from npuc.verification.criterion import criterion, ideal, tolerance
+from npuc.verification.criterion import ENOUGH, criterion, ideal, tolerance
 from npuc.verification.metrics import Difference, Tolerance, expected
 
 MODEL = FOLDER / "digits.onnx"
@@ -216,3 +216,18 @@ def test_a_model_whose_tensors_are_called_as_the_rounded_ones_is_judged(precisio
     path = _quantised(tmp_path, rounds=True)
     samples = Samples({"x": np.random.default_rng(4).normal(0.3, 1, (2, 1, 8, 6, 6)).astype(np.float32)})
     assert 15 < ideal(load(path), precision, samples)["y"] < 100
+
+
+def test_a_program_with_a_bound_input_is_judged(tmp_path: Path) -> None:
+    """The samples lack the input, so that onnxruntime could not run the model: a traceback."""
+    text = "g (float[1,8,6,6] x, float k) => (float[1,8,6,6] y) { a = Conv(x, w) y = Mul(a, k) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    w = np.random.default_rng(2).normal(0.05, 0.3, (8, 8, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    options = Options(bind=(("k", 2.0),), proof="off")
+    program, _ = compile_model(tmp_path / "m.onnx", target("nvdla-small"), options, {})
+    assert program.bound == {"k": 2.0}
+    assert not is_composite(program)
+    samples = Samples({"x": np.random.default_rng(4).normal(0.3, 1, (4, 1, 8, 6, 6)).astype(np.float32)})
+    assert criterion(tmp_path / "m.onnx", program, samples).limits == {"y": ENOUGH["int8"]}
