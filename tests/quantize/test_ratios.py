@@ -1,4 +1,4 @@
-"""Sums and averages on a machine that multiplies their operands: any ratio of scales, and zero points."""
+"""Sums with a factor for each operand, which have any ratio of scales; zero points of averages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
-from npuc.quantize.scales.constraints import MANY_TAPS, constraints_of, tensors_of
+from npuc.quantize.scales.constraints import constraints_of, tensors_of
 from npuc.quantize.scales.offsets import offset_results
 from tests.passes.networks import network, node
 
@@ -26,14 +26,6 @@ def test_operands_of_a_sum_with_factors_have_scales_of_their_own() -> None:
     plain, free = (constraints_of(SUM, SUM.nodes, factors=factors) for factors in (False, True))
     assert (plain.equal, len(plain.ratios)) == ((("a", "x"),), 1)
     assert (free.equal, free.ratios) == ((), ())
-
-
-@pytest.mark.parametrize(("extent", "free"), [(4, True), (3, False)])
-def test_an_average_of_many_taps_has_a_scale_of_its_own(extent: int, free: bool) -> None:
-    assert (extent * extent >= MANY_TAPS) is free
-    graph = network((1, 4, extent, extent), "y", node("GlobalAveragePool", "x", "y"))
-    assert (not constraints_of(graph, graph.nodes, factors=True).ratios) is free
-    assert constraints_of(graph, graph.nodes).ratios
 
 
 def test_a_sum_that_cancels_is_no_finer_than_its_factors_allow() -> None:

@@ -63,14 +63,6 @@ def tensors_of(nodes: Sequence[Node]) -> tuple[str, ...]:
     return tuple(found)
 
 
-MANY_TAPS = 16
-"""From this many 8-bit taps on, an average has any ratio of scales to 1 in 2,000: 1/16 of a step at most."""
-
-
-def _many_taps(graph: Graph, node: Node) -> bool:
-    return node.op in AVERAGES and math.prod(average_kernel(graph, node)) >= MANY_TAPS
-
-
 def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
     """The window of an average or global pooling node."""
     if node.op.startswith("Global"):
@@ -117,8 +109,8 @@ def constraints_of(
     """The constraints of the operators on the scales of their tensors.
 
     given: tensors with known scales. An operator with its own arithmetic accepts these as they are, so it imposes
-    no constraint. histograms: of tensors with known values. factors: whether sums and averages over MANY_TAPS
-    multiply each operand by a factor of 8 bits, for any ratio of scales.
+    no constraint. histograms: of tensors with known values. factors: whether sums multiply each operand by a
+    factor of 8 bits, for any ratio of scales.
     """
     equal = [pair for pair in equal_scales(graph, nodes) if pair[0] not in given]
     ratios: list[Ratio] = []
@@ -135,7 +127,7 @@ def constraints_of(
             continue
         if node.op in ("Neg", "FakeQuantize") or selects(graph, node):
             equal.append((x, y))
-        elif factors and (node.op == "Add" or _many_taps(graph, node)):
+        elif factors and node.op == "Add":
             continue
         elif node.op in AVERAGES:
             exponent = average_taps(average_kernel(graph, node))[1]
