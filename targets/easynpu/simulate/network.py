@@ -326,8 +326,29 @@ class Network:
                     value = self._held[name]
                     inputs[at] = f"{name}_{each.output}_{at}" if value.dtype == np.int8 else name
                     used[inputs[at]] = value
-            nodes.append(helper.make_node(each.op, inputs, [each.output], domain=each.domain, **each.attributes))
+            if each.op == "Gather" and not each.attributes:
+                used[FLAT] = np.array([-1])
+                nodes += _looked_up(*inputs, each.output)
+            else:
+                nodes.append(helper.make_node(each.op, inputs, [each.output], domain=each.domain, **each.attributes))
         return nodes, used
+
+
+FLAT = "flat"
+"""The shape of a single axis."""
+
+
+def _looked_up(entries: str, indices: str, output: str) -> list[Any]:
+    """A Gather from a table as a GatherElements, which takes a sixth of its time under onnxruntime."""
+    from onnx import helper
+
+    shape, flat, found = (f"{output}_{each}" for each in ("shape", "flat", "found"))
+    return [
+        helper.make_node("Shape", [indices], [shape]),
+        helper.make_node("Reshape", [indices, FLAT], [flat]),
+        helper.make_node("GatherElements", [entries, flat], [found]),
+        helper.make_node("Reshape", [found, shape], [output]),
+    ]
 
 
 def factors(scale: Array) -> tuple[Array, Array]:
