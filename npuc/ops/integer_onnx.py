@@ -146,18 +146,20 @@ def table(node: Node, emit: Emitter) -> None:
     results = emit.fresh("results")
     shift = np.array(SHIFT(node))
     _requantise(emit, emit.step("Add", product, offset), shift, False, results, np.float64)
-    looked_up(node, emit, results)
+    looked_up(emit, results, node.inputs[0], node.output)
 
 
-def looked_up(node: Node, emit: Emitter, results: str) -> None:
-    """The node's output: for every element of its int8 input, the one of 256 results in the order of EVERY.
+def looked_up(emit: Emitter, entries: str, places: str, output: str = "") -> str:
+    """The entries of a vector in these places (integers, or whole numbers as floats), in their shape.
 
-    GatherElements has operands of one rank, but takes a sixth of Gather's time under onnxruntime.
+    GatherElements has operands of one rank, but takes a sixth of Gather's time under onnxruntime. output: the
+    result's name, otherwise a new one.
     """
-    flat = emit.step("Reshape", node.inputs[0], emit.integers("flat", [-1]))
-    found = emit.step("GatherElements", results, emit.step("Cast", flat, to=INT32))
-    shape = emit.integers("shape", emit.graph.shape(node.output))
-    emit.node("Reshape", [found, shape], [node.output])
+    index = emit.step("Cast", emit.step("Reshape", places, emit.integers("flat", [-1])), to=INT32)
+    found = emit.step("GatherElements", entries, index)
+    output = output or emit.fresh("entry")
+    emit.node("Reshape", [found, emit.step("Shape", places)], [output])
+    return output
 
 
 def prelu(node: Node, emit: Emitter) -> None:

@@ -328,9 +328,10 @@ class Network:
                     used[inputs[at]] = value
             if each.op == "Gather" and not each.attributes:
                 used[FLAT] = np.array([-1])
-                nodes += _looked_up(*inputs, each.output)
+                nodes += _looked_up(inputs[0], inputs[1], each.output)
             else:
-                nodes.append(helper.make_node(each.op, inputs, [each.output], domain=each.domain, **each.attributes))
+                outputs = [each.output]
+                nodes.append(helper.make_node(each.op, inputs, outputs, domain=each.domain, **each.attributes))
         return nodes, used
 
 

@@ -131,7 +131,8 @@ def elementwise(node: Node, emit: Emitter) -> None:
         results = emit.fresh("results")
         every = emit.constant(EVERY.reshape(-1, 1, 1).astype(np.float64), "every")
         _through(node, emit, every, _magnitude(node, emit), stages(node), results)
-        looked_up(node, emit, emit.step("Reshape", results, emit.integers("flat", [-1])))
+        flat = emit.step("Reshape", results, emit.integers("flat", [-1]))
+        looked_up(emit, flat, node.inputs[0], node.output)
     else:
         _through(node, emit, emit.step("Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit), stages(node))
 
@@ -159,7 +160,7 @@ def _through(
     elif table:
         index = emit.step("Add", clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
         values = emit.constant(emit.graph.constants[table].astype(np.float64), "table")
-        x = emit.step("Gather", values, emit.step("Cast", index, to=INT64))
+        x = looked_up(emit, values, index)
     if offset:
         x = emit.step("Sub", x, emit.constant(np.float64(offset)))
     if (scale, shift) != (1, 0):
@@ -182,9 +183,8 @@ def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
     place = emit.step("Mul", distance, emit.constant(np.ldexp(np.float64(1), -table.select)))
     before = clipped(emit, emit.step("Floor", place), 0, len(entries) - 2)
     part = clipped(emit, emit.step("Sub", place, before), 0, 1)
-    first = emit.step("Cast", before, to=INT64)
-    y0 = emit.step("Gather", values, first)
-    y1 = emit.step("Gather", values, emit.step("Add", first, emit.constant(np.int64(1))))
+    y0 = looked_up(emit, values, before)
+    y1 = looked_up(emit, values, emit.step("Add", before, emit.constant(np.float64(1))))
     inside = half_away(emit, emit.step("Add", y0, emit.step("Mul", emit.step("Sub", y1, y0), part)))
     if not table.beyond:
         return inside
@@ -285,11 +285,10 @@ def _between_entries(emit: Emitter, distance: str, entries: Array, digits: int) 
     place = emit.step("Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
     place = clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
     index = emit.step("Floor", place)
-    at = emit.step("Cast", index, to=INT64)
     below, rise = emit.constant(entries[:-1], "entries"), emit.constant(np.diff(entries), "rise")
     fraction = emit.step("Sub", place, index)
     if digits > FRACTION_BITS:
         counted = emit.step("Mul", fraction, emit.constant(np.float64(2.0**FRACTION_BITS)))
         fraction = emit.step("Mul", emit.step("Floor", counted), emit.constant(np.float64(2.0**-FRACTION_BITS)))
-    part = emit.step("Mul", emit.step("Gather", rise, at), fraction)
-    return emit.step("Add", emit.step("Gather", below, at), half_away(emit, part))
+    part = emit.step("Mul", looked_up(emit, rise, index), fraction)
+    return emit.step("Add", looked_up(emit, below, index), half_away(emit, part))
