@@ -13,7 +13,9 @@ PREFIX = "npuc."
 METADATA_IR = 10
 """The oldest IR version whose nodes have metadata."""
 OF_LAYER = ("op", "cycles", "macs", "bytes", "tile", "weight_form", "bound", "instruction", "sqnr_db")
-"""The layer figures that a node is annotated with."""
+"""The layer figures that a node is annotated with: of the last of several layers, but for SUMMED."""
+SUMMED = ("cycles", "macs", "bytes")
+"""Figures that are added up over all layers of a node."""
 
 
 def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:
@@ -39,13 +41,17 @@ def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:
 
 def _of_nodes(report: Report) -> Iterator[tuple[str, dict[str, str]]]:
     """Every node of the model with the known facts about it."""
-    layers = {node: layer for layer in report["layers"] for node in layer["nodes"]}
+    layers: dict[str, list[Report]] = {}
+    for each in report["layers"]:
+        for node in each["nodes"]:
+            layers.setdefault(node, []).append(each)
     for part in report.get("partitions", ()):
         for node in part["nodes"]:
             told = {"place": part["place"]}
-            layer = layers.get(node)
-            if layer is not None:
-                told["layer"] = layer["name"]
+            if found := layers.get(node):
+                sums = {key: sum(each[key] or 0 for each in found) for key in SUMMED if key in found[-1]}
+                layer = {**found[-1], **sums}
+                told["layer"] = " + ".join(each["name"] for each in found)
                 told |= {key: _text(layer[key]) for key in OF_LAYER if layer.get(key) is not None}
                 told["share"] = f"{100 * layer['cycles'] / max(report['cycles'], 1):.1f} %"
             yield node, told

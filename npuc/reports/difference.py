@@ -63,7 +63,7 @@ def _instructions(listing: Sequence[Report]) -> dict[tuple[str, ...], list[str]]
 def _group(
     pair: tuple[Sequence[Report], Sequence[Report]], listings: Sequence[Mapping[tuple[str, ...], list[str]]]
 ) -> dict[str, Any]:
-    """A group of layers: changed figures if each side has one layer, and removed and added instructions."""
+    """A group of layers: changed figures, and removed and added instructions."""
     a, b = pair
     lines = [
         [
@@ -78,9 +78,19 @@ def _group(
         "nodes": list(dict.fromkeys(node for layer in (*a, *b) for node in layer["nodes"])),
         "layers": [[layer["name"] for layer in layers] for layers in pair],
         "cycles": [sum(layer["cycles"] or 0 for layer in layers) for layers in pair],
-        "changed": _fields(a[0], b[0]) if len(a) == len(b) == 1 else {"layers": [len(a), len(b)]},
+        "changed": _changes(a, b),
         "removed": removed,
         "added": added,
+    }
+
+
+def _changes(a: Sequence[Report], b: Sequence[Report]) -> dict[str, list[Any]]:
+    """The figures that changed, with the name of their layer if there are several; the numbers of layers."""
+    if len(a) != len(b):
+        return {"layers": [len(a), len(b)]}
+    pairs = [(each["name"], _fields(each, other)) for each, other in zip(a, b, strict=True)]
+    return {
+        key if len(a) == 1 else f"{name}: {key}": values for name, found in pairs for key, values in found.items()
     }
 
 

@@ -7,7 +7,7 @@ and the largest value.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def node_data(model: onnx.ModelProto, report: Report) -> dict[str, dict[str, Any
     layers = report["layers"]
     found: dict[str, dict[str, Any]] = {}
     for key in QUANTITIES:
-        values = dict(_shared(layers, key, named))
+        values = {node: {"value": round(value, 3)} for node, value in _shares(layers, key, named).items()}
         if any(each["value"] for each in values.values()):
             found[key] = {model.graph.name: {"results": values, "gradient": _gradient(PALE, STRONG)}}
     noise = {
@@ -49,9 +49,11 @@ def _gradient(least: str, largest: str) -> list[dict[str, Any]]:
     return [{"stop": 0, "bgColor": least}, {"stop": 1, "bgColor": largest}]
 
 
-def _shared(layers: Sequence[Report], key: str, named: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every node of a layer with its share of a quantity."""
+def _shares(layers: Sequence[Report], key: str, named: set[str]) -> dict[str, float]:
+    """Every node of a layer with its share of a quantity, in all layers of the node."""
+    found: dict[str, float] = {}
     for layer in layers:
         nodes = [node for node in layer["nodes"] if node in named]
         for node in nodes:
-            yield node, {"value": round((layer.get(key) or 0) / len(nodes), 3)}
+            found[node] = found.get(node, 0) + (layer.get(key) or 0) / len(nodes)
+    return found

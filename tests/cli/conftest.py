@@ -24,7 +24,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     with np.load(test) as file:
         np.savez(folder / "few.npz", x=file["x"][:4], y=file["y"][:4])
     program = folder / "digits.npu"
-    compiled(model, program, "--calibration", calibration).done()
+    compiled(model, program, "-O0", "--calibration", calibration).done()
     return Digits(model, calibration, test, folder / "few.npz", program)
 
 

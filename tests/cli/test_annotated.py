@@ -43,9 +43,11 @@ def test_nodes_say_where_they_run_and_what_their_layer_costs(
 
 def test_node_data_of_model_explorer_sums_to_the_program(digits: Digits, tmp_path: Path) -> None:
     """Its form, as Model Explorer documents it: by graph, results by node, a gradient from 0 to 1."""
+    compiled(digits.model, tmp_path / "o", "--calibration", digits.calibration).done()
     arguments = ("--format", "model-explorer", "--model", digits.model, "-o", tmp_path / "d")
-    npuc("export", digits.program, *arguments).done()
-    report = json.loads((digits.program / "manifest.json").read_text())["report"]
+    npuc("export", tmp_path / "o", *arguments).done()
+    report = json.loads((tmp_path / "o" / "manifest.json").read_text())["report"]
+    assert sum("n2_Conv" in layer["nodes"] for layer in report["layers"]) == 2  # a copy with padding, and it
     model = onnx.load(digits.model)
     for key in ("cycles", "macs"):
         found = json.loads((tmp_path / "d" / f"{key}.json").read_text())
@@ -101,3 +103,15 @@ def test_another_model_is_warned_of_and_what_is_missing_is_told(
     )
     assert "another file" in npuc(*arguments, "--model", other).err
     npuc(*arguments, "--model", digits.few).refused("E102")
+
+
+def test_a_node_of_several_layers_states_their_sums(digits: Digits, tmp_path: Path) -> None:
+    compiled(digits.model, tmp_path / "o", "--calibration", digits.calibration).done()
+    arguments = ("--format", "onnx-annotated", "--model", digits.model, "-o", tmp_path / "a")
+    npuc("export", tmp_path / "o", *arguments).done()
+    report = json.loads((tmp_path / "o" / "manifest.json").read_text())["report"]
+    copy, conv = (layer for layer in report["layers"] if layer["nodes"] == ["n2_Conv"])
+    (node,) = (each for each in onnx.load(tmp_path / "a" / "digits.onnx").graph.node if each.name == "n2_Conv")
+    assert told(node)["npuc.layer"] == f"{copy['name']} + {conv['name']}"
+    assert int(told(node)["npuc.cycles"]) == copy["cycles"] + conv["cycles"] > conv["cycles"]
+    assert told(node)["npuc.op"] == "conv"

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.cli.process import PROBLEM, Digits, WriteModel, npuc
+from tests.cli.process import Digits, PROBLEM, WriteModel, compiled, npuc
 
 CONV = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
     y = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
@@ -50,7 +50,8 @@ def test_scores_are_those_of_the_outputs_that_run_writes(digits: Digits, tmp_pat
     options = ("--calibration", digits.calibration, "--data", digits.test)
     report = npuc("compare", digits.model, "--target", "easynpu", *options, "--json").json
     (row,) = report["rows"]
-    npuc("run", digits.program, "--data", digits.test, "-o", tmp_path / "y.npz").done()
+    compiled(digits.model, tmp_path / "o", "--calibration", digits.calibration).done()
+    npuc("run", tmp_path / "o", "--data", digits.test, "-o", tmp_path / "y.npz").done()
     session = onnxruntime.InferenceSession(digits.model)
     with np.load(digits.test) as data, np.load(tmp_path / "y.npz") as outputs:
         name = session.get_inputs()[0].name

@@ -72,8 +72,9 @@ def test_synthetic_calibration_is_announced_on_stderr_only(digits: Digits, tmp_p
 
 
 def test_compiling_twice_gives_the_same_bytes_and_level_1_is_the_default(digits: Digits, tmp_path: Path) -> None:
-    compiled(digits.model, tmp_path / "o", "--calibration", digits.calibration, "-O1").done()
-    assert contents(tmp_path / "o") == contents(digits.program)
+    for name, level in (("a", ()), ("b", ("-O1",))):
+        compiled(digits.model, tmp_path / name, "--calibration", digits.calibration, *level).done()
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_an_npuc_artefact_is_replaced(digits: Digits, copy: Path) -> None:
@@ -183,8 +184,8 @@ def test_the_pass_to_dump_after_must_exist(digits: Digits, tmp_path: Path) -> No
     assert names(tmp_path) == []
 
 
-def test_level_0_chooses_other_scales_than_the_default(digits: Digits, tmp_path: Path) -> None:
-    compiled(digits.model, tmp_path / "o", "--calibration", digits.calibration, "-O0").done()
+def test_the_default_chooses_other_scales_than_level_0(digits: Digits, tmp_path: Path) -> None:
+    compiled(digits.model, tmp_path / "o", "--calibration", digits.calibration).done()
     assert contents(tmp_path / "o")["weight.bin"] != contents(digits.program)["weight.bin"]
     npuc("verify", digits.model, tmp_path / "o", "--data", digits.few).done()
 

@@ -25,7 +25,7 @@ WRONG: tuple[Any, ...] = (None, -1, 0, 10**7, 1.5, True, "", "other", [], [1, 2,
 def program() -> Program:
     """The digits network, whose manifest has host steps, a segment, loads and stores."""
     compiled, _ = driver.compile_model(
-        FOLDER / "digits.onnx", target("easynpu"), Options(), {}, [FOLDER / "digits_calibration.npz"]
+        FOLDER / "digits.onnx", target("easynpu"), Options(level="0"), {}, [FOLDER / "digits_calibration.npz"]
     )
     return Program(json.loads(json.dumps(compiled.manifest)), compiled.files)
 
