@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.cli.process import Digits, PROBLEM, WriteModel, compiled, npuc
+from tests.cli.process import PROBLEM, Digits, WriteModel, compiled, npuc
 
 CONV = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
     y = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
