@@ -1,0 +1,38 @@
+"""Tiles of a convolution that lie wholly in the padding, before the map or behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+import npuc
+
+
+@pytest.mark.parametrize("kernel", [(3, 1), (1, 1)])
+@pytest.mark.parametrize("pads", [(5, 5, 5, 5), (5, 0, 5, 0), (0, 0, 4, 9)])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
+def test_they_hold_the_bias(
+    kernel: tuple[int, int], pads: tuple[int, ...], strides: tuple[int, int], tmp_path: Path
+) -> None:
+    """Every layer is as onnxruntime computes it; a window that sees only padding gives the bias."""
+    random = np.random.default_rng(0)
+    w, bias = random.standard_normal((8, 16, *kernel)), random.standard_normal(8)
+    values = {"w": w.astype(np.float32), "b": bias.astype(np.float32)}
+    types = [
+        helper.make_tensor_value_info(name, 1, shape)
+        for name, shape in (("x", (1, 16, 7, 11)), ("y", (1, 8, None, None)))
+    ]
+    conv = helper.make_node("Conv", ["x", "w", "b"], ["y"], "conv", pads=pads, strides=strides)
+    constants = [numpy_helper.from_array(value, name) for name, value in values.items()]
+    graph = helper.make_graph([conv], "g", types[:1], types[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    machine = tmp_path / "small.toml"
+    machine.write_text("fmap_words = 96\nskip_words = 16\n")
+    x = 1 + random.standard_normal((5, 16, 7, 11)).astype(np.float32)
+    program = npuc.compile(model, "easynpu", machine=machine, calibration={"x": x})
+    assert npuc.verify(model, program, {"x": x})["bit_exact"]
+    (y,) = program.run({"x": x}).values()
+    assert np.abs(y[:, :, -1, -1] - bias).max() <= np.abs(y).max() / 127  # a step
