@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-import npuc
+from npuc.api import compile, verify
 
 
 @pytest.mark.parametrize("kernel", [(3, 1), (1, 1)])
@@ -32,7 +32,7 @@ def test_they_hold_the_bias(
     machine = tmp_path / "small.toml"
     machine.write_text("fmap_words = 96\nskip_words = 16\n")
     x = 1 + random.standard_normal((5, 16, 7, 11)).astype(np.float32)
-    program = npuc.compile(model, "easynpu", machine=machine, calibration={"x": x})
-    assert npuc.verify(model, program, {"x": x})["bit_exact"]
+    program = compile(model, "easynpu", machine=machine, calibration={"x": x})
+    assert verify(model, program, {"x": x})["bit_exact"]
     (y,) = program.run({"x": x}).values()
     assert np.abs(y[:, :, -1, -1] - bias).max() <= np.abs(y).max() / 127  # a step

@@ -13,7 +13,7 @@ from itertools import product
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.ir import Node
-from npuc.ops.windows import window_of
+from npuc.ops.windows import Window, window_of
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Scope, bands, chunk_view
 from npuc.targets.easynpu.layers.tiling import FIELD_MOST
 from npuc.targets.easynpu.layers.views import View
@@ -32,18 +32,8 @@ def geometry(
     states the padding before the map; Ho and Wo imply the padding after it.
     """
     window = window_of(node, kernel)
-    (row, Ph, Hi), (column, Pw, Wi) = (
-        _axis(*each, stride, begin, reach)
-        for *each, stride, begin, reach in zip(
-            (y.rows, y.columns),
-            (held.rows, held.columns),
-            (x.rows[1], x.columns[1]),
-            window.strides,
-            window.begins,
-            window.reach,
-            strict=True,
-        )
-    )
+    row, Ph, Hi = _axis(y.rows, held.rows, x.rows[1], window, 0)
+    column, Pw, Wi = _axis(y.columns, held.columns, x.columns[1], window, 1)
     (outputs, rows, columns), channels = y.shape, held.shape[0]
     strides = [1 if count == 1 else stride for count, stride in zip(y.shape[1:], window.strides, strict=True)]
     fields = {
@@ -58,15 +48,16 @@ def geometry(
 
 
 def _axis(
-    wanted: tuple[int, int], held: tuple[int, int], extent: int, stride: int, padding: int, reach: int
+    wanted: tuple[int, int], held: tuple[int, int], extent: int, window: Window, at: int
 ) -> tuple[int, int, int]:
     """(first row read, relative to the held rows; padding before it; held rows from there on).
 
     Windows that lie wholly in the padding behind the map are stated as lying in that before it.
     """
-    start = wanted[0] * stride - padding
+    stride = window.strides[at]
+    start = wanted[0] * stride - window.begins[at]
     if start >= extent:
-        start = held[0] - (wanted[1] - 1 - wanted[0]) * stride - reach
+        start = held[0] - (wanted[1] - 1 - wanted[0]) * stride - window.reach[at]
     first = min(max(start, held[0]), extent - 1)
     return first - held[0], max(held[0] - start, 0), held[1] - first
 
