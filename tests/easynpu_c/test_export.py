@@ -30,7 +30,9 @@ FILES = {
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
     model, calibration = FOLDER / "digits.onnx", FOLDER / "digits_calibration.npz"
-    program.save(driver.compile_model(model, EASYNPU, Options(level="0"), {}, [calibration])[0], folder / "digits.npu")
+    program.save(
+        driver.compile_model(model, EASYNPU, Options(level="0"), {}, [calibration])[0], folder / "digits.npu"
+    )
     return folder / "digits.npu"
 
 
