@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from npuc.reports.layers import SUMMED
+
 if TYPE_CHECKING:
     import onnx
 
@@ -13,9 +15,7 @@ PREFIX = "npuc."
 METADATA_IR = 10
 """The oldest IR version whose nodes have metadata."""
 OF_LAYER = ("op", "cycles", "macs", "bytes", "tile", "weight_form", "bound", "instruction", "sqnr_db")
-"""The layer figures that a node is annotated with: of the last of several layers, but for SUMMED."""
-SUMMED = ("cycles", "macs", "bytes")
-"""Figures that are added up over all layers of a node."""
+"""The layer figures that a node is annotated with: of the last of several layers, or the sum."""
 
 
 def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:

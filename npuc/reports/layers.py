@@ -9,6 +9,8 @@ from npuc.quantize.network.construction import float_name
 from npuc.text.terminal import csv_table
 
 Report = Mapping[str, Any]
+SUMMED = ("cycles", "bytes", "macs")
+"""Figures of layers that can be added up."""
 TEXTS = {"nodes": "; ", "tile": "x", "tile_runner_up": "x"}
 """Columns with several values, and the separator between them in a file."""
 

@@ -10,12 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from npuc.reports.layers import SUMMED
+
 if TYPE_CHECKING:
     import onnx
 
 Report = Mapping[str, Any]
-QUANTITIES = ("cycles", "bytes", "macs")
-"""Layer figures; the layer's nodes share them evenly, so that sums over the model equal those of the program."""
 PALE, STRONG = "#eef3f8", "#d9480f"
 COLOURS = {"npu": "#b7ddc8", "host": "#f3b59a"}
 
@@ -25,7 +25,7 @@ def node_data(model: onnx.ModelProto, report: Report) -> dict[str, dict[str, Any
     named = {node.name for node in model.graph.node if node.name}
     layers = report["layers"]
     found: dict[str, dict[str, Any]] = {}
-    for key in QUANTITIES:
+    for key in SUMMED:
         values = {node: {"value": round(value, 3)} for node, value in _shares(layers, key, named).items()}
         if any(each["value"] for each in values.values()):
             found[key] = {model.graph.name: {"results": values, "gradient": _gradient(PALE, STRONG)}}
@@ -50,7 +50,7 @@ def _gradient(least: str, largest: str) -> list[dict[str, Any]]:
 
 
 def _shares(layers: Sequence[Report], key: str, named: set[str]) -> dict[str, float]:
-    """Every node of a layer with its share of a quantity, in all layers of the node."""
+    """Every node's share of a quantity: the nodes of a layer share it evenly, so that the sum is the program's."""
     found: dict[str, float] = {}
     for layer in layers:
         nodes = [node for node in layer["nodes"] if node in named]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,6 +58,15 @@ def test_readers_with_the_same_padding_share_a_copy() -> None:
     graph = with_borders(padded((16, 16, 3, 3), {"pads": (1, 1, 1, 1)}, readers=2))
     assert [each.op for each in graph.nodes] == ["IntPixel", "IntConv", "IntConv", "IntConv"]
     assert len({each.inputs[0] for each in graph.nodes[2:]}) == 1
+
+
+@pytest.mark.parametrize("name", ["x/padded1_1_1_1_-128", "x/padded1_1_1_1_-128/w", "padding/-128"])
+def test_a_tensor_of_the_network_may_have_the_name_of_a_copy(name: str) -> None:
+    graph = padded((16, 16, 3, 3), {"pads": (1, 1, 1, 1)})
+    conv = replace(graph.nodes[0], outputs=(name,))
+    graph = build("test", [conv], {"x": graph.tensors["x"]}, (name,), graph.constants)
+    x = {"x": RANDOM.integers(-128, 128, graph.shape("x")).astype(np.int8)}
+    np.testing.assert_array_equal(run(with_borders(graph), x)[name], run(graph, x)[name])
 
 
 @pytest.mark.parametrize(

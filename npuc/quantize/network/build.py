@@ -34,6 +34,7 @@ from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.network.construction import GraphBuilder, Quantise, Quantised, int8_name
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two
 from npuc.quantize.scales.constraints import (
+    WEIGHTED,
     average_kernel,
     constraints_of,
     data_inputs,
@@ -112,7 +113,7 @@ def _weight_floors(graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Step
     """The smallest scales at which weights fit, of results so fine that weights would exceed 8 bits at shift 0."""
     found: dict[str, float] = {}
     for node in nodes:
-        if node.op in ("Conv", "Add", *AVERAGES):
+        if node.op in WEIGHTED:
             coarsest = max(steps[name].scale for name in data_inputs(node))
             finest = coarsest * largest_weight(graph, node) / LARGEST_WEIGHT
             if not finest < steps[node.output].scale:

@@ -72,8 +72,12 @@ def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
     return height, width
 
 
+WEIGHTED = ("Conv", "Add", *AVERAGES)
+"""Operators that multiply what they read by numbers of 8 bits: weights, factors of a sum, taps of an average."""
+
+
 def largest_weight(graph: Graph, node: Node) -> float:
-    """The largest magnitude of a convolution's weights, of the taps of an average, or of a sum's factors."""
+    """The largest magnitude of the numbers by which one of WEIGHTED multiplies what it reads."""
     if node.op == "Add":
         return 1.0
     if node.op in AVERAGES:

@@ -17,7 +17,7 @@ from npuc.ops.attributes import MAX, PADS, SELECTS
 from npuc.ops.pooling import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import next_power
-from npuc.quantize.scales.constraints import data_inputs, largest_weight
+from npuc.quantize.scales.constraints import WEIGHTED, data_inputs, largest_weight
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.spans import ANYTHING, spans
 
@@ -61,7 +61,7 @@ def by_biases(node: Node, anyway: bool) -> bool:
     return node.op == "Conv" and not SELECTS(node) and (anyway or not any(PADS(node)))
 
 
-IN_BIASES = ZeroPoints(by_biases, ("Conv", "Add", *AVERAGES), tables=True)
+IN_BIASES = ZeroPoints(by_biases, WEIGHTED, tables=True)
 """For a machine without zero points, where biases absorb them."""
 
 
@@ -139,7 +139,7 @@ def offset_results(
 def finest(graph: Graph, node: Node, known: Mapping[str, Histogram]) -> float:
     """The scale at which one step of an operand is up to FINEST steps of a result; 0 without such a limit."""
     read = [known[name].largest for name in data_inputs(node) if name in known]
-    if node.op not in ("Conv", "Add", *AVERAGES) or not read:
+    if node.op not in WEIGHTED or not read:
         return 0.0
     return largest_weight(graph, node) * max(read) / 127 / FINEST
 

@@ -1,8 +1,8 @@
 """Convolutions whose padding value is not 0, on a machine that pads with zeros.
 
-Most read a copy of their map that has the padding (two depthwise words of one tap, a per cent of a layer of 16
-channels). The copy itself, and a convolution with less work, takes a second word over the padding value:
-With a padding value z, the sum of a convolution is the one with zero padding plus z times the weights of the taps
+Most read a copy of their map that has the padding: two depthwise words of one tap, a per cent of a layer of 16
+channels. The copy itself, and a convolution with less work, takes a second word over the padding value. With a
+padding value z, the sum of a convolution is the one with zero padding plus z times the weights of the taps
 in the padding: sum(w x) + sum over taps inside the map of (-w z) + z sum(w). The middle term is a convolution of a
 constant map of z with the same window: a layer word of its own over one pixel with pitches of 0, whose psums are
 kept for the layer's word. It doubles the cost of a depthwise layer; a dense layer gets as many more input channels
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.fusion import conv_mnemonic
 from npuc.targets.easynpu.layers.operators import OPERATORS, PIXEL, VALUE
 from npuc.targets.easynpu.machine.memory import LANES, groups
+from npuc.text.names import Names
 
 
 def with_borders(graph: Graph) -> Graph:
@@ -35,31 +37,32 @@ def with_borders(graph: Graph) -> Graph:
     values = sorted({PADDING(node) for node in graph.nodes if node.op == "IntConv"} - {0})
     if not values:
         return graph
-    constants, copies = dict(graph.constants), dict[str, Node]()
-    nodes = [Node(PIXEL, (), (_pixel_name(value),), {VALUE.name: value}, _pixel_name(value)) for value in values]
+    names, constants, copies = Names(graph.tensors), dict(graph.constants), dict[tuple[Any, ...], str]()
+    pixels = {value: names.new(f"padding/{value}") for value in values}
+    nodes = [Node(PIXEL, (), (name,), {VALUE.name: value}, name) for value, name in pixels.items()]
     for node in graph.nodes:
         if not PADDING(node):
             nodes.append(node)
-        elif (copy := _copy(graph, node)) is None:
-            nodes.append(replace(node, inputs=(*node.inputs, _pixel_name(PADDING(node)))))
+        elif (pads := _copied(graph, node)) is None:
+            nodes.append(replace(node, inputs=(*node.inputs, pixels[PADDING(node)])))
         else:
-            if copy.output not in copies:
-                copies[copy.output] = copy
-                nodes.append(copy)
-                channels = graph.shape(node.inputs[0])[1]
+            x, value = node.inputs[0], PADDING(node)
+            if (x, pads, value) not in copies:
+                name = names.new(f"{x}/padded{'_'.join(map(str, (*pads, value)))}")
+                copies[x, pads, value] = name
+                channels = graph.shape(x)[1]
+                given = [names.new(f"{name}/{each}") for each in ("w", "bias", "shift")]
                 w, none = np.ones((channels, 1, 1, 1), np.int8), np.zeros(channels, np.int32)
-                constants |= dict(zip(copy.inputs[1:4], (w, none, none.astype(np.int8)), strict=True))
-            attrs = {key: value for key, value in node.attrs.items() if key not in (PADDING.name, PADS.name)}
-            nodes.append(replace(node, inputs=(copy.output, *node.inputs[1:]), attrs=attrs))
+                constants |= dict(zip(given, (w, none, none.astype(np.int8)), strict=True))
+                told: dict[str, Attr] = {"group": channels, "pads": pads, "padding": value, "selects": 1}
+                nodes.append(Node("IntConv", (x, *given, pixels[value]), (name,), told, name, node.sources))
+            attrs = {key: each for key, each in node.attrs.items() if key not in (PADDING.name, PADS.name)}
+            nodes.append(replace(node, inputs=(copies[x, pads, value], *node.inputs[1:]), attrs=attrs))
     return rebuild(replace(graph, operators=OPERATORS), nodes, constants)
 
 
-def _pixel_name(value: int) -> str:
-    return f"padding/{value}"
-
-
-def _copy(graph: Graph, node: Node) -> Node | None:
-    """The node that copies the map of a convolution and surrounds it with its padding value; None if not cheaper.
+def _copied(graph: Graph, node: Node) -> tuple[int, ...] | None:
+    """The padding that a convolution reads as part of a copy of its map; None if that is not cheaper.
 
     The copy takes two words of one tap, one over the map and one over the pixel.
     """
@@ -73,10 +76,7 @@ def _copy(graph: Graph, node: Node) -> Node | None:
     words = added * prod(graph.shape(node.output)[2:]) * groups(len(w))
     if 2 * height * width * groups(channels) >= words:
         return None
-    name = f"{x}/padded{'_'.join(map(str, (*pads, PADDING(node))))}"
-    attrs: dict[str, Attr] = {"group": channels, "pads": pads, "padding": PADDING(node), "selects": 1}
-    names = (x, *(f"{name}/{each}" for each in ("w", "bias", "shift")), _pixel_name(PADDING(node)))
-    return Node("IntConv", names, (name,), attrs, name, node.sources)
+    return pads
 
 
 LITTLE = 12
