@@ -28,7 +28,7 @@ from npuc.models import detector
 from npuc.models.scenes import SIZE, Scenes, scenes
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options
+from npuc.target import Options, Request
 from npuc.target import target as find
 from npuc.text.terminal import as_json, table
 from npuc.verification.judging.decoding import Decoding
@@ -85,13 +85,13 @@ def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], options
 def _compiled(name: str, model: Path, calibration: Path, options: Options) -> bytes:
     """The integer network that a target compiles; the part up to the logits if it has no Sigmoid of 8 bits."""
     try:
-        compiled = driver.compile_model(model, find(name), options, {}, [calibration])[0]
+        compiled = driver.compilation(Request(model, find(name), options, [calibration])).program
     except UnsupportedOperator:
         whole = onnx.shape_inference.infer_shapes(onnx.load(model))
         sigmoid, concat = whole.graph.node[-2:]
         part = model.with_name("part.onnx")
         onnx.save(Extractor(whole).extract_model(["input"], [concat.input[0], sigmoid.input[0]]), part)
-        compiled = driver.compile_model(part, find(name), options, {}, [calibration])[0]
+        compiled = driver.compilation(Request(part, find(name), options, [calibration])).program
     return compiled.evidence["reference.onnx"]
 
 

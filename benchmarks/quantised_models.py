@@ -31,7 +31,7 @@ from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.improvement.balance import rounded
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.text.terminal import as_json, table
 
 DISPLACED = 4
@@ -199,7 +199,7 @@ def _compiled(path: Path, model: Model, level: str, samples: Array | None) -> by
         if samples is not None:
             data.save(files[0], {model.input: samples})
         shapes = {model.input: tuple(model.shape)}
-        program = driver.compile_model(path, target("easynpu"), Options(level=level), shapes, files)[0]
+        program = driver.compilation(Request(path, target("easynpu"), Options(level=level), files, shapes)).program
     return program.evidence["reference.onnx"]
 
 

@@ -22,7 +22,7 @@ from outcome import conclude
 
 from npuc import driver, program
 from npuc.samples.loading import synthetic
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 
 RATIO_LIMITS = {"MobileNetV1-0.25": 1.3}
 """Limits of the ratio on many samples, where they are not 1."""
@@ -53,7 +53,9 @@ class Row:
 def row(network: Network, count: int, folder: Path) -> Row:
     """Measures both on the same samples, after a warm-up."""
     easynpu, directory = target("easynpu"), folder / f"{network.name}.npu"
-    compiled, _ = driver.compile_model(Path(network.model), easynpu, Options(), {}, [Path(network.samples)])
+    compiled = driver.compilation(
+        Request(Path(network.model), easynpu, Options(), [Path(network.samples)])
+    ).program
     program.save(compiled, directory)
     loaded = program.load(directory)
     samples = synthetic(driver.program_inputs(loaded), count)

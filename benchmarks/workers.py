@@ -22,7 +22,7 @@ from outcome import conclude
 
 from npuc import driver, program
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.accuracy import Subject, accuracy
 from npuc.verification.judging.choosing import Asked
 
@@ -61,7 +61,7 @@ def main(
     with TemporaryDirectory() as folder:
         found = [each for each in networks(folder) if each.name == NETWORK]
         model, directory, files = Path(found[0].model), Path(folder) / "m.npu", Path(folder) / "samples"
-        made, _ = driver.compile_model(model, target("easynpu"), Options(), {}, [Path(found[0].samples)])
+        made = driver.compilation(Request(model, target("easynpu"), Options(), [Path(found[0].samples)])).program
         program.save(made, directory)
         loaded = program.load(directory)
         files.mkdir()

@@ -31,7 +31,7 @@ from npuc.regions.composite import target_of
 from npuc.regions.feeding import samples_of
 from npuc.registry import target as find
 from npuc.samples import loading as data
-from npuc.target import Options, Runner, Target
+from npuc.target import Options, Request, Runner, Target
 from npuc.variants import together, undecided, variants_of
 
 if TYPE_CHECKING:
@@ -140,14 +140,9 @@ def compile(
     every problem of the model or the target, Mismatch (E603) for a program found to differ from the model,
     TypeError and ValueError for flags that the target does not have, and KeyError for an unknown target.
     """
-    kind, shapes = find(target), _shapes(input_shapes)
-    asked = options_of(kind, options, flags)
-    with _model_file(model) as path:
-        if calibration is None:
-            found, _ = compiling.compile_model(path, kind, asked, shapes)
-        else:
-            with _file(calibration) as samples:
-                found, _ = compiling.compile_model(path, kind, asked, shapes, [samples])
+    given = () if calibration is None else (calibration,)
+    with _request(model, target, options, flags, given) as request:
+        found, _ = compiling.compile_model(replace(request, shapes=_shapes(input_shapes)))
     return Compiled(programs.as_loaded(found))
 
 
@@ -167,12 +162,8 @@ def compile_variants(
     """
     if len(input_shapes) < 2:
         raise ValueError("variants are of two sets of input shapes or more: npuc.compile takes one")
-    kind = find(target)
-    asked = options_of(kind, options, flags)
-    with ExitStack() as stack:
-        path = stack.enter_context(_model_file(model))
-        files = [stack.enter_context(_file(each)) for each in calibration]
-        found, _ = compiling.compile_variants(path, kind, asked, [_shapes(each) for each in input_shapes], files)
+    with _request(model, target, options, flags, calibration) as request:
+        found, _ = compiling.compile_variants(request, [_shapes(each) for each in input_shapes])
     return CompiledVariants(tuple(Compiled(programs.as_loaded(each)) for each in found))
 
 
@@ -202,10 +193,8 @@ def check(
     """
     from npuc.compiling.checking import survey_of
 
-    kind = find(target)
-    asked = options_of(kind, options, flags)
-    with _model_file(model) as path:
-        found = survey_of(path, kind, _shapes(input_shapes), asked)
+    with _request(model, target, options, flags) as request:
+        found = survey_of(replace(request, shapes=_shapes(input_shapes)))
     return [each.problem for each in found if each.problem.code != HOST_STEP]
 
 
@@ -255,6 +244,19 @@ def accuracy(
 
 def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
     return {name: tuple(int(extent) for extent in shape) for name, shape in (shapes or {}).items()}
+
+
+@contextmanager
+def _request(
+    model: Model, target: str, options: Options | None, flags: Flags, calibration: Sequence[Data] = ()
+) -> Generator[Request]:
+    """The request for a compile; what is in memory is in files that exist during the block."""
+    kind = find(target)
+    asked = options_of(kind, options, flags)
+    with ExitStack() as stack:
+        path = stack.enter_context(_model_file(model))
+        files = [stack.enter_context(_file(each)) for each in calibration]
+        yield Request(path, kind, asked, files)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops.macs import macs
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.passes import FLOAT_PASSES
-from npuc.pipeline import Hook, Pass, Step, recorder, run_passes
+from npuc.pipeline import Pass, Step, recorder, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples, synthetic
@@ -29,7 +29,7 @@ from npuc.storage.machine_files import as_toml
 from npuc.storage.mapped import trim
 from npuc.storage.pieces import Files, contents_of
 from npuc.system.budget import budget
-from npuc.target import Foreseeing, Options, Quantising, Runner, Target, usual_options
+from npuc.target import Foreseeing, Options, Quantising, Request, Runner, Target
 
 BATCH = 32
 """The most samples of a batch."""
@@ -41,8 +41,6 @@ LONG = 1 << 34
 
 OF_FILES = ("files", "seal", "model")
 """Manifest entries that depend on the bytes of files, not on their meaning."""
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
@@ -56,23 +54,23 @@ def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
     return (*(each for name, each in shared.items() if name not in target.left_out), *target.passes(options))
 
 
-def imported(model: Path, target: Target, shapes: Shapes, options: Options) -> Graph:
+def imported(request: Request) -> Graph:
     """The graph of a model file. Raises ModelError and UnsupportedOperator, with remedies for the target."""
+    target = request.target
     try:
-        return load_model(model, shapes, without=lambda op, x: target.left_whole(op, x, options))
+        return load_model(
+            request.model, request.shapes, without=lambda op, x: target.left_whole(op, x, request.options)
+        )
     except NpucError as error:
         raise type(error).of(each.on(target.name) for each in error.problems) from error
 
 
-def optimised(
-    model: Path, target: Target, shapes: Shapes, options: Options | None = None, hook: Hook | None = None
-) -> Graph:
+def optimised(request: Request) -> Graph:
     """The float graph of a model after the shared passes and the target's own.
 
     Raises UnsupportedOperator (E202) for outputs that depend on no input.
     """
-    options = options or usual_options(target)
-    return _optimised(imported(model, target, shapes, options), target, options, hook)
+    return _optimised(imported(request), request)
 
 
 def wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
@@ -80,8 +78,8 @@ def wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision:
     return [*masks.problems(nodes, constants, precision), *undefined.problems(nodes, constants, precision)]
 
 
-def _optimised(graph: Graph, target: Target, options: Options, hook: Hook | None) -> Graph:
-    graph = run_passes(graph, passes_of(target, options), hook)
+def _optimised(graph: Graph, request: Request) -> Graph:
+    graph = run_passes(graph, passes_of(request.target, request.options), request.hook)
     constant = [name for name in graph.outputs if name in graph.constants]
     if constant:
         reason, remedy = "the output is a constant: it depends on no input", "remove it from the model's outputs"
@@ -89,13 +87,13 @@ def _optimised(graph: Graph, target: Target, options: Options, hook: Hook | None
     return graph
 
 
-def accepted(model: Path, target: Target, shapes: Shapes, options: Options, hook: Hook | None = None) -> Graph:
+def accepted(request: Request) -> Graph:
     """The same, of a model that the target runs whole: everything that it cannot run is raised at once.
 
     Raises NpucError.
     """
-    source = imported(model, target, shapes, options)
-    graph = _optimised(source, target, options, hook)
+    source, target, options = imported(request), request.target, request.options
+    graph = _optimised(source, request)
     target.machine_values(options.machine)  # an unknown machine is refused even if the target reads none of it
     found = target.problems(graph, options)
     told = {each.node for each in found}
@@ -117,39 +115,18 @@ class Compilation:
     """The float graph after the passes."""
 
 
-def compile_model(
-    model: Path,
-    target: Target,
-    options: Options,
-    shapes: Shapes,
-    calibration: Sequence[Path] = (),
-    hook: Hook | None = None,
-) -> tuple[Program, Samples]:
-    """The program of a model, not yet checked, and its calibration samples.
+@budget()
+def compilation(request: Request) -> Compilation:
+    """The program of a model, not yet checked, with the data for checking it.
 
     Raises every problem of the model or the target as one NpucError.
     """
-    found = compilation(model, target, options, shapes, calibration, hook)
-    return found.program, found.samples
-
-
-@budget()
-def compilation(
-    model: Path,
-    target: Target,
-    options: Options,
-    shapes: Shapes,
-    calibration: Sequence[Path] = (),
-    hook: Hook | None = None,
-) -> Compilation:
-    """The program of a model with the data for checking it. Raises as compile_model does."""
     steps: list[Step] = []
-    recording = recorder(steps, hook)
+    recording, target, options = recorder(steps, request.hook), request.target, request.options
     options.begin("reading the model")
-    graph = accepted(model, target, shapes, options, recording)
-    types = input_types(graph)
+    graph = accepted(replace(request, hook=recording))
     try:
-        samples = load_samples(calibration, types) if calibration else synthetic(types)
+        samples = calibrating(request, graph)
         work = len(samples) * sum(macs(node, graph.tensors) for node in graph.nodes)
         if isinstance(target, Foreseeing) and work >= LONG:
             target.foresee(graph, options)
@@ -158,9 +135,19 @@ def compilation(
         raise _with_operators(error, graph) from None
     trim()
     _expect_report(program, target)
+    return Compilation(with_rewrites(with_origin(program, request.model), steps), samples, graph)
+
+
+def calibrating(request: Request, graph: Graph) -> Samples:
+    """The samples to calibrate a graph on. Raises DataError (E401, E402)."""
+    types = input_types(graph)
+    return load_samples(request.calibration, types) if request.calibration else synthetic(types)
+
+
+def with_origin(program: Program, model: Path) -> Program:
+    """The program with the model's file in its manifest."""
     origin = {"name": model.name, "sha256": file_sha256(model)}
-    named = replace(program, manifest={**program.manifest, "model": origin})
-    return Compilation(with_rewrites(named, steps), samples, graph)
+    return replace(program, manifest={**program.manifest, "model": origin})
 
 
 def float_passes(model: Path, program: Program, target: Target, told: Sequence[str]) -> Sequence[Step]:
@@ -169,22 +156,22 @@ def float_passes(model: Path, program: Program, target: Target, told: Sequence[s
     told: the rewrites recorded in graph.json. Empty if they differ: the program was compiled with other options.
     """
     steps: list[Step] = []
-    shapes = {port.name: port.shape for port in program.inputs}
     with TemporaryDirectory() as folder:
         try:
-            optimised(model, target, shapes, _options_of(program, target, Path(folder)), recorder(steps))
+            optimised(replace(_request_of(model, program, target, Path(folder)), hook=recorder(steps)))
         except NpucError:  # part of the model runs on the host
             return ()
     found = [str(each) for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
     return steps if [*told[: len(found)]] == found else ()
 
 
-def _options_of(program: Program, target: Target, folder: Path) -> Options:
-    """The options recorded in a program's manifest; its machine is written to a file in the folder."""
+def _request_of(model: Path, program: Program, target: Target, folder: Path) -> Request:
+    """The request recorded in a program's manifest; its machine is written to a file in the folder."""
     machine = folder / "machine.toml"
     machine.write_text(as_toml(program.manifest["machine"]), encoding="utf-8")
     told = {flag.name: program.manifest[flag.name] for flag in target.flags if flag.name in program.manifest}
-    return Options(str(machine), program.precision, flags=told)
+    shapes = {port.name: port.shape for port in program.inputs}
+    return Request(model, target, Options(str(machine), program.precision, flags=told), shapes=shapes)
 
 
 def recompiled(model: Path, program: Program, target: Target) -> Program | None:
@@ -192,11 +179,10 @@ def recompiled(model: Path, program: Program, target: Target) -> Program | None:
 
     None if that gives another manifest, because other options or another npuc version were used.
     """
-    shapes = {port.name: port.shape for port in program.inputs}
     with TemporaryDirectory() as folder:
-        options = _options_of(program, target, Path(folder))
+        request = _request_of(model, program, target, Path(folder))
         try:
-            fresh = as_loaded(compile_model(model, target, options, shapes)[0])
+            fresh = as_loaded(compilation(request).program)
         except NpucError:
             return None
     return fresh if _meaning(fresh) == _meaning(program) else None
@@ -207,9 +193,7 @@ def _meaning(program: Program) -> dict[str, Any]:
     return {key: value for key, value in program.manifest.items() if key not in (*OF_FILES, "report")}
 
 
-def quantise_model(
-    model: Path, target: Target, options: Options, shapes: Shapes, calibration: Sequence[Path] = ()
-) -> tuple[bytes, Samples]:
+def quantise_model(request: Request) -> tuple[bytes, Samples]:
     """The network that the target's programs compute, as a QDQ model, and its calibration samples.
 
     Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model with
@@ -217,15 +201,14 @@ def quantise_model(
     """
     from npuc.quantize.qdq import qdq_model
 
-    graph = accepted(model, target, shapes, options)
+    graph, target, options = accepted(request), request.target, request.options
     if not isinstance(target, Quantising):
         raise UnsupportedOperator("E205", f"{target.name} has no integer network that other runtimes could open")
     given = next((node for node in graph.nodes if node.op in CONVERSIONS), None)
     if given is not None:
         reason, remedy = "the model is quantised already", "compile it as it is"
         raise UnsupportedOperator("E205", reason, node=given.name, op=given.op, remedy=remedy)
-    types = input_types(graph)
-    samples = load_samples(calibration, types) if calibration else synthetic(types)
+    samples = calibrating(request, graph)
     network, tried = target.quantised(graph, samples, options)
     if options.notify is not None:
         options.notify(tried)

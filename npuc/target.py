@@ -1,4 +1,4 @@
-"""The interface of a target: a name, its passes, what it refuses, and how it lowers and simulates."""
+"""The interface of a target: a name, its passes, what it refuses, how it lowers and simulates; a request to it."""
 
 from __future__ import annotations
 
@@ -380,6 +380,25 @@ class Target(Protocol):
     def operators(self) -> list[dict[str, str]]:
         """The supported-operators table: operator, how it runs, its constraints."""
         return []
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Extents of inputs, by name."""
+
+
+@frozen
+class Request:
+    """A model to compile for a target, and everything that the program depends on."""
+
+    model: Path
+    target: Target
+    options: Options
+    calibration: Sequence[Path] = ()
+    """Files of samples; without them the samples are synthetic."""
+    shapes: Shapes = field(default_factory=dict[str, tuple[int, ...]])
+    """Extents in place of the model's, of inputs that have dynamic ones."""
+    hook: Hook | None = None
+    """Called after every pass."""
 
 
 def quickest(target: Target) -> str:

@@ -15,7 +15,7 @@ from npuc import driver
 from npuc.errors import NpucError
 from npuc.models import MODELS
 from npuc.program import MANIFEST, save
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from tests.regions.nets import model_of, program_of
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[1] / "docs" / "program-schema.json").read_text("utf-8"))
@@ -24,7 +24,7 @@ SCHEMA = json.loads((Path(__file__).resolve().parents[1] / "docs" / "program-sch
 def _manifest(name: str, folder: Path, options: Options) -> Any:
     model = folder / f"{name}.onnx"
     onnx.save(MODELS[name](), model)
-    program, _ = driver.compile_model(model, target("easynpu"), options, {})
+    program = driver.compilation(Request(model, target("easynpu"), options)).program
     save(program, folder / "out.npu")
     return json.loads((folder / "out.npu" / MANIFEST).read_text("utf-8"))
 

@@ -122,7 +122,7 @@ def compile_command(
     from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
     from npuc.reports import summaries
-    from npuc.target import FLOATING
+    from npuc.target import FLOATING, Request
     from npuc.text.progress import progress
     from npuc.variants import together
 
@@ -148,7 +148,8 @@ def compile_command(
         progress("compiling", quiet=quiet) as bar,
         remembering(replace(options, stage=bar.begin), cache, (model, *calibration), said.append) as remembered,
     ):
-        variants, samples = compile_variants(model, machine_kind, remembered, shapes, calibration, hook)
+        request = Request(model, machine_kind, remembered, calibration, hook=hook)
+        variants, samples = compile_variants(request, shapes)
         compiled = variants[0] if len(variants) == 1 else together(variants)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
     if samples.synthetic and options.precision not in FLOATING and not quiet:
@@ -240,10 +241,11 @@ def check(
     """
     from npuc.compiling.checking import HOST, NOWHERE, as_text, groups, survey_of
     from npuc.registry import target as find
+    from npuc.target import Request
 
     machine_kind = find(target)
     options = asked(machine_kind, strict=strict, **flags)
-    found = survey_of(model, machine_kind, shapes, options)
+    found = survey_of(Request(model, machine_kind, options, shapes=shapes))
     wrong = [each for each in found if strict or each.place == NOWHERE]
     if form == "json":
         status = "error" if wrong else "ok"

@@ -64,7 +64,7 @@ def quantize(
     from npuc.quantize.improvement.search import as_json as steps_of
     from npuc.registry import target as find
     from npuc.storage.files import replacing
-    from npuc.target import Quantising
+    from npuc.target import Quantising, Request
 
     machine_kind = find(target)
     if not isinstance(machine_kind, Quantising):
@@ -73,7 +73,7 @@ def quantize(
     options = replace(asked(machine_kind, level=level, **flags), notify=tried.extend)
     said: list[str] = []
     with remembering(options, cache, (model, *calibration), said.append) as remembered:
-        written, samples = driver.quantise_model(model, machine_kind, remembered, shapes, calibration)
+        written, samples = driver.quantise_model(Request(model, machine_kind, remembered, calibration, shapes))
     tell_cache(said, verbose=False, quiet=False)
     if samples.synthetic:
         announce_synthetic("calibrated", "--calibration DATA.npz", samples)

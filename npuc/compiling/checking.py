@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from npuc.regions.planning import (
 )
 from npuc.samples.loading import synthetic
 from npuc.system.budget import budget
-from npuc.target import Options, Target
+from npuc.target import Request
 from npuc.text.escaping import shown
 
 HOST, NOWHERE = "host", "nowhere"
@@ -42,13 +42,14 @@ class Found:
 
 
 @budget()
-def survey_of(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
+def survey_of(request: Request) -> list[Found]:
     """Every node that does not run on the target; a model that nothing can run gives its own problems.
 
     With `strict`, a layer that the target could run but would leave to the host is a problem, E203.
     """
-    found = _surveyed(model, target, shapes, options)
-    return [replace(each, problem=_refused(each.problem)) for each in found] if options.strict else found
+    strict = request.options.strict
+    found = _surveyed(replace(request, options=replace(request.options, strict=False)))
+    return [replace(each, problem=_refused(each.problem)) for each in found] if strict else found
 
 
 def _refused(problem: Problem) -> Problem:
@@ -59,20 +60,20 @@ def _refused(problem: Problem) -> Problem:
     return replace(problem, code="E203", reason=f"it would run on the host: {problem.reason}", remedy=remedy)
 
 
-def _surveyed(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
-    plain = replace(options, strict=False)
+def _surveyed(request: Request) -> list[Found]:
+    options = request.options
     refusal: NpucError | None = None
     if not (options.bind or options.deny):
         try:
-            return _host_steps(target, driver.accepted(model, target, shapes, plain), plain)
+            return _host_steps(request, driver.accepted(request))
         except NpucError as error:
             refusal = error
         if not may_fall_back(refusal):
             return [Found(each, NOWHERE) for each in refusal.problems]
     try:
-        target.machine_values(options.machine)
-        network = surveyed(model, options, shapes)
-        found = _partitioned(network, target, plain, refusal)
+        request.target.machine_values(options.machine)
+        network = surveyed(request.model, options, request.shapes)
+        found = _partitioned(network, request, refusal)
     except NpucError as error:
         return [Found(each, NOWHERE) for each in error.problems]
     return found if refusal is None else _hosted(network, refusal, found)
@@ -98,10 +99,10 @@ def _nowhere(network: Network, found: Found) -> bool:
     return not loads(network, network.by_name[found.problem.node or ""])
 
 
-def _partitioned(network: Network, target: Target, options: Options, refusal: NpucError | None) -> list[Found]:
+def _partitioned(network: Network, request: Request, refusal: NpucError | None) -> list[Found]:
     """Every node that does not run on the target, of a model that the target cannot run whole, in model order."""
-    denied = refused(network, target, options)
-    plan = Plan(network, target, options, None, denied, refusals=refusals(network, refusal))
+    denied = refused(network, request.target, request.options)
+    plan = Plan(network, request, denied, refusals=refusals(network, refusal))
     parts = settled(plan)
     outside = read_outside(network, parts)
     found = [
@@ -116,17 +117,18 @@ def _partitioned(network: Network, target: Target, options: Options, refusal: Np
                 if name not in plan.denied
             ]
         else:
-            found += _host_steps(target, optimised(plan, outside, part)[0], options)
+            found += _host_steps(request, optimised(plan, outside, part)[0])
     order = {unit.name: at for at, unit in enumerate(network.units)}
     return sorted(found, key=lambda each: order.get(each.problem.node or "", len(order)))
 
 
-def _host_steps(target: Target, graph: Graph, options: Options) -> list[Found]:
+def _host_steps(request: Request, graph: Graph) -> list[Found]:
     """The nodes that the target's own program leaves to the host.
 
     Raises NpucError for limits that only lowering shows (memories, the documented instructions).
     """
-    program = target.lower(graph, synthetic(driver.input_types(graph), 1), quick(options))
+    samples = synthetic(driver.input_types(graph), 1)
+    program = request.target.lower(graph, samples, quick(request.options))
     steps = program.manifest["report"]["host_steps"]
     remedy = "cut the network before it, or choose a target that has it"
     return [

@@ -23,7 +23,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.samples.loading import Samples, varied
 from npuc.storage.mapped import trim
-from npuc.target import FLOATING, Options, Runner, Target, quickest
+from npuc.target import FLOATING, Request, Runner, Target, quickest
 from npuc.verification.bits import Bits
 from npuc.verification.equivalence import Equivalence
 from npuc.verification.floating import Layers
@@ -51,15 +51,15 @@ class Proof:
     """The graph after the passes agrees with the model; None if onnxruntime cannot run it."""
 
 
-def proved(found: Compilation, model: Path, target: Target, options: Options) -> Program:
+def proved(found: Compilation, request: Request) -> Program:
     """The program, checked as the options demand; its report records the results.
 
     Raises Mismatch (E603) if it does not compute what the model does.
     """
-    proof, report = Proof(), dict(found.program.manifest["report"])
+    proof, report, options = Proof(), dict(found.program.manifest["report"]), request.options
     if options.proof != "off":
         options.begin("proving the program")
-        prover = _Prover(found, model, target, few_runs=options.proof == "one")
+        prover = _Prover(found, request.model, request.target, few_runs=options.proof == "one")
         proof = prover.proof()
         if noisy := [each.as_json() for each in prover.warnings()]:
             report["warnings"] = [*report.get("warnings", ()), *noisy]

@@ -7,7 +7,7 @@ preceding regions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,9 @@ from npuc.errors import NpucError, Problem
 from npuc.export.network_name import named
 from npuc.frontend.binding import input_types
 from npuc.frontend.reading import read_model
-from npuc.ir import Graph, TensorType
-from npuc.pipeline import Hook, Step, recorder
-from npuc.program import Program, file_sha256
+from npuc.ir import Graph
+from npuc.pipeline import Step, recorder
+from npuc.program import Program
 from npuc.regions import partition
 from npuc.regions.assembling import Lowered, assembled, entire, with_shares
 from npuc.regions.crossing import crossing
@@ -45,35 +45,29 @@ from npuc.regions.planning import (
 from npuc.samples.loading import Samples, synthetic
 from npuc.samples.loading import load as load_samples
 from npuc.system.budget import budget
-from npuc.target import Options, Target
+from npuc.target import Request, Shapes
 from npuc.variants import with_samples
 
 
-def compile_model(
-    model: Path,
-    target: Target,
-    options: Options,
-    shapes: Mapping[str, tuple[int, ...]],
-    calibration: Sequence[Path] = (),
-    hook: Hook | None = None,
-) -> tuple[Program, Samples]:
+def compile_model(request: Request) -> tuple[Program, Samples]:
     """The program of a model and its calibration samples (synthetic without calibration data).
 
     Raises NpucError for nodes that neither the target nor the host can run, and for everything that the target
     refuses if the options forbid the host.
     """
+    target, options = request.target, request.options
     imported: list[Graph] = []
 
     def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
         imported.append(before)
-        if hook is not None:
-            hook(name, before, after, seconds)
+        if request.hook is not None:
+            request.hook(name, before, after, seconds)
 
     refusal: NpucError | None = None
     if not (options.deny or options.bind):
         try:
-            found = driver.compilation(model, target, options, shapes, calibration, recording)
-            program = proof.proved(found, model, target, options)
+            found = driver.compilation(replace(request, hook=recording))
+            program = proof.proved(found, request)
         except NpucError as error:
             if options.strict or options.fallback == "refuse" or not may_fall_back(error):
                 raise
@@ -82,25 +76,16 @@ def compile_model(
             return named(with_shares(program, imported[0]), options.prefix), found.samples
     with budget():
         target.machine_values(options.machine)
-        network = surveyed(model, options, shapes)
+        network = surveyed(request.model, options, request.shapes)
         if refusal is not None:
             expect_host(network, refusal)
         denied = refused(network, target, options)
-        plan = Plan(network, target, options, hook, denied, refusals=refusals(network, refusal))
-        program, samples = _composite(plan, calibration)
-    origin = {"name": model.name, "sha256": file_sha256(model)}
-    program = replace(program, manifest={**program.manifest, "model": origin})
-    return named(program, options.prefix), samples
+        plan = Plan(network, request, denied, refusals=refusals(network, refusal))
+        program, samples = _composite(plan)
+    return named(driver.with_origin(program, request.model), options.prefix), samples
 
 
-def compile_variants(
-    model: Path,
-    target: Target,
-    options: Options,
-    shapes: Sequence[Mapping[str, tuple[int, ...]]],
-    calibration: Sequence[Path] = (),
-    hook: Hook | None = None,
-) -> tuple[list[Program], Samples]:
+def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[Program], Samples]:
     """A program for every set of input shapes, and the calibration samples of the first.
 
     Each is calibrated on the files whose samples have its shapes; a prefix gets the number of the set. Raises as
@@ -108,19 +93,21 @@ def compile_variants(
     """
     found: list[Program] = []
     samples: list[Samples] = []
-    several, prefix = len(shapes) > 1, options.prefix
     for number, each in enumerate(shapes):
-        taken = with_samples(calibration, _types(model, each)) if several else calibration
-        called = replace(options, prefix=f"{prefix}_{number}") if several and prefix is not None else options
-        program, own = compile_model(model, target, called, each, taken, hook)
+        single = replace(request, shapes=each)
+        program, own = compile_model(_variant(single, number) if len(shapes) > 1 else single)
         found.append(program)
         samples.append(own)
     return found, samples[0]
 
 
-def _types(model: Path, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, TensorType]:
-    graph = read_model(model).graph
-    return input_types(graph, {each.name for each in graph.initializer}, shapes)
+def _variant(request: Request, number: int) -> Request:
+    """The request for one of several sets of shapes, with its own samples and prefix."""
+    graph, options = read_model(request.model).graph, request.options
+    types = input_types(graph, {each.name for each in graph.initializer}, request.shapes)
+    prefix = options.prefix if options.prefix is None else f"{options.prefix}_{number}"
+    calibration = with_samples(request.calibration, types)
+    return replace(request, options=replace(options, prefix=prefix), calibration=calibration)
 
 
 def may_fall_back(error: NpucError) -> bool:
@@ -131,9 +118,9 @@ def may_fall_back(error: NpucError) -> bool:
     return located and not any(each.code in FATAL or each.code[1] not in "123" for each in error.problems)
 
 
-def _composite(plan: Plan, calibration: Sequence[Path]) -> tuple[Program, Samples]:
+def _composite(plan: Plan) -> tuple[Program, Samples]:
     """The program of several parts and its calibration samples, which are unused if the host runs everything."""
-    network = plan.network
+    network, calibration = plan.network, plan.request.calibration
     with ExitStack() as stack:
         parts = settled(plan)
         if not any(part.on_npu for part in parts):
@@ -191,7 +178,7 @@ def _lowered(plan: Plan, samples: Samples, stack: ExitStack) -> dict[Key, Lowere
 def _lowered_part(plan: Plan, graph: Graph, steps: Sequence[Step], samples: Samples) -> Program:
     """The target's program of a part's graph. steps: the changes made by the passes."""
     changes = [*steps]
-    program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.hook))
+    program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.request.hook))
     return driver.with_rewrites(program, changes)
 
 
@@ -201,4 +188,4 @@ def _proved(plan: Plan, part: partition.Part, found: driver.Compilation) -> Prog
     with TemporaryDirectory() as folder:
         model = Path(folder) / "part.onnx"
         model.write_bytes(region_model(plan.network, units, found.graph.outputs).SerializeToString())
-        return proof.proved(found, model, plan.target, plan.options)
+        return proof.proved(found, replace(plan.request, model=model))

@@ -14,11 +14,11 @@ from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit, survey
 from npuc.ir import Graph, Node
 from npuc.ops.macs import macs
-from npuc.pipeline import Hook, Step, recorder, run_passes
+from npuc.pipeline import Step, recorder, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
 from npuc.samples.loading import synthetic
-from npuc.target import Options, Target
+from npuc.target import Options, Request, Shapes, Target
 from npuc.text.terminal import closest
 
 ROUNDS = 64
@@ -37,9 +37,7 @@ class Plan:
     """A model being compiled: why units run on the host, and results on parts so far."""
 
     network: Network
-    target: Target
-    options: Options
-    hook: Hook | None
+    request: Request
     denied: dict[str, Problem]
     graphs: dict[Key, Made] = field(default_factory=dict[Key, Made])
     tried: set[Key] = field(default_factory=set[Key])
@@ -50,8 +48,18 @@ class Plan:
     refusals: Mapping[str, Problem] = field(default_factory=dict[str, Problem])
     """The target's refusals of the whole model, by unit."""
 
+    @property
+    def target(self) -> Target:
+        """The target."""
+        return self.request.target
 
-def surveyed(model: Path, options: Options, shapes: Mapping[str, tuple[int, ...]]) -> Network:
+    @property
+    def options(self) -> Options:
+        """The options."""
+        return self.request.options
+
+
+def surveyed(model: Path, options: Options, shapes: Shapes) -> Network:
     """The units of a model file. Raises ModelError as the frontend does, and as `bound_values`."""
     proto = read_model(model)
     return survey(proto, model.parent, shapes, bound_values(proto, options.bind))
@@ -260,7 +268,7 @@ def optimised(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> Ma
         units = [network.by_name[name] for name in part.blocks]
         graph = parts_of.part_graph(network, units, outside, network.name)
         passes = driver.passes_of(plan.target, plan.options)
-        plan.graphs[key] = run_passes(graph, passes, recorder(changes, plan.hook)), changes
+        plan.graphs[key] = run_passes(graph, passes, recorder(changes, plan.request.hook)), changes
     graph, steps = plan.graphs[key]
     constant = [name for name in graph.outputs if name in graph.constants or not graph.inputs]
     if constant:

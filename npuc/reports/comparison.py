@@ -17,7 +17,7 @@ from npuc.regions.composite import target_of
 from npuc.registry import target
 from npuc.samples.loading import Samples
 from npuc.samples.loading import load as load_samples
-from npuc.target import Options
+from npuc.target import Options, Request, Shapes
 from npuc.text.progress import SILENT, Progress
 from npuc.verification import metrics
 
@@ -39,7 +39,7 @@ class Subject:
     """The model to compile, its input shapes, calibration data and test data."""
 
     model: Path
-    shapes: driver.Shapes
+    shapes: Shapes
     calibration: tuple[Path, ...] = ()
     data: tuple[Path, ...] = ()
 
@@ -84,7 +84,7 @@ def compiled(subject: Subject, each: Candidate, options: Options) -> tuple[Progr
     machine = target(each.target)
     options = replace(options, machine=each.machine, precision=machine.precisions[0])
     try:
-        program, _ = compile_model(subject.model, machine, options, subject.shapes, subject.calibration)
+        program, _ = compile_model(Request(subject.model, machine, options, subject.calibration, subject.shapes))
     except (ModelError, DataError):
         raise
     except NpucError as error:

@@ -14,7 +14,7 @@ import pytest
 from npuc import driver
 from npuc.models import MODELS
 from npuc.program import as_loaded, load
-from npuc.target import Options
+from npuc.target import Options, Request
 from npuc.targets.bm1684.simulate import compilation
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
@@ -97,7 +97,9 @@ def test_a_program_runs_without_its_evidence(tmp_path: Path) -> None:
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     path = _path("residual_awkward", tmp_path)
-    first, second = (driver.compile_model(path, BM1684, Options(precision="fp32"), {})[0] for _ in range(2))
+    first, second = (
+        driver.compilation(Request(path, BM1684, Options(precision="fp32"))).program for _ in range(2)
+    )
     assert first == second
 
 
@@ -115,7 +117,7 @@ def test_the_exported_c_compiles_without_a_warning(tmp_path: Path) -> None:
 
 
 def _exported(name: str, tmp_path: Path, folder: Path) -> Path:
-    program, _ = driver.compile_model(_path(name, tmp_path), BM1684, Options(precision="fp32"), {})
+    program = driver.compilation(Request(_path(name, tmp_path), BM1684, Options(precision="fp32"))).program
     for file, data in BM1684.exported(as_loaded(program), "okkernel").items():
         (folder / file).write_bytes(data)
     return folder

@@ -13,7 +13,7 @@ from npuc.compiling.with_regions import compile_model
 from npuc.program import Program, load, save
 from npuc.regions.artefact import is_composite
 from npuc.samples.loading import synthetic
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from tests.regions.nets import checked, model_of, places
 
 Shapes = dict[str, Sequence[int]]
@@ -129,7 +129,7 @@ CASES = [
 def _compiled(model: onnx.ModelProto, precision: str, folder: Path) -> Program:
     """As `program_of`, in this precision."""
     onnx.save(model, folder / "m.onnx")
-    made, _ = compile_model(folder / "m.onnx", target("bm1684"), Options(precision=precision, level="0"), {})
+    made, _ = compile_model(Request(folder / "m.onnx", target("bm1684"), Options(precision=precision, level="0")))
     save(made, folder / "out.npu")
     return load(folder / "out.npu")
 

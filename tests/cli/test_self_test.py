@@ -13,7 +13,7 @@ import pytest
 from npuc import driver, program
 from npuc.models.digits import FOLDER
 from npuc.program import Program
-from npuc.target import SelfTesting, target, usual_options
+from npuc.target import Request, SelfTesting, target, usual_options
 from npuc.targets.nvdla.model import Nvdla
 from npuc.targets.nvdla.program.artefact import Contents, Segment
 from npuc.targets.nvdla.program.running import Runner
@@ -37,7 +37,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
         if not artefact.exists():
             model, calibration = FOLDER / "digits.onnx", FOLDER / "digits_calibration.npz"
             options = usual_options(target(name))
-            program.save(driver.compile_model(model, target(name), options, {}, [calibration])[0], artefact)
+            program.save(
+                driver.compilation(Request(model, target(name), options, [calibration])).program, artefact
+            )
         return artefact
 
     return compiled

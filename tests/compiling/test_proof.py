@@ -22,7 +22,7 @@ from npuc.program import Program
 from npuc.quantize.network.build import Builder
 from npuc.reference import graph_session
 from npuc.samples.loading import KINDS, varied
-from npuc.target import Options, Target, target
+from npuc.target import Options, Request, Target, target, usual_options
 from npuc.verification.equivalence import Equivalence
 from npuc.verification.nearness import Nearness
 from tests.cli.process import npuc
@@ -36,7 +36,7 @@ TARGETS = ("easynpu", "nvdla-small", "nvdla-full", "bm1684")
 def _proved(name: str, model: Path = MODEL, **options: Any) -> dict[str, Any]:
     kind = target(name)
     asked = replace(FAST, **{"precision": kind.precisions[0], **options})
-    program, _ = compile_model(model, kind, asked, {}, [CALIBRATION] if model == MODEL else ())
+    program, _ = compile_model(Request(model, kind, asked, [CALIBRATION] if model == MODEL else ()))
     found: dict[str, Any] = program.manifest["report"]["proof"]
     return found
 
@@ -83,7 +83,7 @@ def test_all_are_the_calibration_samples_and_off_is_none() -> None:
 
 def test_proving_changes_nothing_but_what_the_report_says_of_it() -> None:
     programs = [
-        compile_model(MODEL, target("easynpu"), replace(FAST, proof=each), {})[0] for each in ("one", "off")
+        compile_model(Request(MODEL, target("easynpu"), replace(FAST, proof=each)))[0] for each in ("one", "off")
     ]
     assert programs[0].files == programs[1].files and programs[0].evidence == programs[1].evidence
     manifests = [dict(each.manifest) | {"report": {**each.manifest["report"], "proof": None}} for each in programs]
@@ -118,7 +118,7 @@ def test_a_word_that_the_chip_model_refuses_is_a_defect_of_the_compiler(monkeypa
 def test_a_wrong_constant_of_a_floating_point_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = _spoilt(monkeypatch, "bm1684", _with_byte("weights.bin", 3, 0x41))  # the sign and exponent of a weight
     with pytest.raises(Mismatch) as caught:
-        compile_model(MODEL, kind, Options(precision="fp32"), {})
+        compile_model(Request(MODEL, kind, Options(precision="fp32")))
     assert caught.value.problems[0].code == "E603"
 
 
@@ -175,7 +175,7 @@ CANCELLING = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => 
 
 def test_a_network_that_enlarges_rounding_is_judged_by_its_own_sensitivity(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(CANCELLING), tmp_path / "m.onnx")
-    graph = driver.optimised(tmp_path / "m.onnx", target("bm1684"), {})
+    graph = driver.optimised(Request(tmp_path / "m.onnx", target("bm1684"), usual_options(target("bm1684"))))
     feed = next(varied({"x": TensorType((1, 8, 6, 6), "float32")}).feeds())
     assert _differing(tmp_path / "m.onnx", graph, feed) is None
 
@@ -193,7 +193,7 @@ QUANTISED = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,6] x) => (
 
 def test_ties_of_a_quantised_model_are_no_difference(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(QUANTISED), tmp_path / "m.onnx")
-    graph = driver.optimised(tmp_path / "m.onnx", target("easynpu"), {})
+    graph = driver.optimised(Request(tmp_path / "m.onnx", target("easynpu"), usual_options(target("easynpu"))))
     feed = next(varied({"x": TensorType((1, 4, 6, 6), "float32")}).feeds())
 
     def rescaled(factor: float) -> Graph:
@@ -290,7 +290,7 @@ def test_a_quantised_model_that_loses_its_limits_is_refused(
     model, samples = _quantised(tmp_path)
     options = Options(level="0", flags={"isa": "documented"})
     given = [samples] if calibrated else ()
-    program, _ = compile_model(model, target("easynpu"), options, {}, given)
+    program, _ = compile_model(Request(model, target("easynpu"), options, given))
     assert program.manifest["report"]["proof"] == {"samples": 1, "bit_exact": True, "model": True}
 
     def never(_self: Builder, _node: Node) -> bool:
@@ -298,7 +298,7 @@ def test_a_quantised_model_that_loses_its_limits_is_refused(
 
     monkeypatch.setattr(Builder, "clips", never)
     with pytest.raises(Mismatch) as caught:
-        compile_model(model, target("easynpu"), options, {}, given)
+        compile_model(Request(model, target("easynpu"), options, given))
     (problem,) = caught.value.problems
     assert problem.code == "E603" and problem.tensor == "y" and "quantised model" in problem.reason
 

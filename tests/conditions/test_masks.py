@@ -20,7 +20,7 @@ from npuc.ir import Node
 from npuc.program import load, save
 from npuc.regions.composite import target_of
 from npuc.samples.loading import Samples
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 
 ROWS, WIDTH = 8, 16
 LOGITS = "s = MatMul(x, w)"
@@ -93,7 +93,7 @@ def test_a_masked_softmax_is_as_accurate_as_one_without_a_mask(
     np.savez(tmp_path / "c.npz", allow_pickle=False, **calibration.inputs)
     machine = target(name)
     program, _ = compile_model(
-        tmp_path / "m.onnx", machine, Options(precision=precision, level="0"), {}, [tmp_path / "c.npz"]
+        Request(tmp_path / "m.onnx", machine, Options(precision=precision, level="0"), [tmp_path / "c.npz"])
     )
     save(program, tmp_path / "m.npu")
     program = load(tmp_path / "m.npu")
@@ -165,13 +165,13 @@ def test_only_operators_that_ignore_small_values_make_it_a_mask(head: str, count
 def test_a_mask_is_refused_if_the_host_is_ruled_out(tmp_path: Path) -> None:
     onnx.save(model_of(f"{MASKS['added constants']}\n {BEHIND}"), tmp_path / "m.onnx")
     with pytest.raises(NpucError, match="mask before a Softmax") as error:
-        compile_model(tmp_path / "m.onnx", target("easynpu"), Options(fallback="refuse"), {})
+        compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(fallback="refuse")))
     assert [each.tensor for each in error.value.problems if "mask" in each.reason] == ["z"]
 
 
 def test_bm1684_computes_masks_in_fp32(tmp_path: Path) -> None:
     onnx.save(model_of(f"{MASKS['added constants']}\n {BEHIND}"), tmp_path / "m.onnx")
-    program, _ = compile_model(tmp_path / "m.onnx", target("bm1684"), Options(precision="fp32"), {})
+    program, _ = compile_model(Request(tmp_path / "m.onnx", target("bm1684"), Options(precision="fp32")))
     assert "partitions" not in program.manifest["report"] or not any(
         each["place"] == "host" for each in program.manifest["report"]["partitions"]
     )

@@ -13,7 +13,7 @@ from npuc.compiling.with_regions import compile_model
 from npuc.errors import ArtefactError
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.easynpu.export.assembling import assembled
 from npuc.targets.easynpu.export.legality import expect_legal
 from npuc.targets.easynpu.export.recounting import recounted
@@ -28,7 +28,7 @@ MODELS_FOLDER = Path(__file__).resolve().parents[2] / "models"
 def digits() -> Program:
     """A chain of six layers with a sum."""
     model, calibration = (MODELS_FOLDER / name for name in ("digits.onnx", "digits_calibration.npz"))
-    return as_loaded(compile_model(model, EASYNPU, Options(level="0"), {}, [calibration])[0])
+    return as_loaded(compile_model(Request(model, EASYNPU, Options(level="0"), [calibration]))[0])
 
 
 def listing(program: Program) -> list[str]:
@@ -137,7 +137,7 @@ def test_the_compilers_own_words_are_reported_as_the_compiler_did(
     import onnx
 
     onnx.save(MODELS[model](), tmp_path / "m.onnx")
-    compiled = compile_model(tmp_path / "m.onnx", EASYNPU, Options(machine=machine), {})[0]
+    compiled = compile_model(Request(tmp_path / "m.onnx", EASYNPU, Options(machine=machine)))[0]
     program = as_loaded(compiled)
     report = program.manifest["report"]
     assert recounted(program, program) == {**report, "proof": {"samples": 0, "bit_exact": None, "model": None}}

@@ -16,7 +16,7 @@ from npuc.errors import ArtefactError, NpucError
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.samples.loading import Samples, synthetic
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 
 WRONG: tuple[Any, ...] = (None, -1, 0, 10**7, 1.5, True, "", "other", [], [1, 2, 3, 4, 5], {}, {"a": 1}, [[]])
 
@@ -24,9 +24,9 @@ WRONG: tuple[Any, ...] = (None, -1, 0, 10**7, 1.5, True, "", "other", [], [1, 2,
 @pytest.fixture(scope="module")
 def program() -> Program:
     """The digits network, whose manifest has host steps, a segment, loads and stores."""
-    compiled, _ = driver.compile_model(
-        FOLDER / "digits.onnx", target("easynpu"), Options(level="0"), {}, [FOLDER / "digits_calibration.npz"]
-    )
+    compiled = driver.compilation(
+        Request(FOLDER / "digits.onnx", target("easynpu"), Options(level="0"), [FOLDER / "digits_calibration.npz"])
+    ).program
     return Program(json.loads(json.dumps(compiled.manifest)), compiled.files)
 
 
@@ -154,7 +154,7 @@ def test_the_unchanged_manifest_runs(program: Program, samples: Samples) -> None
 def test_the_program_runs_without_its_evidence(tmp_path: Path) -> None:
     from npuc.program import EVIDENCE, load, save
 
-    compiled, _ = driver.compile_model(FOLDER / "digits.onnx", target("easynpu"), Options(), {})
+    compiled = driver.compilation(Request(FOLDER / "digits.onnx", target("easynpu"), Options())).program
     save(compiled, tmp_path / "digits.npu")
     data = synthetic(driver.program_inputs(compiled), 3)
     before = driver.run_program(load(tmp_path / "digits.npu"), target("easynpu"), data)

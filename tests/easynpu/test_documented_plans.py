@@ -20,7 +20,7 @@ from npuc import driver, program
 from npuc.errors import NpucError
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import FUSED_INPUT
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.easynpu.layers.anchoring import anchored, chains_of
 from npuc.targets.easynpu.layers.combining import with_latest_first
 from npuc.targets.easynpu.layers.fusion import fused_behind
@@ -212,7 +212,9 @@ def test_a_stream_loses_the_words_that_others_overwrite() -> None:
 
 def compiled(shared: Path, name: str, **options: Any) -> program.Program:
     model = shared / "models" / f"{name}.onnx"
-    return driver.compile_model(model, EASYNPU, Options(level="0", flags={"isa": "documented"}, **options), {})[0]
+    return driver.compilation(
+        Request(model, EASYNPU, Options(level="0", flags={"isa": "documented"}, **options))
+    ).program
 
 
 @pytest.mark.parametrize("objective", ["traffic", "time"])
@@ -231,7 +233,8 @@ def test_strips_of_a_residual_network_are_bit_exact(seed: int, shared: Path, tmp
     machine.write_text(f"fmap_words = {(900, 1100, 1280)[seed]}\nskip_words = {(700, 1280, 900)[seed]}\n")
     model = shared / "models" / "tiny_resnet8_fp32.onnx"
     options = Options(level="0", machine=str(machine), flags={"isa": "documented"})
-    found, samples = driver.compile_model(model, EASYNPU, options, {})
+    made = driver.compilation(Request(model, EASYNPU, options))
+    found, samples = made.program, made.samples
     assert any(each.get("unused_rows") for each in found.manifest["instructions"])
     program.save(found, tmp_path / "p")
     loaded = program.load(tmp_path / "p")

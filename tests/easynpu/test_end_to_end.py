@@ -19,7 +19,7 @@ from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.models.digits import FOLDER
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification import checking
 from tests.easynpu import naive
 
@@ -41,7 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _compiled(model: Path, folder: Path, calibration: list[Path], **options: Any) -> tuple[Path, program.Program]:
-    compiled, _ = driver.compile_model(model, EASYNPU, Options(**options), {}, calibration)
+    compiled = driver.compilation(Request(model, EASYNPU, Options(**options), calibration)).program
     directory = folder / f"{model.stem}.npu"
     program.save(compiled, directory)
     return directory, program.load(directory)

@@ -12,7 +12,7 @@ from npuc import driver, program
 from npuc.program import Program
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import Tolerance, verify
 
 EASYNPU = target("easynpu")
@@ -30,13 +30,15 @@ def task(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(model: Path, task: Path) -> Program:
-    return driver.compile_model(model, EASYNPU, Options(level="0", mixed=True), {}, [task / "calibration.npz"])[0]
+    return driver.compilation(
+        Request(model, EASYNPU, Options(level="0", mixed=True), [task / "calibration.npz"])
+    ).program
 
 
 def test_resnet8_gains_with_layers_on_the_host_and_stays_bit_exact(
     model: Path, task: Path, mixed: Program, tmp_path: Path
 ) -> None:
-    array, _ = driver.compile_model(model, EASYNPU, Options(level="0"), {}, [task / "calibration.npz"])
+    array = driver.compilation(Request(model, EASYNPU, Options(level="0"), [task / "calibration.npz"])).program
     samples = data.load([task / "test.npz"], driver.program_inputs(array)).first(10)
     for on_host, compiled in ((False, array), (True, mixed)):
         directory = tmp_path / str(on_host)
@@ -51,7 +53,9 @@ def test_resnet8_gains_with_layers_on_the_host_and_stays_bit_exact(
 def test_a_quantised_network_with_layers_on_the_host_opens_elsewhere(
     model: Path, task: Path, mixed: Program
 ) -> None:
-    made, _ = driver.quantise_model(model, EASYNPU, Options(level="0", mixed=True), {}, [task / "calibration.npz"])
+    made, _ = driver.quantise_model(
+        Request(model, EASYNPU, Options(level="0", mixed=True), [task / "calibration.npz"])
+    )
     runs = [session(each) for each in (made, mixed.evidence["reference.onnx"])]
     with np.load(task / "test.npz") as archive:
         images = archive["x"][:8, None].astype(np.float32)

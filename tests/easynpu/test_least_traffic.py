@@ -19,7 +19,7 @@ import npuc
 from npuc import driver, program
 from npuc.ir import Array
 from npuc.reference import session
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 
@@ -61,7 +61,8 @@ def _model(
 def _proved(model: Path, folder: Path, **options: Any) -> program.Program:
     """The program, bit exact against onnxruntime and the same in the stepping simulator."""
     options = {"level": "0", "objective": "traffic"} | options
-    found, samples = driver.compile_model(model, EASYNPU, Options(**options), {})
+    made = driver.compilation(Request(model, EASYNPU, Options(**options)))
+    found, samples = made.program, made.samples
     program.save(found, folder / "program")
     loaded = program.load(folder / "program")
     assert verify(model, folder / "program", loaded, EASYNPU, samples, Tolerance(0, 0))["bit_exact"]

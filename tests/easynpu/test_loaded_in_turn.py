@@ -15,7 +15,7 @@ from npuc import driver, program
 from npuc.errors import DoesNotFit, NpucError
 from npuc.ir import Array
 from npuc.reference import session
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Difference, Tolerance
 
@@ -69,7 +69,8 @@ def _conv(path: Path, channels: int, outputs: int, extent: int, behind: str = ""
 def _compiled(model: Path, folder: Path, **machine: int) -> tuple[program.Program, dict[str, Any]]:
     sizes = {"weight": 1536, "maps": 1280, "itcm": 256} | machine
     (folder / "small.toml").write_text(SMALL.format(**sizes), encoding="utf-8")
-    found, samples = driver.compile_model(model, EASYNPU, Options(machine=str(folder / "small.toml")), {})
+    made = driver.compilation(Request(model, EASYNPU, Options(machine=str(folder / "small.toml"))))
+    found, samples = made.program, made.samples
     program.save(found, folder / "program")
     loaded = program.load(folder / "program")
     report = verify(model, folder / "program", loaded, EASYNPU, samples, Tolerance(0, 0))
@@ -162,7 +163,7 @@ def test_what_cannot_be_loaded_in_turn_is_refused_by_name(options: dict[str, Any
     (tmp_path / "small.toml").write_text(SMALL.format(weight=weight, maps=1280, itcm=256), encoding="utf-8")
     model = _conv(tmp_path / "model.onnx", 40, 20, 6)
     with pytest.raises(DoesNotFit) as caught:
-        driver.compile_model(model, EASYNPU, Options(machine=str(tmp_path / "small.toml"), **options), {})
+        driver.compilation(Request(model, EASYNPU, Options(machine=str(tmp_path / "small.toml"), **options)))
     (problem,) = caught.value.problems
     assert isinstance(caught.value, NpucError)
     assert (problem.code, problem.node) == ("E302", "conv")

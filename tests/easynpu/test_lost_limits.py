@@ -19,7 +19,7 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.spans import spans
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.easynpu.layers.tables import best_table
 from tests.passes.networks import network, node
 
@@ -68,7 +68,7 @@ def test_values_beyond_the_limits_of_a_rounding_are_limited(chain: str, isa: str
     model, calibration = tmp_path / "model.onnx", tmp_path / "samples.npz"
     model.write_bytes(to_onnx(graph).SerializeToString())
     data.save(calibration, {"x": x[None]})
-    compiled, _ = driver.compile_model(model, EASYNPU, Options(flags={"isa": isa}), {}, [calibration])
+    compiled = driver.compilation(Request(model, EASYNPU, Options(flags={"isa": isa}), [calibration])).program
     found = EASYNPU.runner(as_loaded(compiled))({"x": x[None]})["y"]
     (wanted,) = session(onnx.load(model)).run(["y"], {"x": x})
     assert np.abs(found - wanted).max() <= 0.03 * np.abs(wanted).max()

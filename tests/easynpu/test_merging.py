@@ -17,7 +17,7 @@ from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded
 from npuc.samples.loading import varied
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.easynpu.simulate import network as networks
 from npuc.targets.easynpu.simulate.merging import Merging
 from npuc.targets.easynpu.simulate.network import Network
@@ -66,7 +66,7 @@ def test_a_program_of_many_tiles_has_one_operator_for_each_layer(
     )
     (tmp_path / "m.toml").write_text(SMALL, encoding="utf-8")
     options = Options(machine=str(tmp_path / "m.toml"), level="0")
-    program = as_loaded(driver.compile_model(tmp_path / "m.onnx", target("easynpu"), options, {})[0])
+    program = as_loaded(driver.compilation(Request(tmp_path / "m.onnx", target("easynpu"), options)).program)
     samples = varied(driver.program_inputs(program)).inputs
     words, quick = Runner(program), QuickRunner(program)
     assert len(words.contents.instructions) > 100
@@ -85,7 +85,9 @@ def test_an_average_in_several_words_is_one_integer_convolution(
     tmp_path: Path, opened: list[Counter[str]]
 ) -> None:
     onnx.save(MODELS["ds_cnn"](), tmp_path / "m.onnx")
-    program = as_loaded(driver.compile_model(tmp_path / "m.onnx", target("easynpu"), Options(level="0"), {})[0])
+    program = as_loaded(
+        driver.compilation(Request(tmp_path / "m.onnx", target("easynpu"), Options(level="0"))).program
+    )
     samples = varied(driver.program_inputs(program)).inputs
     assert any("keep_psum" in str(each) for each in target("easynpu").listing(program))
     quick, found = QuickRunner(program), dict[str, Array]()
@@ -106,7 +108,7 @@ def _in_few_words(path: Path, nodes: list[onnx.NodeProto], w: Array, shape: tupl
     onnx.save(model, path / "m.onnx")
     (path / "m.toml").write_text("fmap_words = 300\nskip_words = 300\nweight_words = 300\n", encoding="utf-8")
     options = Options(machine=str(path / "m.toml"), level="0")
-    return as_loaded(driver.compile_model(path / "m.onnx", target("easynpu"), options, {})[0])
+    return as_loaded(driver.compilation(Request(path / "m.onnx", target("easynpu"), options)).program)
 
 
 def _as_by_words(program: Program) -> None:

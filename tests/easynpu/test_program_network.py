@@ -17,7 +17,7 @@ from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Port, Program, as_loaded
 from npuc.samples.loading import varied
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate.program_network import ProgramNetwork, program_network
 from npuc.targets.easynpu.simulate.running import QuickRunner, Runner
@@ -27,7 +27,7 @@ NAMES = ("digits", "resnet8", "ds_cnn", "autoencoder", "unet_small", "residual_a
 
 def _program(model: onnx.ModelProto, folder: Path) -> Program:
     onnx.save(model, folder / "m.onnx")
-    return as_loaded(driver.compile_model(folder / "m.onnx", target("easynpu"), Options(level="0"), {})[0])
+    return as_loaded(driver.compilation(Request(folder / "m.onnx", target("easynpu"), Options(level="0"))).program)
 
 
 def _opened(program: Program) -> ProgramNetwork | None:

@@ -16,7 +16,7 @@ from npuc.models.digits import FOLDER
 from npuc.quantize.scales.model_scales import integers_of
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.quantised import FORMS, TRAINED, quantised
@@ -26,23 +26,20 @@ pytestmark = pytest.mark.usefixtures("exact_integers")
 
 
 @cache
-def _trained(path: Path, level: str) -> tuple[program.Program, data.Samples]:
+def _trained(path: Path, level: str) -> driver.Compilation:
     """The program of a trained model without calibration data, and its samples."""
-    return driver.compile_model(path, EASYNPU, Options(level=level), dict([TRAINED[path.stem]]))
+    return driver.compilation(Request(path, EASYNPU, Options(level=level), shapes=dict([TRAINED[path.stem]])))
 
 
 def _verified(model: Path, folder: Path, isa: str = "extended") -> tuple[program.Program, dict[str, Any]]:
-    return _judged(driver.compile_model(model, EASYNPU, Options(isa=isa), {}), model, folder)
+    return _judged(driver.compilation(Request(model, EASYNPU, Options(isa=isa))), model, folder)
 
 
-def _judged(
-    made: tuple[program.Program, data.Samples], model: Path, folder: Path
-) -> tuple[program.Program, dict[str, Any]]:
-    compiled, synthetic = made
+def _judged(made: driver.Compilation, model: Path, folder: Path) -> tuple[program.Program, dict[str, Any]]:
     directory = folder / "program"
-    program.save(compiled, directory)
+    program.save(made.program, directory)
     loaded = program.load(directory)
-    return loaded, verify(model, directory, loaded, EASYNPU, synthetic, Tolerance(0, 0))
+    return loaded, verify(model, directory, loaded, EASYNPU, made.samples, Tolerance(0, 0))
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -65,7 +62,7 @@ def test_a_trained_quantised_model_computes_what_onnxruntime_does_without_calibr
     name: str, shared: Path
 ) -> None:
     path, (x, shape) = shared / "models" / f"{name}.onnx", TRAINED[name]
-    compiled, _ = _trained(path, "1")
+    compiled = _trained(path, "1").program
     runs = [session(model) for model in (path.read_bytes(), compiled.evidence["reference.onnx"])]
     inputs = np.random.default_rng(7).integers(-128, 128, (40, *shape), np.int8)
     theirs, ours = (
@@ -117,7 +114,7 @@ def test_passes_keep_the_integers_of_the_weights(name: str, shared: Path) -> Non
         for each in onnx.load(path).graph.node
         if each.op_type == "DequantizeLinear" and each.input[0] in stored
     }
-    graph = driver.optimised(path, EASYNPU, dict([TRAINED[name]]), Options())
+    graph = driver.optimised(Request(path, EASYNPU, Options(), shapes=dict([TRAINED[name]])))
     found = {
         each.inputs[1]: integers_of(graph.constants[each.inputs[1]]) for each in graph.nodes if each.op == "Conv"
     }
@@ -158,7 +155,7 @@ def test_an_activation_with_other_steps_than_8_bits_per_tensor_is_refused(
 ) -> None:
     onnx.save(_conversion(scale, zero), tmp_path / "model.onnx")
     with pytest.raises(NpucError) as caught:
-        driver.compile_model(tmp_path / "model.onnx", EASYNPU, Options(), {})
+        driver.compilation(Request(tmp_path / "model.onnx", EASYNPU, Options()))
     assert {(each.code, each.node, each.reason) for each in caught.value.problems} == {
         ("E202", "to_integers", reason),
         ("E202", "from_integers", reason),
@@ -181,7 +178,9 @@ def test_balanced_weights_are_closer_to_the_model_with_and_without_corrections_t
     model, shapes = shared / "models" / "tiny_resnet8_int8qdq.onnx", {"input_1_int8": (1, 32, 32, 3)}
 
     def decibels(level: str) -> float:
-        compiled, _ = driver.compile_model(model, EASYNPU, Options(level=level), shapes, [tmp_path / "some.npz"])
+        compiled = driver.compilation(
+            Request(model, EASYNPU, Options(level=level), [tmp_path / "some.npz"], shapes)
+        ).program
         directory = tmp_path / "program"
         program.save(compiled, directory, force=True)
         samples = data.Samples({"input_1_int8": images[24:56, None]})
@@ -202,7 +201,7 @@ def test_corrections_that_noise_judges_bring_a_model_without_data_closer_to_onnx
 ) -> None:
     path, (x, shape) = shared / "models" / f"{name}.onnx", TRAINED[name]
     inputs = np.random.default_rng(11).integers(-128, 128, (60, *shape), np.int8)
-    levels = [_trained(path, level)[0] for level in "01"]
+    levels = [_trained(path, level).program for level in "01"]
     runs = [session(each) for each in (path.read_bytes(), *(each.evidence["reference.onnx"] for each in levels))]
     exact, *found = (np.stack([run.run(None, {x: each})[0] for each in inputs]).astype(float) for run in runs)
     balanced, chosen = (10 * np.log10(np.square(each - exact).mean()) for each in found)
@@ -216,7 +215,9 @@ def test_calibration_data_make_the_weights_fit_the_given_scales_better(shared: P
     np.savez(tmp_path / "some.npz", **{x: random.integers(-128, 128, (48, *shape), np.int8)})
     inputs = random.integers(-128, 128, (40, *shape), np.int8)
     levels = [
-        driver.compile_model(path, EASYNPU, Options(level=level), {x: shape}, [tmp_path / "some.npz"])[0]
+        driver.compilation(
+            Request(path, EASYNPU, Options(level=level), [tmp_path / "some.npz"], {x: shape})
+        ).program
         for level in ("0", "1")
     ]
     runs = [session(each) for each in (path.read_bytes(), *(each.evidence["reference.onnx"] for each in levels))]
@@ -228,9 +229,9 @@ def test_calibration_data_make_the_weights_fit_the_given_scales_better(shared: P
 def test_what_npuc_quantised_compiles_without_data_to_the_weights_it_had(tmp_path: Path) -> None:
     """Made-up samples justify no change: the integers of the QDQ model are those of the program."""
     model, calibration = FOLDER / "digits.onnx", [FOLDER / "digits_calibration.npz"]
-    first, _ = driver.compile_model(model, EASYNPU, Options(), {}, calibration)
-    written, _ = driver.quantise_model(model, EASYNPU, Options(), {}, calibration)
+    first = driver.compilation(Request(model, EASYNPU, Options(), calibration)).program
+    written, _ = driver.quantise_model(Request(model, EASYNPU, Options(), calibration))
     (tmp_path / "q.onnx").write_bytes(written)
-    second, _ = driver.compile_model(tmp_path / "q.onnx", EASYNPU, Options(), {})
+    second = driver.compilation(Request(tmp_path / "q.onnx", EASYNPU, Options())).program
     assert second.files["weight.bin"] == first.files["weight.bin"]
     assert second.manifest["report"]["quantisation"]["steps"] == []

@@ -14,7 +14,7 @@ from npuc import driver, program
 from npuc.errors import NpucError
 from npuc.onnx_files.export import to_onnx
 from npuc.samples.loading import synthetic
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.easynpu.networks import Network, Residual, random_machine
@@ -28,7 +28,7 @@ def compiled_and_verified(
     model.write_bytes(to_onnx(kind(seed).graph()).SerializeToString())
     machine.write_text("".join(f"{key} = {value}\n" for key, value in random_machine(seed).items()))
     easynpu = target("easynpu")
-    compiled, _ = driver.compile_model(model, easynpu, Options(machine=str(machine), **options), {})
+    compiled = driver.compilation(Request(model, easynpu, Options(machine=str(machine), **options))).program
     program.save(compiled, out)
     loaded = program.load(out)
     samples = synthetic(driver.program_inputs(loaded), 2, seed=1)

@@ -19,7 +19,7 @@ from npuc.models import MODELS
 from npuc.program import Program, as_loaded
 from npuc.reference import integers_are_exact
 from npuc.samples.loading import varied
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.easynpu.machine.isa import words_to_bytes
 from npuc.targets.easynpu.machine.listing import assemble
 from npuc.targets.easynpu.machine.memory import Place
@@ -37,7 +37,7 @@ RAISED = 128
 def _compiled(name: str, machine: str | None, folder: Path) -> Program:
     path = folder / f"{name}.onnx"
     onnx.save(MODELS[name](), path)
-    program, _ = driver.compile_model(path, target("easynpu"), Options(machine=machine, level="0"), {})
+    program = driver.compilation(Request(path, target("easynpu"), Options(machine=machine, level="0"))).program
     return as_loaded(program)
 
 
@@ -98,7 +98,7 @@ def test_psums_that_are_kept_over_channels_are_one_convolution_beyond_24_bits(tm
     )
     (tmp_path / "m.toml").write_text("weight_words = 900\n", encoding="utf-8")
     options = Options(machine=str(tmp_path / "m.toml"), level="0")
-    program = as_loaded(driver.compile_model(tmp_path / "m.onnx", target("easynpu"), options, {})[0])
+    program = as_loaded(driver.compilation(Request(tmp_path / "m.onnx", target("easynpu"), options)).program)
     assert any("keep_psum" in str(each) for each in target("easynpu").listing(program))
     samples = varied(driver.program_inputs(program)).inputs
     tensors: dict[str, Array] = dict(samples)

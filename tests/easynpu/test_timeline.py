@@ -9,7 +9,7 @@ import pytest
 
 from npuc import driver
 from npuc.program import Program, as_loaded
-from npuc.target import Options
+from npuc.target import Options, Request
 from npuc.targets.easynpu.inspect.timeline import timeline
 from npuc.targets.easynpu.target import EASYNPU
 from tests.given import GIVEN
@@ -19,7 +19,7 @@ DIGITS = Path(__file__).resolve().parents[2] / "models" / "digits.onnx"
 
 
 def _compiled(model: Path, machine: str) -> Program:
-    return as_loaded(driver.compile_model(model, EASYNPU, Options(machine=machine), {})[0])
+    return as_loaded(driver.compilation(Request(model, EASYNPU, Options(machine=machine))).program)
 
 
 @pytest.mark.parametrize("machine", ["default", "large"])

@@ -19,7 +19,7 @@ from npuc.errors import NpucError
 from npuc.models.digits import FOLDER
 from npuc.program import Program, load, save
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification import checking
 
 EASYNPU = target("easynpu")
@@ -28,9 +28,9 @@ MODEL = FOLDER / "digits.onnx"
 
 @pytest.fixture(scope="module")
 def digits() -> Program:
-    compiled, _ = driver.compile_model(
-        MODEL, EASYNPU, Options(level="0", method="mse"), {}, [FOLDER / "digits_calibration.npz"]
-    )
+    compiled = driver.compilation(
+        Request(MODEL, EASYNPU, Options(level="0", method="mse"), [FOLDER / "digits_calibration.npz"])
+    ).program
     return Program(json.loads(json.dumps(compiled.manifest)), compiled.files, compiled.evidence)
 
 
@@ -150,7 +150,7 @@ def test_evidence_that_is_none_is_refused(digits: Program, tmp_path: Path, name:
 
 
 def test_evidence_of_another_program_is_refused_or_differs(digits: Program, tmp_path: Path) -> None:
-    compiled, _ = driver.compile_model(MODEL, EASYNPU, Options(machine="large", method="minmax"), {})
+    compiled = driver.compilation(Request(MODEL, EASYNPU, Options(machine="large", method="minmax"))).program
     for name in digits.evidence:
         changed = Program(digits.manifest, digits.files, {**digits.evidence, name: compiled.evidence[name]})
         try:

@@ -13,7 +13,7 @@ from npuc import driver, program
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.samples import loading as data
-from npuc.target import Options
+from npuc.target import Options, Request
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from tests.cli.process import npuc
 from tests.easynpu_c import compiling
@@ -31,7 +31,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
     model, calibration = FOLDER / "digits.onnx", FOLDER / "digits_calibration.npz"
     program.save(
-        driver.compile_model(model, EASYNPU, Options(level="0"), {}, [calibration])[0], folder / "digits.npu"
+        driver.compilation(Request(model, EASYNPU, Options(level="0"), [calibration])).program,
+        folder / "digits.npu",
     )
     return folder / "digits.npu"
 

@@ -18,7 +18,7 @@ from npuc.models import resnet8
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.samples import loading as data
-from npuc.target import Options
+from npuc.target import Options, Request
 from tests.easynpu_c import compiling
 from tests.easynpu_c.compiling import EASYNPU
 
@@ -119,7 +119,7 @@ def compiled(
         onnx.save(model, folder / "model.onnx")
         model = folder / "model.onnx"
     program.save(
-        driver.compile_model(model, EASYNPU, Options(**options), {}, calibration)[0], folder / "model.npu"
+        driver.compilation(Request(model, EASYNPU, Options(**options), calibration)).program, folder / "model.npu"
     )
     return program.load(folder / "model.npu")
 

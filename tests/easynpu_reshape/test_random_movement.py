@@ -12,7 +12,7 @@ from npuc import driver, program
 from npuc.errors import NpucError
 from npuc.onnx_files.export import to_onnx
 from npuc.samples.loading import synthetic
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.easynpu.networks import Network, random_machine
@@ -73,7 +73,9 @@ def outcome(folder: Path, seed: int, isa: str) -> tuple[str | None, bool, int]:
     machine.write_text("".join(f"{key} = {value}\n" for key, value in random_machine(seed).items()))
     easynpu = target("easynpu")
     try:
-        compiled, _ = driver.compile_model(model, easynpu, Options(machine=str(machine), flags={"isa": isa}), {})
+        compiled = driver.compilation(
+            Request(model, easynpu, Options(machine=str(machine), flags={"isa": isa}))
+        ).program
     except NpucError as error:
         return error.problems[0].code, False, 0
     program.save(compiled, out)

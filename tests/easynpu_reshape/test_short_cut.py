@@ -12,7 +12,7 @@ from onnx import numpy_helper, parser
 from npuc import driver, program
 from npuc.ir import Array
 from npuc.reference import session
-from npuc.target import Options
+from npuc.target import Options, Request
 from npuc.targets.easynpu.target import EASYNPU
 from tests.easynpu.naive import CONTROL, CONV, CONV_RELU, CTL, DWCONV, FUSED, word
 from tests.easynpu.test_simulator import Writer, compare, noise, run_both
@@ -107,7 +107,8 @@ def test_the_compiler_adds_the_ifmap_within_a_depthwise_word_and_rounds_once(tmp
         numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()
     )
     onnx.save(model, tmp_path / "m.onnx")
-    compiled, samples = driver.compile_model(tmp_path / "m.onnx", EASYNPU, Options(flags={"isa": isa}), {})
+    made = driver.compilation(Request(tmp_path / "m.onnx", EASYNPU, Options(flags={"isa": isa})))
+    compiled, samples = made.program, made.samples
     assert [layer["op"] for layer in compiled.manifest["report"]["layers"]] == ["dwconv"]
     assert compiled.manifest["isa"] == "documented"
     program.save(compiled, tmp_path / "m.npu")

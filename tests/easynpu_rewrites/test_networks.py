@@ -16,7 +16,7 @@ from npuc.models import MODELS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.easynpu_rewrites.nets import NETS
@@ -29,7 +29,7 @@ EASYNPU = target("easynpu")
 def verified(model: onnx.ModelProto, machine: str, folder: Path) -> tuple[program.Program, dict[str, Any]]:
     path = folder / "m.onnx"
     onnx.save(model, path)
-    compiled, _ = driver.compile_model(path, EASYNPU, Options(machine=machine), {})
+    compiled = driver.compilation(Request(path, EASYNPU, Options(machine=machine))).program
     program.save(compiled, folder / "m.npu")
     loaded = program.load(folder / "m.npu")
     samples = data.synthetic(driver.program_inputs(loaded), 3, seed=5)

@@ -18,7 +18,7 @@ from npuc import program as programs
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.samples import loading as data
-from npuc.target import Counting, Options, target
+from npuc.target import Counting, Options, Request, target
 from npuc.targets.easynpu.machine.parameters import load
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.easynpu_rtl.rig import needed
@@ -37,7 +37,7 @@ def expect_the_simulators_bits_and_cycles(
     """observed: the results of every layer are compared too, with a pause after each chain of words."""
     needed(load(machine))
     easynpu = target("easynpu")
-    compiled, _ = driver.compile_model(model, easynpu, Options(machine=machine, flags={"isa": isa}), {})
+    compiled = driver.compilation(Request(model, easynpu, Options(machine=machine, flags={"isa": isa}))).program
     programs.save(compiled, folder / "m.npu")
     program = programs.load(folder / "m.npu")
     samples = data.synthetic(driver.program_inputs(program), 1)

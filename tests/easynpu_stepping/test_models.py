@@ -16,7 +16,7 @@ from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Program
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.easynpu.simulate.events import LayerCount
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 
@@ -28,7 +28,7 @@ SMALL = ("digits", "lenet", "resnet8", "ds_cnn", "autoencoder", "residual_awkwar
 def _compiled(name: str, folder: Path, machine: str, isa: str) -> Program:
     model = folder / f"{name}.onnx"
     onnx.save(MODELS[name](), model)
-    compiled, _ = driver.compile_model(model, EASYNPU, Options(machine=machine, flags={"isa": isa}), {})
+    compiled = driver.compilation(Request(model, EASYNPU, Options(machine=machine, flags={"isa": isa}))).program
     directory = folder / f"{name}-{machine}-{isa}.npu"
     programs.save(compiled, directory)
     return programs.load(directory)

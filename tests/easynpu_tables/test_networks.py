@@ -12,11 +12,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc.driver import compile_model, input_types, optimised
+from npuc.driver import compilation, input_types, optimised
 from npuc.ir import Array
 from npuc.program import Program, load, save
 from npuc.samples.loading import synthetic
-from npuc.target import Options, target
+from npuc.target import Options, Request, target, usual_options
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 
@@ -69,11 +69,11 @@ class Outcome:
 
 def outcome(path: Path, tolerance: Tolerance = GOOD, **options: Any) -> Outcome:
     """Compiles and verifies; simulator and integer reference must agree, and both be near fp32."""
-    program, _ = compile_model(path, EASYNPU, Options(**options), {})
+    program = compilation(Request(path, EASYNPU, Options(**options))).program
     directory = path.with_suffix(".npu")
     save(program, directory)
     program = load(directory)
-    samples = synthetic(input_types(optimised(path, EASYNPU, {})), count=3, seed=7)
+    samples = synthetic(input_types(optimised(Request(path, EASYNPU, usual_options(EASYNPU)))), count=3, seed=7)
     report = verify(path, directory, program, EASYNPU, samples, tolerance)
     assert report["bit_exact"]
     assert report["status"] == "ok", report["outputs"]

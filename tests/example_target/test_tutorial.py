@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from npuc import driver
 from npuc.program import Program
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from tests.cli.process import npuc
 from tests.example_target.test_abacus import install
 
@@ -106,4 +106,4 @@ def test_a_report_that_lacks_something_is_named(model: Path, monkeypatch: pytest
 
     monkeypatch.setattr(slate, "lower", lower)
     with pytest.raises(ValueError, match=r"slate writes a report .*ideal_cycles"):
-        driver.compile_model(model, slate, Options(precision="fp32"), {})
+        driver.compilation(Request(model, slate, Options(precision="fp32")))

@@ -19,7 +19,7 @@ from npuc.program import as_loaded
 from npuc.reference import session
 from npuc.regions.composite import target_of
 from npuc.samples.loading import Samples, synthetic
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from tests.regions.nets import checked, places, program_of
 
 SHAPE = (8, 8, 1, 1)
@@ -134,7 +134,7 @@ def test_a_model_of_identities_compiles(name: str, body: str, tmp_path: Path) ->
         f'<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {body} }}'
     )
     onnx.save(model, tmp_path / "m.onnx")
-    program, _ = compile_model(tmp_path / "m.onnx", target(name), Options(precision="int8"), {})
+    program, _ = compile_model(Request(tmp_path / "m.onnx", target(name), Options(precision="int8")))
     samples = synthetic(driver.program_inputs(program), 2)
     loaded = as_loaded(program)
     found = driver.run_program(loaded, target_of(loaded), samples)["y"].reshape(samples.inputs["x"].shape)
@@ -198,6 +198,8 @@ def test_an_input_that_is_an_output_too_needs_no_node(name: str, tmp_path: Path)
     x = random.standard_normal((4, 1, 4, 6, 6)).astype(np.float32)
     np.savez(tmp_path / "c.npz", x=x)
     options = Options(precision="int8")
-    program = as_loaded(compile_model(tmp_path / "m.onnx", target(name), options, {}, [tmp_path / "c.npz"])[0])
+    program = as_loaded(
+        compile_model(Request(tmp_path / "m.onnx", target(name), options, [tmp_path / "c.npz"]))[0]
+    )
     found = driver.run_program(program, target_of(program), Samples({"x": x}))
     assert np.array_equal(found["x"].reshape(x.shape), x)

@@ -27,7 +27,7 @@ from npuc.ir import TensorType
 from npuc.program import MANIFEST, Program, as_loaded, canonical_json, save, sealed
 from npuc.reports.disassembly import Disassembly
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from tests.fuzz.mutation import changed_bytes, changed_json, changed_lines, changed_model
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
@@ -60,7 +60,7 @@ def program(name: str) -> Program:
     """The network's program."""
     folder = Path(_folder())
     onnx.save(model(), folder / "model.onnx")
-    return as_loaded(driver.compile_model(folder / "model.onnx", target(name), Options(level="0"), {})[0])
+    return as_loaded(driver.compilation(Request(folder / "model.onnx", target(name), Options(level="0"))).program)
 
 
 @cache
@@ -77,7 +77,7 @@ def models(chance: random.Random, folder: Path) -> None:
     kind = target(chance.choice(TARGETS))
     precision, proof = chance.choice((None, *kind.precisions)), chance.choice(("one", "off", "off"))
     asked = Options(level=chance.choice("001"), precision=precision, proof=proof)
-    made, _ = compile_model(path, kind, asked, {})
+    made, _ = compile_model(Request(path, kind, asked))
     save(made, folder / "model.npu")
 
 
@@ -166,7 +166,7 @@ def split_program(name: str) -> Program:
     onnx.save(split_model(), Path(_folder()) / "split.onnx")
     kind = target(name)
     asked = Options(level="0", precision=kind.precisions[0])
-    return as_loaded(compile_model(Path(_folder()) / "split.onnx", kind, asked, {})[0])
+    return as_loaded(compile_model(Request(Path(_folder()) / "split.onnx", kind, asked))[0])
 
 
 def _npy(values: Any) -> bytes:
@@ -216,7 +216,7 @@ def machines(chance: random.Random, folder: Path) -> None:
     )
     (folder / "m.toml").write_text(text, encoding="utf-8", errors="replace")
     onnx.save(model(), folder / "model.onnx")
-    driver.compile_model(folder / "model.onnx", kind, Options(str(folder / "m.toml"), level="0"), {})
+    driver.compilation(Request(folder / "model.onnx", kind, Options(str(folder / "m.toml"), level="0")))
 
 
 def artefacts(chance: random.Random, folder: Path) -> None:

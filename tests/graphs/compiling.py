@@ -24,7 +24,7 @@ from npuc.regions.artefact import Contents, is_composite, part_of
 from npuc.regions.running import CompositeRunner
 from npuc.samples import loading as data
 from npuc.samples.loading import Samples
-from npuc.target import FLOATING, Options, Runner, quickest, target
+from npuc.target import FLOATING, Options, Request, Runner, quickest, target
 from npuc.verification.bits import Bits
 from npuc.verification.metrics import Difference, Tolerance
 from tests.graphs.checking import Finding
@@ -260,7 +260,7 @@ def _compiled(
     calibration = folder / "samples.npz"
     data.save(calibration, stacked)
     options = replace(case.options, deny=deny)
-    return compile_model(model, target(case.target), options, {}, [calibration])[0]
+    return compile_model(Request(model, target(case.target), options, [calibration]))[0]
 
 
 def verified(graph: Graph, case: Case, folder: Path, samples: int = 6) -> Mapping[str, Any]:
@@ -284,7 +284,7 @@ def compiled_program(graph: Graph, stacked: Mapping[str, Array], case: Case, fol
     model, calibration = folder / "model.onnx", folder / "samples.npz"
     model.write_bytes(to_onnx(graph).SerializeToString())
     data.save(calibration, stacked)
-    return model, driver.compile_model(model, target(case.target), case.options, {}, [calibration])[0]
+    return model, driver.compilation(Request(model, target(case.target), case.options, [calibration])).program
 
 
 def _verified(model: Path, compiled: Program, case: Case, stacked: Mapping[str, Array]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from npuc import driver
 from npuc.ir import Array, Graph
 from npuc.program import as_loaded
 from npuc.samples.loading import varied
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.nvdla.program import lowering
 from tests.nvdla.plain import differences
 
@@ -38,7 +38,9 @@ def compared(model: onnx.ModelProto, folder: Path, name: str, precision: str) ->
         return found
 
     with patch.object(lowering, "lower", kept):
-        program, _ = driver.compile_model(path, target(name), Options(precision=precision, proof="off"), {})
+        program = driver.compilation(
+            Request(path, target(name), Options(precision=precision, proof="off"))
+        ).program
     program = as_loaded(program)
     seen: dict[str, Array] = {}
     feeds = varied(driver.program_inputs(program), SAMPLES, seed=3).inputs

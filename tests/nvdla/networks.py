@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from npuc import driver, program
 from npuc.ir import Array
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import check_of
 from npuc.verification.metrics import Tolerance
 
@@ -53,7 +53,7 @@ def compiled(
     """The model file, the program's directory, and the program as loaded from it."""
     path, directory = folder / "network.onnx", folder / "network.npu"
     onnx.save(model, path)
-    made, _ = driver.compile_model(path, target(name), Options(**options), {})
+    made = driver.compilation(Request(path, target(name), Options(**options))).program
     program.save(made, directory)
     return path, directory, program.load(directory)
 

@@ -12,7 +12,7 @@ from npuc import driver, program
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.nvdla.arithmetic.integer import Stage, staged
 from npuc.targets.nvdla.quantisation.sums import COLUMN, Sums, two_stages
 from npuc.verification.checking import verify
@@ -73,7 +73,7 @@ def _sum(scales: tuple[tuple[float, int], ...]) -> onnx.ModelProto:
 def test_a_sum_of_any_two_integers_is_onnxruntimes(case: str, name: str, tmp_path: Path) -> None:
     model, machine = tmp_path / "sum.onnx", target(name)
     onnx.save(_sum(SCALES[case]), model)
-    compiled, _ = driver.compile_model(model, machine, Options(), {})
+    compiled = driver.compilation(Request(model, machine, Options())).program
     program.save(compiled, tmp_path / "p")
     a, b = np.meshgrid(*[np.arange(-128, 128, dtype=np.int8)] * 2)
     feed = {"a": a[None, None], "b": b[None, None]}
@@ -105,7 +105,7 @@ def test_float_weights_that_are_integers_of_nine_bits_stay_as_they_are(tmp_path:
     x = random.integers(0, 256, (8, 1, 3, 8, 8)).astype(np.float32)  # whole: steps of 1, so weights are kept
     samples = data.Samples({"x": x})
     np.savez(tmp_path / "x.npz", x=x)
-    compiled, _ = driver.compile_model(model, machine, Options(), {}, [tmp_path / "x.npz"])
+    compiled = driver.compilation(Request(model, machine, Options(), [tmp_path / "x.npz"])).program
     program.save(compiled, tmp_path / "p")
     report = verify(model, tmp_path / "p", program.load(tmp_path / "p"), machine, samples, Tolerance(35, 0.999))
     assert report["bit_exact"]

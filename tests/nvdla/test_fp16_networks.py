@@ -19,7 +19,7 @@ from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.targets.nvdla.machine.parameters import FULL
 from npuc.targets.nvdla.network import quantising
 from npuc.targets.nvdla.program.artefact import Contents
@@ -156,7 +156,7 @@ def test_the_passes_mean_what_the_network_does(model: str, tmp_path: Path) -> No
     path = tmp_path / "network.onnx"
     onnx.save(MODELS[model](), path)
     nvdla, options = target("nvdla-full"), Options(precision="fp16")
-    graph = driver.optimised(path, nvdla, {}, options)
+    graph = driver.optimised(Request(path, nvdla, options))
     passes = in_fp16(graph, quantising.on_device(graph, FULL, "fp16")).graph
     assert {"NvConv", "NvElementwise"} & {each.op for each in passes.nodes}
     feeds = next(data.synthetic(driver.input_types(graph), 1).feeds())
@@ -265,6 +265,7 @@ def test_two_compilations_give_the_same_bytes(tmp_path: Path) -> None:
     model = tmp_path / "network.onnx"
     onnx.save(MODELS["digits"](), model)
     first, second = (
-        driver.compile_model(model, target("nvdla-full"), Options(precision="fp16"), {})[0] for _ in range(2)
+        driver.compilation(Request(model, target("nvdla-full"), Options(precision="fp16"))).program
+        for _ in range(2)
     )
     assert first.files == second.files and first.manifest == second.manifest

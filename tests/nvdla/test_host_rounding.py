@@ -14,7 +14,7 @@ from npuc import driver, program
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.graphs.compiling import Case, verified
@@ -28,7 +28,7 @@ def verified_with(folder: Path, error: float) -> bool:
     """bit_exact of a network whose host step is off by so much, in steps of its result."""
     path, small = folder / "m.onnx", target("nvdla-small")
     onnx.save(network(NODES, (1, 3, 20, 20), {"w": weights(20, 3, 1, 1), "v": weights(4, 20, 1, 1)}), path)
-    program.save(driver.compile_model(path, small, Options(), {})[0], folder / "out")
+    program.save(driver.compilation(Request(path, small, Options())).program, folder / "out")
     loaded = program.load(folder / "out")
     given = data.synthetic(driver.program_inputs(loaded), 1, seed=1)
     run = HostStep.run

@@ -10,7 +10,7 @@ from npuc import driver, program
 from npuc.errors import ArtefactError
 from npuc.program import Program
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import Tolerance, verify
 
 SMALL = target("nvdla-small")
@@ -28,7 +28,9 @@ def task(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(model: Path, task: Path) -> Program:
-    return driver.compile_model(model, SMALL, Options(level="0", mixed=True), {}, [task / "calibration.npz"])[0]
+    return driver.compilation(
+        Request(model, SMALL, Options(level="0", mixed=True), [task / "calibration.npz"])
+    ).program
 
 
 def _on_host(compiled: Program) -> list[dict[str, str]]:
@@ -38,7 +40,7 @@ def _on_host(compiled: Program) -> list[dict[str, str]]:
 def test_a_network_gains_with_layers_on_the_host_and_stays_bit_exact(
     model: Path, task: Path, mixed: Program, tmp_path: Path
 ) -> None:
-    array, _ = driver.compile_model(model, SMALL, Options(level="0"), {}, [task / "calibration.npz"])
+    array = driver.compilation(Request(model, SMALL, Options(level="0"), [task / "calibration.npz"])).program
     samples = data.load([task / "test.npz"], driver.program_inputs(array)).first(10)
     found: dict[bool, float] = {}
     for on_host, compiled in ((False, array), (True, mixed)):
@@ -70,5 +72,5 @@ def test_the_stock_runtime_has_no_such_layers(mixed: Program, tmp_path: Path) ->
 
 def test_a_quantised_model_keeps_its_layers_on_the_machine(shared: Path, task: Path) -> None:
     model, shapes = shared / "models" / "tiny_sww_int8.onnx", {"serving_default_input_1:0": (1, 30, 1, 40)}
-    made, _ = driver.compile_model(model, SMALL, Options(mixed=True), shapes)
+    made = driver.compilation(Request(model, SMALL, Options(mixed=True), shapes=shapes)).program
     assert not _on_host(made)

@@ -11,7 +11,7 @@ import pytest
 from npuc import driver, program
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options, Quantising, target
+from npuc.target import Options, Quantising, Request, target, usual_options
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.sums import chosen, two_stages
 from tests.nvdla.networks import network, node, weights
@@ -62,7 +62,7 @@ def test_the_usual_level_has_half_the_noise_of_the_least(tmp_path: Path, calibra
     onnx.save(model, tmp_path / "m.onnx")
     errors: dict[str, float] = {}
     for level in ("0", "1"):
-        made, _ = driver.compile_model(tmp_path / "m.onnx", SMALL, Options(level=level), {}, [calibration])
+        made = driver.compilation(Request(tmp_path / "m.onnx", SMALL, Options(level=level), [calibration])).program
         errors[level] = _error(made.evidence["reference.onnx"], model)
         tried = made.manifest["report"]["quantisation"]
         assert tried["level"] == level
@@ -73,7 +73,7 @@ def test_the_usual_level_has_half_the_noise_of_the_least(tmp_path: Path, calibra
 def test_zero_points_of_relus_are_bit_exact_on_the_machine(tmp_path: Path, calibration: Path) -> None:
     model = _residual()
     onnx.save(model, tmp_path / "m.onnx")
-    made, _ = driver.compile_model(tmp_path / "m.onnx", SMALL, Options(), {}, [calibration])
+    made = driver.compilation(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration])).program
     assert b'"zero_point":-128' in made.evidence["graph.json"].replace(b" ", b"")
     program.save(made, tmp_path / "p")
     samples = data.load([calibration], driver.program_inputs(made)).first(3)
@@ -87,8 +87,8 @@ def test_the_written_model_computes_what_the_program_does(tmp_path: Path, calibr
     model = _residual()
     onnx.save(model, tmp_path / "m.onnx")
     assert isinstance(SMALL, Quantising)
-    written, _ = driver.quantise_model(tmp_path / "m.onnx", SMALL, Options(), {}, [calibration])
-    made, _ = driver.compile_model(tmp_path / "m.onnx", SMALL, Options(), {}, [calibration])
+    written, _ = driver.quantise_model(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration]))
+    made = driver.compilation(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration])).program
     between = _error(written, onnx.load_model_from_string(made.evidence["reference.onnx"]))
     assert between < 0.5 * _error(written, model)
     assert {each.op_type for each in onnx.load_model_from_string(written).graph.node} >= {"QuantizeLinear", "Conv"}
@@ -122,7 +122,7 @@ def test_weights_that_training_has_shut_off_leave_the_bias_its_place() -> None:
 
 def test_a_trained_network_agrees_with_fp32(shared: Path) -> None:
     task, model = shared / "tasks" / "cifar20_resnet8", shared / "models" / "tiny_resnet8_fp32.onnx"
-    made, _ = driver.compile_model(model, SMALL, Options(), {}, [task / "calibration.npz"])
+    made = driver.compilation(Request(model, SMALL, Options(), [task / "calibration.npz"])).program
     runs = [session(each) for each in (model.read_bytes(), made.evidence["reference.onnx"])]
     name = runs[0].get_outputs()[0].name
     feeds = list(data.load([task / "test.npz"], driver.program_inputs(made)).feeds())
@@ -133,7 +133,7 @@ def test_a_trained_network_agrees_with_fp32(shared: Path) -> None:
 
 def test_a_layer_takes_the_weights_that_it_was_read_with(tmp_path: Path, calibration: Path) -> None:
     onnx.save(_residual(), tmp_path / "m.onnx")
-    graph = driver.optimised(tmp_path / "m.onnx", SMALL, {})
+    graph = driver.optimised(Request(tmp_path / "m.onnx", SMALL, usual_options(SMALL)))
     samples = data.load([calibration], driver.input_types(graph))
     assert isinstance(SMALL, Quantising)
     integer = SMALL.quantised(graph, samples, Options())[0].quantised

@@ -15,7 +15,7 @@ from npuc import driver, program
 from npuc.errors import ArtefactError, NpucError
 from npuc.models import MODELS
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from tests.given import GIVEN
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
@@ -52,7 +52,7 @@ def test_a_network_is_bit_exact(model: str, name: str, tmp_path: Path) -> None:
 def test_a_trained_network_keeps_its_classes(model: str, task: str, name: str, tmp_path: Path) -> None:
     path = SHARED / "models" / f"{model}.onnx"
     calibration = SHARED / "tasks" / task / "calibration.npz"
-    made, _ = driver.compile_model(path, target(name), Options(), {}, [calibration])
+    made = driver.compilation(Request(path, target(name), Options(), [calibration])).program
     program.save(made, tmp_path / "out")
     loaded = program.load(tmp_path / "out")
     samples = data.load([SHARED / "tasks" / task / "test.npz"], driver.program_inputs(loaded)).first(10)

@@ -16,7 +16,7 @@ from npuc import driver, program
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.quantised import FORMS, TRAINED, quantised
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("exact_integers")
 
 
 def _compiled(model: Path, folder: Path, shapes: dict[str, tuple[int, ...]], name: str) -> program.Program:
-    compiled, _ = driver.compile_model(model, target(name), Options(), shapes)
+    compiled = driver.compilation(Request(model, target(name), Options(), shapes=shapes)).program
     program.save(compiled, folder / "program")
     return program.load(folder / "program")
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from npuc import driver
 from npuc.errors import DoesNotFit, NpucError
 from npuc.samples.loading import save, synthetic
-from npuc.target import Foreseeing, Options, target
+from npuc.target import Foreseeing, Options, Request, target
 
 
 def _network(path: Path, channels: int, size: int, kernels: int) -> Path:
@@ -52,7 +52,7 @@ def test_a_memory_that_is_too_small_is_refused_before_many_samples_are_run(
     def compiled(samples: int, machine: Path | None) -> None:
         save(data, {"x": np.ones((samples, 64, 8, 8), np.float32)})
         options = Options(machine and str(machine), precision=precision, strict=True)
-        driver.compile_model(model, target(name), options, {}, [data])
+        driver.compilation(Request(model, target(name), options, [data]))
 
     precision, text = SMALL[name]
     machine = tmp_path / "machine.toml"
@@ -90,7 +90,7 @@ def test_what_is_foreseen_is_what_the_real_plan_refuses(name: str, tmp_path: Pat
         machine = tmp_path / "machine.toml"
         machine.write_text(text.format(*value), encoding="utf-8")
         options = Options(str(machine), precision=precision, level="0")
-        graph = driver.optimised(model, chip, {}, options)
+        graph = driver.optimised(Request(model, chip, options))
         if chip.problems(graph, options):
             continue
         foreseen = refused = None

@@ -16,7 +16,7 @@ from npuc.ir import Node
 from npuc.program import load, save
 from npuc.quantize.calibration.histograms import NOTHING, uniform
 from npuc.quantize.scales.reach import LARGEST, expect_within_reach
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from tests.regions.nets import checked
 
 
@@ -38,7 +38,7 @@ def model_of(power: int) -> onnx.ModelProto:
 def test_values_of_any_size_are_accurate(name: str, power: int, tmp_path: Path) -> None:
     """12 dB are asked for. Before, ranges beyond 1e14 and below 1e-15 gave 0 to 2 dB, and E502 beyond 1e18."""
     onnx.save(model_of(power), tmp_path / "m.onnx")
-    program, _ = compile_model(tmp_path / "m.onnx", target(name), Options(level="0"), {})
+    program, _ = compile_model(Request(tmp_path / "m.onnx", target(name), Options(level="0")))
     save(program, tmp_path / "out.npu")
     program = load(tmp_path / "out.npu")
     assert checked(program, tmp_path)["status"] == "ok"
@@ -76,7 +76,7 @@ def test_values_too_small_for_a_scale_are_refused_by_name() -> None:
 def test_without_the_host_they_are_refused_by_name(tmp_path: Path) -> None:
     onnx.save(model_of(20), tmp_path / "m.onnx")
     with pytest.raises(NpucError, match="would saturate") as error:
-        compile_model(tmp_path / "m.onnx", target("easynpu"), Options(fallback="refuse"), {})
+        compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(fallback="refuse")))
     assert {each.code for each in error.value.problems} == {"E205"}
 
 

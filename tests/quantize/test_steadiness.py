@@ -14,7 +14,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.quantize.arithmetic.steadiness import better, octave, rounded, upward
 from npuc.quantize.calibration.histograms import EMPTY
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 TARGETS = {
@@ -47,7 +47,7 @@ class Disturbed:
 def compiled(name: str, samples: Path) -> Program:
     """Digits for a target."""
     model = MODELS / "digits.onnx"
-    return driver.compile_model(model, target(name.partition(" ")[0]), TARGETS[name], {}, [samples])[0]
+    return driver.compilation(Request(model, target(name.partition(" ")[0]), TARGETS[name], [samples])).program
 
 
 @pytest.mark.parametrize("name", TARGETS)

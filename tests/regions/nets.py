@@ -15,7 +15,7 @@ from npuc.compiling.with_regions import compile_model
 from npuc.program import Program, load, save
 from npuc.regions.composite import target_of
 from npuc.samples.loading import Samples, synthetic
-from npuc.target import FLOATING, Options, target
+from npuc.target import FLOATING, Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 
@@ -45,7 +45,7 @@ def program_of(
     onnx.save(model, folder / "m.onnx")
     machine = target(name)
     asked = Options(precision=machine.precisions[0], level="0", **(options or {}))
-    program, _ = compile_model(folder / "m.onnx", machine, asked, {})
+    program, _ = compile_model(Request(folder / "m.onnx", machine, asked))
     save(program, folder / "out.npu")
     return load(folder / "out.npu")
 

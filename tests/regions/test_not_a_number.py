@@ -17,7 +17,7 @@ from npuc.ir import Array
 from npuc.reference import session as runtime
 from npuc.reports.summaries import verified
 from npuc.samples.loading import Samples
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.text.escaping import shown
 from npuc.verification.metrics import Tolerance
 from tests.regions.nets import checked, model_of, program_of
@@ -68,7 +68,7 @@ def test_the_user_s_samples_must_keep_the_network_finite(tmp_path: Path) -> None
     np.savez(data, x=np.random.default_rng(0).standard_normal((4, 8, 6, 6)).astype(np.float32))
     onnx.save(model_of(f"{HEAD} {{ {BODIES['a region makes it']} }}", **SHAPES), tmp_path / "m.onnx")
     with pytest.raises(DataError) as caught:
-        compile_model(tmp_path / "m.onnx", target("easynpu"), Options(level="0"), {}, [data])
+        compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(level="0"), [data]))
     (problem,) = caught.value.problems
     assert (problem.code, problem.tensor) == ("E402", "b")
     assert "--deny" in (problem.remedy or "")

@@ -19,6 +19,7 @@ from npuc.program import as_loaded, load
 from npuc.regions.artefact import is_composite
 from npuc.regions.composite import Composite, target_of
 from npuc.samples.loading import Samples, synthetic
+from npuc.target import Request
 from tests.regions.nets import checked, model_of, places, program_of
 
 C8 = {"w": (8, 8, 3, 3), "v": (8, 8, 3, 3)}
@@ -203,7 +204,7 @@ def test_a_model_that_the_target_runs_is_the_program_it_always_was(tmp_path: Pat
     program = program_of(model_of(text, w=C8["w"]), tmp_path)
     machine = target_of(program)
     assert not is_composite(program) and not isinstance(machine, Composite)
-    alone, _ = driver.compile_model(tmp_path / "m.onnx", machine, driver.Options(level="0"), {})
+    alone = driver.compilation(Request(tmp_path / "m.onnx", machine, driver.Options(level="0"))).program
     alone = as_loaded(alone)
     assert dict(alone.files) == dict(program.files)
     changed = {key for key in program.manifest if alone.manifest.get(key) != program.manifest[key]}

@@ -17,7 +17,7 @@ from npuc.program import Program, as_loaded
 from npuc.regions.artefact import is_composite
 from npuc.samples import loading as data
 from npuc.samples.loading import Samples, varied
-from npuc.target import Options, target
+from npuc.target import Options, Request, target
 from npuc.verification.criterion import ENOUGH, criterion, ideal, tolerance
 from npuc.verification.metrics import Difference, Tolerance, expected
 
@@ -81,7 +81,7 @@ def test_a_program_with_host_regions_is_judged_by_what_fp16_can_give(tmp_path: P
         model.graph.initializer.append(numpy_helper.from_array(values[..., None, None].astype(np.float32), name))
     onnx.save(model, tmp_path / "m.onnx")
     chip, options = target("nvdla-full"), Options(precision="fp16", deny=("Relu",), proof="off")
-    program = as_loaded(compile_model(tmp_path / "m.onnx", chip, options, {})[0])
+    program = as_loaded(compile_model(Request(tmp_path / "m.onnx", chip, options))[0])
     assert is_composite(program)
     x = np.random.default_rng(4).normal(300, 1, (2, 1, 8, 6, 6)).astype(np.float32)
     samples = Samples({"x": x})
@@ -105,7 +105,7 @@ def test_an_operator_that_npuc_does_not_know_does_not_make_the_criterion_absolut
     model.graph.initializer.append(numpy_helper.from_array(np.array(0), "k"))
     onnx.save(model, tmp_path / "m.onnx")
     chip, options = target("nvdla-full"), Options(precision="fp16", proof="off")
-    program = as_loaded(compile_model(tmp_path / "m.onnx", chip, options, {})[0])
+    program = as_loaded(compile_model(Request(tmp_path / "m.onnx", chip, options))[0])
     assert is_composite(program)
     x = np.random.default_rng(4).normal(300, 1, (2, 1, 8, 6, 6)).astype(np.float32)
     limit = criterion(tmp_path / "m.onnx", program, Samples({"x": x})).limits["y"]
@@ -200,7 +200,7 @@ def _quantised(folder: Path, *, rounds: bool) -> Path:
 def test_an_fp32_program_of_a_model_that_rounds_may_round_a_tie_otherwise(rounds: bool, tmp_path: Path) -> None:
     """Its results are multiples of a step. 60 dB were asked for, which a few that are a step off miss."""
     path = _quantised(tmp_path, rounds=rounds)
-    program, _ = compile_model(path, target("bm1684"), Options(precision="fp32", proof="off"), {})
+    program, _ = compile_model(Request(path, target("bm1684"), Options(precision="fp32", proof="off")))
     samples = Samples({"x": np.random.default_rng(4).normal(0.3, 1, (4, 1, 8, 6, 6)).astype(np.float32)})
     limit = criterion(path, as_loaded(program), samples).of_output("y")[0]
     power = np.square(expected(path, samples)["y"]).mean()
@@ -226,7 +226,7 @@ def test_a_program_with_a_bound_input_is_judged(tmp_path: Path) -> None:
     model.graph.initializer.append(numpy_helper.from_array(w, "w"))
     onnx.save(model, tmp_path / "m.onnx")
     options = Options(bind=(("k", 2.0),), proof="off")
-    program, _ = compile_model(tmp_path / "m.onnx", target("nvdla-small"), options, {})
+    program, _ = compile_model(Request(tmp_path / "m.onnx", target("nvdla-small"), options))
     assert program.bound == {"k": 2.0}
     assert not is_composite(program)
     samples = Samples({"x": np.random.default_rng(4).normal(0.3, 1, (4, 1, 8, 6, 6)).astype(np.float32)})
