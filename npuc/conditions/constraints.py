@@ -9,7 +9,8 @@ import numpy as np
 from npuc.errors import Problem
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
-from npuc.ops.attributes import ACTIVATION, MAX, MIN
+from npuc.ops.attributes import ACTIVATION, COUNT_INCLUDE_PAD, KERNEL_SHAPE, MAX, MIN
+from npuc.ops.windows import window_of
 
 Constraint = Callable[[Graph, Node], str | None]
 """Describes how a node violates the constraint; None if it does not."""
@@ -111,6 +112,19 @@ def finite_constants(graph: Graph, node: Node) -> str | None:
         name for name in node.inputs if name in graph.constants and not np.isfinite(graph.constants[name]).all()
     ]
     return f"'{wrong[0]}' holds an infinity or NaN" if wrong else None
+
+
+def whole_windows(graph: Graph, node: Node) -> str | None:
+    """An average is over a whole window: no padding, or padding that counts (count_include_pad = 1)."""
+    if node.op.startswith("Global"):
+        return None
+    window = window_of(node, KERNEL_SHAPE(node))
+    over = window.overhang(graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:])
+    padded = any(window.begins) or max(over) > 0
+    beyond = any(end > given for end, given in zip(over, window.ends, strict=True))
+    if padded and (beyond or not COUNT_INCLUDE_PAD(node)):
+        return f"the window reaches into padding of {list(window.begins)} and {[max(end, 0) for end in over]}"
+    return None
 
 
 def clips_at_zero(_graph: Graph, node: Node) -> str | None:

@@ -51,15 +51,18 @@ class Window:
         count = -(-room // stride) + 1
         return count - 1 if (count - 1) * stride >= extent + begin else count
 
+    def overhang(self, spatial: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
+        """Elements behind the input that the windows of these output extents reach; negative if they end in it."""
+        return tuple(
+            (count - 1) * stride + reach - extent - begin
+            for count, stride, reach, extent, begin in zip(
+                extents, self.strides, self.reach, spatial, self.begins, strict=True
+            )
+        )
+
     def padded(self, x: Array, fill: float, extents: Sequence[int]) -> Array:
         """The input with its padding, long enough that every window of the output lies inside."""
-        spatial = x.shape[2:]
-        ends = [
-            max(end, (count - 1) * stride + reach - extent - begin)
-            for end, count, stride, reach, extent, begin in zip(
-                self.ends, extents, self.strides, self.reach, spatial, self.begins, strict=True
-            )
-        ]
+        ends = list(map(max, self.ends, self.overhang(x.shape[2:], extents)))
         if not any(self.begins) and not any(ends):
             return x
         return np.pad(x, [(0, 0), (0, 0), *zip(self.begins, ends, strict=True)], constant_values=fill)

@@ -101,7 +101,7 @@ def test_groups_are_one_or_as_many_as_channels_on_both_sides(outputs: int, group
 def test_an_average_counts_its_padding(counts: int, pads: int, refused: bool) -> None:
     pool = node("AveragePool", "x", "y", kernel_shape=(3, 3), pads=(pads,) * 4, count_include_pad=counts)
     graph = network((1, 4, 5, 5), "y", pool)
-    assert bool(support.counts_no_padding(graph, graph.nodes[0])) is refused
+    assert bool(support.whole_windows(graph, graph.nodes[0])) is refused
 
 
 @pytest.mark.parametrize(("axes", "refused"), [((2, 3), False), ((2,), False), ((1,), True), ((1, 2, 3), True)])

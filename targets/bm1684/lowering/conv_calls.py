@@ -174,11 +174,8 @@ def in_rows(values: Array, first: int, rows: int, npus: int) -> Array:
 
 def padding(window: Window, x: Dim4, out: Dim4) -> Padding:
     """The padding that gives exactly the output's extents; padding that no window reaches is left out."""
-    ends: list[int] = []
-    for axis, (extent, count) in enumerate(((x.h, out.h), (x.w, out.w))):
-        reached = (count - 1) * window.strides[axis] + window.reach[axis]
-        ends.append(max(reached - extent - window.begins[axis], 0))
-    return Padding(window.begins[0], ends[0], window.begins[1], ends[1])
+    below, right = window.overhang((x.h, x.w), (out.h, out.w))
+    return Padding(window.begins[0], max(below, 0), window.begins[1], max(right, 0))
 
 
 def band(lo: Lowering, weights: Array, bias: Array, x: Tensor, out: Tensor, last: Node) -> None:

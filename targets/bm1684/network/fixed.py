@@ -61,12 +61,9 @@ def small_windows(graph: Graph, node: Node) -> str | None:
     if node.op.startswith("Global"):
         return None
     window = window_of(node, kernel)
-    outputs = graph.shape(node.output)[2:]
-    for axis, (extent, count) in enumerate(zip(shape, outputs, strict=True)):
-        reached = (count - 1) * window.strides[axis] + window.reach[axis] - extent - window.begins[axis]
-        if max(reached, window.begins[axis]) >= kernel[axis]:
-            return "a window lies in the padding alone"
-    return None
+    over = window.overhang(shape, graph.shape(node.output)[2:])
+    alone = any(max(pads) >= extent for *pads, extent in zip(window.begins, over, kernel, strict=True))
+    return "a window lies in the padding alone" if alone else None
 
 
 def dense_or_small(graph: Graph, node: Node) -> str | None:
@@ -84,12 +81,8 @@ def dense_or_small(graph: Graph, node: Node) -> str | None:
 def counted_padding(graph: Graph, node: Node) -> str | None:
     """An average counts its padding, or has none."""
     window = window_of(node, KERNEL_SHAPE(node))
-    full = all(
-        (count - 1) * window.strides[axis] + window.reach[axis] <= extent + window.begins[axis] + window.ends[axis]
-        for axis, (extent, count) in enumerate(
-            zip(graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:], strict=True)
-        )
-    )
+    over = window.overhang(graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:])
+    full = all(end <= given for end, given in zip(over, window.ends, strict=True))
     padded = max(*window.begins, *window.ends) > 0
     return None if full and (COUNT_INCLUDE_PAD(node) or not padded) else "its padding does not count"
 

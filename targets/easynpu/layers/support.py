@@ -18,13 +18,13 @@ from npuc.conditions.constraints import (
     slope_per_channel,
     unknown,
     violation,
+    whole_windows,
 )
 from npuc.errors import EncodingError, NpucError, Problem
 from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
-from npuc.ops.attributes import COUNT_INCLUDE_PAD, GROUP
+from npuc.ops.attributes import GROUP
 from npuc.ops.movement import ONNX_MOVEMENT
-from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import TABLE_OPS
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.targets.easynpu.layers.addressing import map_shape
@@ -50,24 +50,6 @@ def dense_or_depthwise(graph: Graph, node: Node) -> str | None:
     group, channels = GROUP(node), graph.shape(node.inputs[0])[1]
     outputs = graph.shape(node.output)[1]
     return None if group == 1 or group == channels == outputs else f"{group} groups of {channels} channels"
-
-
-def counts_no_padding(graph: Graph, node: Node) -> str | None:
-    """An average is over a whole window: no padding, or padding that counts (count_include_pad = 1)."""
-    window = window_of(node, average_kernel(graph, node))
-    extents = graph.shape(node.output)[2:]
-    spatial = graph.shape(node.inputs[0])[2:]
-    ends = [
-        (count - 1) * s + reach - begin - extent
-        for count, s, reach, begin, extent in zip(
-            extents, window.strides, window.reach, window.begins, spatial, strict=True
-        )
-    ]
-    padded = any(window.begins) or any(end > 0 for end in ends)
-    beyond = any(end > given for end, given in zip(ends, window.ends, strict=True))
-    if padded and (beyond or not COUNT_INCLUDE_PAD(node)):
-        return f"the window reaches into padding of {list(window.begins)} and {[max(e, 0) for e in ends]}"
-    return None
 
 
 def whole_or_repeated(graph: Graph, node: Node) -> str | None:
@@ -106,7 +88,7 @@ ARRAY: Mapping[str, Support] = {
     "MaxPool": Support("maxpool", (one_image,), BATCH),
     "GlobalMaxPool": Support("maxpool", (one_image,), BATCH),
     "AveragePool": Support(
-        "avgpool", (one_image, counts_no_padding), "set count_include_pad = 1, or drop the padding"
+        "avgpool", (one_image, whole_windows), "set count_include_pad = 1, or drop the padding"
     ),
     "GlobalAveragePool": Support("avgpool", (one_image,), BATCH),
     "Add": Support("add", (one_image, whole_or_repeated, clips_at_zero), "give both operands the same channels"),

@@ -22,11 +22,12 @@ from npuc.conditions.constraints import (
     slope_per_channel,
     unknown,
     violation,
+    whole_windows,
 )
 from npuc.errors import Problem
 from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
-from npuc.ops.attributes import AXIS, COUNT_INCLUDE_PAD, LRN_ALPHA, LRN_BETA, LRN_BIAS, MAX, MIN, SIZE
+from npuc.ops.attributes import AXIS, LRN_ALPHA, LRN_BETA, LRN_BIAS, MAX, MIN, SIZE
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
@@ -114,24 +115,6 @@ def averaging_fields(graph: Graph, node: Node) -> str | None:
         return f"the dilation is {list(window.dilations)}"
     if max(window.strides) > MOST_STRIDE or max(window.begins) > 7:
         return f"strides {list(window.strides)}, padding {list(window.begins)}"
-    return None
-
-
-def whole_windows(graph: Graph, node: Node) -> str | None:
-    """They count a whole window: no padding, or padding that counts."""
-    if node.op.startswith("Global"):
-        return None
-    kernel = average_kernel(graph, node)
-    window = window_of(node, kernel)
-    spatial, extents = graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:]
-    ends = [
-        (count - 1) * s + k - begin - extent
-        for count, s, k, begin, extent in zip(extents, window.strides, kernel, window.begins, spatial, strict=True)
-    ]
-    padded = any(window.begins) or any(end > 0 for end in ends)
-    beyond = any(end > given for end, given in zip(ends, window.ends, strict=True))
-    if padded and (beyond or not COUNT_INCLUDE_PAD(node)):
-        return f"the window reaches into padding of {list(window.begins)} and {[max(end, 0) for end in ends]}"
     return None
 
 

@@ -70,8 +70,7 @@ def explicit_window(node: Node, kernel: tuple[int, int], graph: Graph) -> dict[s
     """Strides, dilations and the pads that the result's extents imply, whatever ceil_mode says."""
     window = window_of(node, kernel)
     spatial, extents = graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:]
-    needed = zip(extents, window.strides, window.reach, spatial, window.begins, strict=True)
-    ends = tuple(max((count - 1) * s + reach - extent - begin, 0) for count, s, reach, extent, begin in needed)
+    ends = (max(end, 0) for end in window.overhang(spatial, extents))
     return {"strides": window.strides, "dilations": window.dilations, "pads": (*window.begins, *ends)}
 
 
