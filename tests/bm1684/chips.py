@@ -11,8 +11,9 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.machine.timing import Cost
 from npuc.targets.bm1684.simulate import calls, compilation, simulator, vendor
-from npuc.targets.bm1684.simulate.calls import Call, Cost
+from npuc.targets.bm1684.simulate.calls import Call
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npuc.program import load
-from npuc.targets.bm1684.lowering.kernel import Address
+from npuc.targets.bm1684.machine.local_memory import Position
 from npuc.targets.bm1684.program.artefact import instructions
 from npuc.targets.bm1684.program.timeline import timeline
 from tests.cli.process import npuc
@@ -35,7 +35,7 @@ def test_a_buffer_that_is_freed_late_says_when_it_was_used_last(program: Path) -
             activity.end
             for call, activity in calls
             for place in call.call.args
-            if isinstance(place, Address) and each.address <= place.offset < each.address + each.size
+            if isinstance(place, Position) and each.address <= place.offset < each.address + each.size
             if each.start <= activity.start and activity.end <= each.end
         ]
         assert max(ends) == each.used and each.start < max(ends) < each.end

@@ -56,7 +56,7 @@ def test_a_parallel_region_costs_the_larger_sum_of_its_engines() -> None:
     relu = "okk_bdc_relu groups=4 strided=0"
     assert calls.total(calls.read([move, relu]), MACHINE).cycles == 448
     lines = [move, relu, "okk_parallel_start", move, relu, "okk_parallel_end"]
-    assert calls.total(calls.read(lines), MACHINE) == calls.Cost(892, 8, 888)
+    assert calls.total(calls.read(lines), MACHINE) == timing.Cost(892, 8, 888)
 
 
 def test_the_vendors_w_of_a_1x64x1000_product() -> None:

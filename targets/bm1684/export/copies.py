@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from npuc.targets.bm1684.lowering.kernel import Address, System
-from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.lowering.kernel import System
+from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.program.artefact import Instruction
 from npuc.text.escaping import c_comment
 
@@ -47,10 +47,10 @@ class Copies:
             self.layer = layer
         return self.count
 
-    def add(self, each: Instruction, write: Callable[[Address], str]) -> None:
+    def add(self, each: Instruction, write: Callable[[Position], str]) -> None:
         """Appends a copy that `may_be_row` accepts."""
         to, start, shape, to_stride, from_stride = each.call.args
-        assert isinstance(to, Address) and isinstance(start, System)
+        assert isinstance(to, Position) and isinstance(start, System)
         dims = ", ".join(_dim(dim) for dim in (shape, to_stride, from_stride))
         note = c_comment(f"for {each.tensor}")
         self.rows.append(
@@ -69,7 +69,7 @@ class Copies:
 
 def may_be_row(each: Instruction) -> bool:
     """Whether a call is a copy from system to local memory with both strides explicit."""
-    kinds = (Address, System, Dim4, Dim4, Dim4)
+    kinds = (Position, System, Dim4, Dim4, Dim4)
     args = each.call.args
     fits = len(args) == len(kinds) and all(map(isinstance, args, kinds))
     return each.call.name == COPY and fits

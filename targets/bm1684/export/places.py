@@ -8,8 +8,8 @@ from typing import Any
 
 from npuc.frozen import frozen
 from npuc.program import Program
-from npuc.targets.bm1684.lowering.kernel import Address, Call
-from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.lowering.kernel import Call
+from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.program.artefact import Contents, Instruction, Observed, Occupied
 from npuc.targets.bm1684.program.emission import local
 from npuc.text.escaping import c_comment, c_identifier
@@ -52,10 +52,10 @@ class Places:
         whats = [_what(each, kept.get(each.buffer), weights.get(at)) for at, each in buffers.items()]
         return cls(list(buffers.values()), _identifiers([each.buffer for each in buffers.values()]), whats)
 
-    def writer(self, region: int) -> Callable[[Address], str]:
+    def writer(self, region: int) -> Callable[[Position], str]:
         """A function that writes an address used in a region: the buffer's constant and a byte offset."""
 
-        def text(address: Address) -> str:
+        def text(address: Position) -> str:
             at = self._finder.at(address, region)
             if at is None:
                 return local(address)
@@ -83,7 +83,7 @@ class _Finder:
 
     def at(self, arg: object, region: int) -> int | None:
         """The number of the buffer that contains an address while a region runs; None if there is none."""
-        if isinstance(arg, Address):
+        if isinstance(arg, Position):
             for number, each in enumerate(self.buffers):
                 if each.start <= arg.offset < each.end and each.first <= region <= each.last:
                     return number

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 
 from npuc.allocation import Buffer, lower_bound
 from npuc.frozen import frozen
-from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 
 
 @frozen
@@ -25,14 +25,6 @@ class Local:
     def shifted(self, offset: int) -> Local:
         """The place `offset` bytes further into the buffer, at the same NPU."""
         return replace(self, offset=self.offset + offset)
-
-
-@frozen
-class Address:
-    """An address of local memory, A = Q * S + R, as NPU Q and offset R."""
-
-    npu: int
-    offset: int
 
 
 @frozen
@@ -61,7 +53,7 @@ class Padding:
     right: int
 
 
-Arg = Local | Address | System | Dim4 | Pair | Padding | int | float | bool | None
+Arg = Local | Position | System | Dim4 | Pair | Padding | int | float | bool | None
 
 
 @frozen
@@ -89,7 +81,7 @@ class Call:
         """The call with an address for every operand."""
 
         def place(arg: Arg) -> Arg:
-            return Address(arg.npu, addresses[arg.buffer] + arg.offset) if isinstance(arg, Local) else arg
+            return Position(arg.npu, addresses[arg.buffer] + arg.offset) if isinstance(arg, Local) else arg
 
         return replace(self, args=tuple(place(arg) for arg in self.args))
 

@@ -13,8 +13,24 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from npuc.frozen import frozen
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, matrix_shape, okk_channle_num_per_npu
 from npuc.targets.bm1684.machine.parameters import Machine
+
+
+@frozen
+class Cost:
+    """Cycles of a program: in total, and busy per engine."""
+
+    cycles: int
+    bdc: int
+    gdma: int
+
+    @property
+    def bound(self) -> int:
+        """The cycles of the busier engine, a lower bound on any order of the same calls."""
+        return max(self.bdc, self.gdma)
+
 
 # BDC: 16 elements of every NPU at a time
 

@@ -21,6 +21,7 @@ from npuc.frozen import frozen
 from npuc.targets.bm1684.lowering.kernel import Call, Kernel, Load, Place, Region, Step
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.machine.timing import Cost
 from npuc.targets.bm1684.plan import pricing
 from npuc.targets.bm1684.plan.pairing import Bundle, bundled
 
@@ -230,20 +231,6 @@ def _uses(steps: Sequence[Step | Bundle]) -> dict[str, tuple[int, int]]:
             for name in call.buffers:
                 found[name] = (found.get(name, (index, 0))[0], index)
     return found
-
-
-@frozen
-class Cost:
-    """Cycles of regions: in total, and busy per engine."""
-
-    cycles: int
-    bdc: int
-    gdma: int
-
-    @property
-    def bound(self) -> int:
-        """The cycles of the busier engine, a lower bound on any order of the same calls."""
-        return max(self.bdc, self.gdma)
 
 
 def cost(regions: Sequence[Region], machine: Machine) -> Cost:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from npuc.targets.bm1684.lowering.kernel import Address, Call, Local, Padding, Pair
+from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
 from npuc.targets.bm1684.machine import fix8b_timing as fix8b
 from npuc.targets.bm1684.machine import timing
-from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.machine.parameters import Machine
 
 ELEMENT_BYTES = 4
@@ -65,7 +65,7 @@ def system_bytes(call: Call) -> int:
     return SYSTEM_ENDS[call.name[-3:]] * timing.move(args[2], args[3], args[4], ELEMENT_BYTES).size
 
 
-def _npu(at: Local | Address) -> int:
+def _npu(at: Local | Position) -> int:
     return at.npu
 
 
@@ -80,7 +80,7 @@ def _pool(
     kernel: tuple[int, ...],
     pads: Padding,
     stride: Pair,
-    out: Local | Address,
+    out: Local | Position,
     machine: Machine,
     *,
     weighted: bool,
@@ -97,7 +97,7 @@ def _windows(
     pads: Padding,
     stride: Pair,
     dilation: Pair,
-    out: Local | Address,
+    out: Local | Position,
     channels: int | None,
     machine: Machine,
 ) -> int:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isinf, isnan
 
-from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, Local, Padding, Pair, System
-from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.lowering.kernel import Arg, Call, Local, Padding, Pair, System
+from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 
 FIRMWARE = "bdc_fix8b_"
 """The prefix of calls that the firmware library executes, outside the interface."""
 
 
-Writer = Callable[[Address], str]
+Writer = Callable[[Position], str]
 """Writes an address of local memory as C."""
 
 
-def local(address: Address) -> str:
+def local(address: Position) -> str:
     """The address as an NPU and a byte offset in its memory."""
     return f"LOCAL({address.npu}, {address.offset:#x})"
 
@@ -53,7 +53,7 @@ def _text(arg: Arg, write: Writer) -> str:
             return _float(arg)
         case int():
             return str(arg)
-        case Address():
+        case Position():
             return write(arg)
         case System(region, offset):
             return f"SYSTEM({region}, {offset:#x})"

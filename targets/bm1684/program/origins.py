@@ -6,8 +6,7 @@ from collections import Counter
 
 from npuc.program import Program
 from npuc.target import Origin
-from npuc.targets.bm1684.lowering.kernel import Address
-from npuc.targets.bm1684.machine.local_memory import Dim4, okk_128_byte_aligned_stride_for_32bit
+from npuc.targets.bm1684.machine.local_memory import Dim4, Position, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.program.artefact import ELEMENT, Contents, Instruction, Observed, instructions
 
@@ -38,7 +37,7 @@ def origin(program: Program, tensor: str, element: tuple[int, ...]) -> Origin | 
 def _destination(call: Instruction) -> tuple[int, int]:
     """The offset and NPU that a call writes to."""
     to = call.call.args[0] if call.call.args else None
-    return (to.offset, to.npu) if isinstance(to, Address) else (0, 0)
+    return (to.offset, to.npu) if isinstance(to, Position) else (0, 0)
 
 
 def _place(kept: Observed, element: tuple[int, ...], machine: Machine) -> tuple[int, int]:

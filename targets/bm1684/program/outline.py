@@ -8,7 +8,8 @@ from math import prod
 
 from npuc.inspect.outline import Heading, Line, Name, host_line, names_of
 from npuc.program import Program
-from npuc.targets.bm1684.lowering.kernel import Address, System
+from npuc.targets.bm1684.lowering.kernel import System
+from npuc.targets.bm1684.machine.local_memory import Position
 from npuc.targets.bm1684.program.artefact import Contents, Instruction, Occupied, Placement, instructions
 from npuc.text.terminal import count
 
@@ -92,7 +93,7 @@ def _notes(program: Program, calls: Sequence[Instruction]) -> Iterator[Line]:
         (each.region, each.address): (Name(each.tensor),) for each in contents.placements if prod(each.shape)
     }
     for call in calls:
-        places = [_where(arg) for arg in call.call.args if isinstance(arg, (Address, System))]
+        places = [_where(arg) for arg in call.call.args if isinstance(arg, (Position, System))]
         read = [held.get(each) or _named(each, call.region, buffers) for each in places[1:]]
         if not places:
             yield ()
@@ -105,8 +106,8 @@ def _notes(program: Program, calls: Sequence[Instruction]) -> Iterator[Line]:
         yield (*wrote, " <- ", *_listed(read)) if read else wrote
 
 
-def _where(arg: Address | System) -> Where:
-    return (arg.npu, arg.offset) if isinstance(arg, Address) else (arg.region, arg.offset)
+def _where(arg: Position | System) -> Where:
+    return (arg.npu, arg.offset) if isinstance(arg, Position) else (arg.region, arg.offset)
 
 
 def _named(where: Where, region: int, buffers: Iterable[Occupied]) -> Line:

@@ -21,8 +21,8 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, Padding, Pair, System
-from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.lowering.kernel import Arg, Call, Padding, Pair, System
+from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.machine.parameters import Machine
 
 TABLE_FILE = "calls.txt"
@@ -78,7 +78,7 @@ def _word(arg: Arg, places: Sequence[str], machine: Machine) -> str:
             return str(int(arg))
         case float():
             return f"={np.float32(arg).view(np.uint32):08x}"
-        case Address(npu, offset):
+        case Position(npu, offset):
             return f"@{npu * machine.local_bytes + offset}"
         case System(region, offset):
             return f"${places.index(region)}+{offset}"
@@ -157,7 +157,7 @@ def _arg(word: str, places: Sequence[str], machine: Machine, number: int) -> Arg
     if (found := FLOAT.fullmatch(word)) is not None:
         return float(np.uint32(int(found[1], 16)).view(np.float32))
     if (found := LOCAL.fullmatch(word)) is not None and int(found[1]) < machine.addresses:
-        return Address(*divmod(int(found[1]), machine.local_bytes))
+        return Position(*divmod(int(found[1]), machine.local_bytes))
     if (found := PLACE.fullmatch(word)) is not None and int(found[1]) < len(places):
         return System(places[int(found[1])], int(found[2]))
     raise damaged(number, "an argument is none")

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from npuc.inspect.timeline import Activity, Buffer, Timeline
 from npuc.program import Program
-from npuc.targets.bm1684.lowering.kernel import Address, System
+from npuc.targets.bm1684.lowering.kernel import System
+from npuc.targets.bm1684.machine.local_memory import Position
 from npuc.targets.bm1684.plan.pricing import system_bytes
 from npuc.targets.bm1684.program.artefact import Contents, Instruction, Occupied, instructions
 
@@ -18,11 +19,11 @@ def timeline(program: Program) -> Timeline:
     clock = {(region, engine): start for region, start in enumerate(starts) for engine in ("gdma", "bdc")}
     layers = {layer["name"]: number for number, layer in enumerate(program.report["layers"])}
     activities: list[Activity] = []
-    writers: dict[Address | System, int] = {}
+    writers: dict[Position | System, int] = {}
     for number, call in enumerate(calls):
         start = clock[call.region, call.engine]
         clock[call.region, call.engine] = start + call.cycles
-        written, *read = [arg for arg in call.call.args if isinstance(arg, (Address, System))] or [None]
+        written, *read = [arg for arg in call.call.args if isinstance(arg, (Position, System))] or [None]
         found = Activity(
             call.engine.upper(),
             call.call.name,
@@ -40,7 +41,7 @@ def timeline(program: Program) -> Timeline:
     occupied = Contents.occupied(program.manifest, len(starts) - 1)
     touched: dict[int, list[tuple[int, int]]] = {}
     for call, each in zip(calls, activities, strict=True):
-        places = (argument for argument in call.call.args if isinstance(argument, Address))
+        places = (argument for argument in call.call.args if isinstance(argument, Position))
         touched.setdefault(call.region, []).extend((place.offset, each.end) for place in places)
     local = (_local(each, starts, touched) for each in occupied)
     banks = {"local": Contents.of(program.manifest).machine.bank_bytes}

@@ -13,6 +13,7 @@ from npuc.frozen import frozen
 from npuc.targets.bm1684.machine import fix8b_timing as fix8b
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.machine.timing import Cost
 
 START, END = "okk_parallel_start", "okk_parallel_end"
 BDC, GDMA, FIRMWARE = "okk_bdc_", "okk_gdma_", "nodechip_"
@@ -30,15 +31,6 @@ class Call:
     def engine(self) -> str:
         """bdc or gdma."""
         return "gdma" if self.name.startswith(GDMA) else "bdc"
-
-
-@frozen
-class Cost:
-    """Cycles of a program: in total, and busy per engine."""
-
-    cycles: int
-    bdc: int
-    gdma: int
 
 
 def read(lines: Iterable[str]) -> Iterator[Call]:

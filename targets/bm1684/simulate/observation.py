@@ -12,8 +12,13 @@ from math import prod
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.system.budget import expect_simulable
-from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, System
-from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, okk_128_byte_aligned_stride_for_32bit
+from npuc.targets.bm1684.lowering.kernel import Arg, Call, System
+from npuc.targets.bm1684.machine.local_memory import (
+    Dim4,
+    Position,
+    ceil_div,
+    okk_128_byte_aligned_stride_for_32bit,
+)
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.program.artefact import ELEMENT, Observed, of_words
 from npuc.targets.bm1684.program.table import LAYER, line
@@ -67,7 +72,7 @@ class Observation:
 
 def _store(each: Observed, offset: int, machine: Machine) -> Call:
     """The call that stores a tensor."""
-    shape, at, to = Dim4(*each.local_shape), Address(each.npu, each.offset), System(SHOWN, offset)
+    shape, at, to = Dim4(*each.local_shape), Position(each.npu, each.offset), System(SHOWN, offset)
     if prod(shape) == prod(each.words):
         _, c, h, w = shape
         stride = okk_128_byte_aligned_stride_for_32bit(each.npu, shape, machine)

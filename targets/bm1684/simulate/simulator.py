@@ -14,9 +14,10 @@ from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.system import interrupts
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
+from npuc.targets.bm1684.machine.timing import Cost
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.simulate import calls, compilation
-from npuc.targets.bm1684.simulate.calls import Call, Cost
+from npuc.targets.bm1684.simulate.calls import Call
 
 REFUSED, MALFORMED = 3, 4
 """Exit codes for a call that the model refuses, and for a malformed table."""
