@@ -5,6 +5,7 @@ python docs/generate.py writes them; tests/test_documentation.py checks that the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,31 @@ def operators() -> str:
     """docs/operators.md."""
     lines = ["# Supported operators", NOTE]
     lines += ["", "The frontend reads more operators than any target runs: a target refuses the rest by name."]
+    families: dict[type, list[str]] = {}
     for name in TARGETS:
-        rows = [f"| {row['op']} | {row['runs as']} | {row['constraints']} |" for row in target(name).operators()]
-        lines += ["", f"## {name}", "", "| operator | runs as | constraints |", "|--|--|--|", *rows]
+        families.setdefault(type(target(name)), []).append(name)
+    for names in families.values():
+        lines += ["", f"## {', '.join(names)}", "", *_supported(names)]
     return "\n".join([*lines, "", *declarations()])
+
+
+def _supported(names: Sequence[str]) -> list[str]:
+    """The operators of targets of one kind: those with the same text in one row, and only where they differ."""
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for name in names:
+        for row in target(name).operators():
+            places.setdefault((row["op"], row["runs as"], row["constraints"]), []).append(name)
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for (op, how, constraints), found in places.items():
+        rows.setdefault(("all" if found == names else ", ".join(found), how, constraints), []).append(op)
+    single = len(names) == 1
+    lines = ["| operators | runs as | constraints |", "|--|--|--|"]
+    if not single:
+        lines = ["| operators | on | runs as | constraints |", "|--|--|--|--|"]
+    order = [op for op, _, _ in places]
+    for (on, how, constraints), ops in sorted(rows.items(), key=lambda row: order.index(row[1][0])):
+        lines.append(f"| {', '.join(ops)} |{'' if single else f' {on} |'} {how} | {constraints} |")
+    return lines
 
 
 def declarations() -> list[str]:
