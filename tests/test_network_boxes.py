@@ -64,6 +64,13 @@ def test_parts_and_regions_of_the_host_hang_together() -> None:
     assert [box.layer for box in boxes] == [0, None, 1, None]
 
 
+def test_a_box_of_an_operator_that_only_the_machine_has_is_named_after_its_instruction() -> None:
+    own = {**GRAPH, "layers": [{**layer, "op": "NvConv"} for layer in GRAPH["layers"]]}
+    layers = [{**layer, "op": "convolution"} for layer in LAYERS]
+    boxes = boxes_of(PROGRAM, STEPS, own, layers)
+    assert [box.title for box in boxes] == ["convolution", "Sin", "convolution", "Softmax"]
+
+
 def test_a_box_tells_what_is_known_of_its_layer() -> None:
     (first, *_) = boxes_of(PROGRAM, STEPS, GRAPH, LAYERS)
     assert first.hint.splitlines()[2:] == ["shape 1 x 4", "scale 0.5, zero point 3", "30 cycles, 8 bytes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from npuc.ops import OPS
 from npuc.page.network import Box
 from npuc.program import Program
 from npuc.text.terminal import count
@@ -58,7 +59,9 @@ def by_node(layers: Sequence[Report]) -> dict[str, int]:
 
 
 def _title(op: str, instruction: str) -> str:
-    """The operator, and the instruction if its name differs."""
+    """The operator, and the instruction if its name differs; the instruction alone of a machine's own operator."""
+    if instruction and op not in OPS:
+        return instruction
     bare = op.removeprefix("Int")
     return bare if instruction.lower() in ("", bare.lower(), op.lower()) else f"{bare} {instruction}"
 

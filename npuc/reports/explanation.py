@@ -13,7 +13,7 @@ from npuc.target import Target
 
 Report = Mapping[str, Any]
 WINDOWED = ("Conv", "MaxPool", "AveragePool", "ConvTranspose", "Gemm")
-"""Operators that read more than one pixel per result."""
+"""Ends of the names of operators that read more than one pixel per result: IntConv, NvConv."""
 
 
 def explanation(
@@ -78,8 +78,7 @@ def _tensor(layer: Report, graph: Report, verification: Report | None, *, stored
 def _kept(readers: Sequence[Report], *, stored: bool) -> str:
     """Why a result is stored in memory, or need not be. stored: whether a memory holds it under its own name."""
     lies = ", so it lies in memory" if stored else ""
-    kinds = [each["op"].removeprefix("Int") for each in readers]
-    windowed = [f"'{each['name']}'" for each, kind in zip(readers, kinds, strict=True) if kind in WINDOWED]
+    windowed = [f"'{each['name']}'" for each in readers if each["op"].endswith(WINDOWED)]
     if not readers:
         return "it leaves the network, so it lies in memory"
     if windowed:
