@@ -12,6 +12,7 @@ from npuc.conditions.constraints import (
     exceeding,
     finite_constants,
     slope_per_channel,
+    whole_windows,
 )
 from npuc.ir import Graph
 from tests.passes.networks import network, node
@@ -30,6 +31,11 @@ def sloped(*shape: int) -> Graph:
     return network(MAP, "y", node("PRelu", "x s", "y"), s=np.linspace(0, 1, 4).astype(np.float32).reshape(shape))
 
 
+def averaged(**attrs: object) -> Graph:
+    return network((1, 4, 5, 5), "y", node("AveragePool", "x", "y", kernel_shape=(3, 3), **attrs))
+
+
+AROUND, BEHIND = (1, 1, 1, 1), {"strides": (3, 3), "ceil_mode": 1}
 KEPT = {
     "weights and a bias": (constant_weights, network(MAP, "y", CONV, w=W, b=B)),
     "finite numbers": (finite_constants, network(MAP, "y", CONV, w=W, b=B)),
@@ -38,6 +44,9 @@ KEPT = {
     "a slope per channel": (slope_per_channel, sloped(4, 1, 1)),
     "the same with a batch": (slope_per_channel, sloped(1, 4, 1, 1)),
     "one slope": (slope_per_channel, network(MAP, "y", node("PRelu", "x s", "y"), s=np.full(1, 0.2, np.float32))),
+    "averages without padding": (whole_windows, averaged()),
+    "counted padding": (whole_windows, averaged(pads=AROUND, count_include_pad=1)),
+    "an average of all": (whole_windows, network(MAP, "y", node("GlobalAveragePool", "x", "y"))),
 }  # fmt: skip
 VIOLATED = {
     "computed weights": (constant_weights, network(MAP, "y", node("Relu", "x", "v"), node("Conv", "x v", "y"))),
@@ -48,6 +57,8 @@ VIOLATED = {
     "a slope per column": (slope_per_channel, sloped(4)),
     "a slope per row": (slope_per_channel, sloped(4, 1)),
     "a computed slope": (slope_per_channel, network(MAP, "y", node("PRelu", "x x", "y"))),
+    "padding that does not count": (whole_windows, averaged(pads=AROUND)),
+    "windows that reach beyond all padding": (whole_windows, averaged(count_include_pad=1, **BEHIND)),
 }  # fmt: skip
 
 

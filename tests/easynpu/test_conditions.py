@@ -97,13 +97,6 @@ def test_groups_are_one_or_as_many_as_channels_on_both_sides(outputs: int, group
     assert bool(support.dense_or_depthwise(graph, graph.nodes[0])) is refused
 
 
-@pytest.mark.parametrize(("counts", "pads", "refused"), [(0, 1, True), (1, 1, False), (0, 0, False)])
-def test_an_average_counts_its_padding(counts: int, pads: int, refused: bool) -> None:
-    pool = node("AveragePool", "x", "y", kernel_shape=(3, 3), pads=(pads,) * 4, count_include_pad=counts)
-    graph = network((1, 4, 5, 5), "y", pool)
-    assert bool(support.whole_windows(graph, graph.nodes[0])) is refused
-
-
 @pytest.mark.parametrize(("axes", "refused"), [((2, 3), False), ((2,), False), ((1,), True), ((1, 2, 3), True)])
 def test_a_sum_repeats_rows_and_columns_but_no_channel(axes: tuple[int, ...], refused: bool) -> None:
     graph = network(

@@ -123,13 +123,6 @@ def test_a_convolution_with_more_padding_than_a_field_runs(
     assert "parts" not in report
 
 
-@pytest.mark.parametrize(("counts", "pads", "refused"), [(0, 1, True), (1, 1, False), (0, 0, False)])
-def test_an_average_counts_its_padding(counts: int, pads: int, refused: bool) -> None:
-    pool = node("AveragePool", "x", "y", kernel_shape=(3, 3), pads=(pads,) * 4, count_include_pad=counts)
-    graph = network((1, 4, 5, 5), "y", pool)
-    assert bool(support.whole_windows(graph, graph.nodes[0])) is refused
-
-
 @pytest.mark.parametrize(
     ("op", "attributes", "remedy"),
     [
