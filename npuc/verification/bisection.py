@@ -9,6 +9,7 @@ is reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -28,10 +29,12 @@ from npuc.verification.described import described
 from npuc.verification.isolation import Isolated
 
 Report = Mapping[str, Any]
+Find = Callable[[str, tuple[int, ...]], Origin | None]
+"""Gives the instruction that computed an element of a tensor."""
 
 
 @frozen
-class Difference:
+class FirstDifference:
     """The first element, in the order of layers and samples, that the machine computes wrongly."""
 
     layer: str
@@ -46,6 +49,17 @@ class Difference:
     """Elements of this tensor that differ in this sample."""
     origin: Origin | None
     """The instruction that computed the element, if one did."""
+
+    @classmethod
+    def of(
+        cls, layer: Report, sample: int, expected: Array, found: Array, wrong: Array, origin: Find
+    ) -> FirstDifference:
+        """The first wrong element of a layer's result in a sample. wrong: which elements are."""
+        element = tuple(int(index) for index in np.argwhere(wrong)[0])
+        return cls(
+            layer["name"], layer["op"], tuple(layer["nodes"]), layer["tensor"], sample, element,
+            expected[element].item(), found[element].item(), int(wrong.sum()), origin(layer["tensor"], element),
+        )  # fmt: skip
 
 
 class _Judged(NamedTuple):
@@ -110,7 +124,9 @@ def _simulated(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, 
     return shown | given if outputs else shown
 
 
-def first_difference(model: Path, program: Program, target: Target, samples: data.Samples) -> Difference | None:
+def first_difference(
+    model: Path, program: Program, target: Target, samples: data.Samples
+) -> FirstDifference | None:
     """The first difference between the simulator and the expected values of its layers, or None.
 
     program: with its evidence. The search goes by layers first, then by samples, so that errors
@@ -127,7 +143,7 @@ def first_difference(model: Path, program: Program, target: Target, samples: dat
 
 def _first(
     program: Program, target: Target, graph: Report, samples: data.Samples, judge: _Judge
-) -> Difference | None:
+) -> FirstDifference | None:
     """The first layer that the judge finds wrong, in its first sample."""
     run = target.runner(program)
     orders = {layer["tensor"]: order for order, layer in reversed(list(enumerate(graph["layers"])))}
@@ -145,21 +161,10 @@ def _first(
 
 def _difference(
     program: Program, target: Target, graph: Report, place: tuple[int, int], judged: _Judged, shown: Shown
-) -> Difference:
-    layer, wrong = graph["layers"][place[0]], np.argwhere(judged.wrong)
-    element = tuple(int(index) for index in wrong[0])
-    return Difference(
-        layer["name"],
-        layer["op"],
-        _nodes(graph, layer, shown),
-        layer["tensor"],
-        place[1],
-        element,
-        judged.right[element].item(),
-        shown[judged.tensor][judged.sample][element].item(),
-        len(wrong),
-        target.origin(program, layer["tensor"], element),
-    )
+) -> FirstDifference:
+    layer, found = graph["layers"][place[0]], shown[judged.tensor][judged.sample]
+    layer = {**layer, "nodes": _nodes(graph, layer, shown)}
+    return FirstDifference.of(layer, place[1], judged.right, found, judged.wrong, partial(target.origin, program))
 
 
 def _nodes(graph: Report, layer: Report, shown: Shown) -> tuple[str, ...]:

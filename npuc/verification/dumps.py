@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from tokenize import TokenError
@@ -27,7 +28,7 @@ from npuc.samples.streams import npy_header
 from npuc.system.budget import content
 from npuc.target import Stored, Storing, Target
 from npuc.text.terminal import closest
-from npuc.verification.bisection import Difference
+from npuc.verification.bisection import FirstDifference
 from npuc.verification.described import described, foreign_evidence
 
 Report = Mapping[str, Any]
@@ -48,7 +49,7 @@ def file_stem(tensor: str) -> str:
 
 def compared(
     folder: Path, program: Program, target: Target, samples: Samples
-) -> tuple[list[dict[str, Any]], Difference | None]:
+) -> tuple[list[dict[str, Any]], FirstDifference | None]:
     """A row for each dump (tensor, file, elements that differ), and the first difference.
 
     program: with its evidence. Differences are ordered by layer in the network's order, then by sample, then by
@@ -81,7 +82,7 @@ def compared(
             wrong = ~_near(found, right) if name in outputs else found != right
             differing[name] += int(wrong.sum())
             if wrong.any():
-                first.setdefault(name, (sample, right, found, np.argwhere(wrong)))
+                first.setdefault(name, (sample, right, found, wrong))
     rows = [{"tensor": name, "file": file.name, "differing": differing[name]} for name, file in files]
     name = next(iter(sorted(first, key=lambda each: order[each])), None)
     return rows, None if name is None else _difference(program, target, graph, name, first[name])
@@ -94,24 +95,13 @@ def _near(found: Array, right: Array) -> Array:
 
 def _difference(
     program: Program, target: Target, graph: Report, name: str, found: tuple[int, Array, Array, Array]
-) -> Difference:
+) -> FirstDifference:
     """The first differing element of a tensor; a tensor that no layer computes is the host's."""
-    sample, right, given, wrong = found
-    element = tuple(int(index) for index in wrong[0])
-    host: Report = {"name": name, "op": "host", "nodes": []}
-    layer = next((each for each in graph["layers"] if each["tensor"] == name), host)
-    return Difference(
-        layer["name"],
-        layer["op"],
-        tuple(layer["nodes"]),
-        name,
-        sample,
-        element,
-        right[element].item(),
-        given[element].item(),
-        len(wrong),
-        target.origin(program, name, element) if layer is not host else None,
-    )
+    layer = next((each for each in graph["layers"] if each["tensor"] == name), None)
+    if layer is None:
+        host: Report = {"name": name, "op": "host", "nodes": [], "tensor": name}
+        return FirstDifference.of(host, *found, lambda _name, _element: None)
+    return FirstDifference.of(layer, *found, partial(target.origin, program))
 
 
 def _files(folder: Path, kinds: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
