@@ -13,9 +13,10 @@ from npuc.targets.easynpu.machine.memory import Map
 from npuc.targets.easynpu.machine.timing import kernel_extent
 from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate import streams
-from npuc.targets.easynpu.simulate.chains import Stage, check, expect_kept, refused
+from npuc.targets.easynpu.simulate.chains import Stage, refused
 from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.loading import load_images
+from npuc.targets.easynpu.simulate.rules import check, expect_kept
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 
 ZERO = "zero"

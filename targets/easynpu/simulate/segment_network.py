@@ -34,11 +34,12 @@ from npuc.targets.easynpu.machine.rearrangement import rearranged
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
-from npuc.targets.easynpu.simulate.chains import Stage, chains, check, expect_kept
+from npuc.targets.easynpu.simulate.chains import Stage, chains
 from npuc.targets.easynpu.simulate.convolution import kept, window_attributes
 from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISED, Network, factors
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value, ValuePart, read
+from npuc.targets.easynpu.simulate.rules import check, expect_kept
 
 
 @frozen

@@ -34,8 +34,9 @@ from npuc.targets.easynpu.machine.memory import (
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.simulate import arithmetic
-from npuc.targets.easynpu.simulate.chains import Stage, chains, check, expect_kept, refused
+from npuc.targets.easynpu.simulate.chains import Stage, chains, refused
 from npuc.targets.easynpu.simulate.loading import keep, load_images
+from npuc.targets.easynpu.simulate.rules import check, expect_kept
 
 Observer = Callable[[int, Array], None]
 """Called with the number of a layer word in the program and its int8 result (samples, Ho, Wo, Co)."""
