@@ -34,9 +34,8 @@ from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
 from npuc.targets.easynpu.plan.streams import Streams
 from npuc.targets.easynpu.plan.strips import Plan, plans
-from npuc.verification.checking import verify
-from npuc.verification.metrics import Tolerance
 from tests.easynpu.test_plans import Layers, every_plan
+from tests.verified import assert_steps_alike, verified
 
 EASYNPU = target("easynpu")
 TINY = Machine(fmap_words=60, skip_words=60, weight_words=330)
@@ -233,19 +232,10 @@ def test_strips_of_a_residual_network_are_bit_exact(seed: int, shared: Path, tmp
     machine.write_text(f"fmap_words = {(900, 1100, 1280)[seed]}\nskip_words = {(700, 1280, 900)[seed]}\n")
     model = shared / "models" / "tiny_resnet8_fp32.onnx"
     options = Options(level="0", machine=str(machine), flags={"isa": "documented"})
-    made = driver.compilation(Request(model, EASYNPU, options))
-    found, samples = made.program, made.samples
-    assert any(each.get("unused_rows") for each in found.manifest["instructions"])
-    program.save(found, tmp_path / "p")
-    loaded = program.load(tmp_path / "p")
-    report = verify(model, tmp_path / "p", loaded, EASYNPU, samples, Tolerance(0, 0))
+    loaded, report = verified(Request(model, EASYNPU, options), tmp_path)
+    assert any(each.get("unused_rows") for each in loaded.manifest["instructions"])
     assert report["bit_exact"] is True
-    one = samples.first(1).inputs
-    stepper = EASYNPU.stepper(loaded, None)
-    assert stepper is not None
-    stepped, run = stepper(one), EASYNPU.runner(loaded)(one)
-    for name, values in run.items():
-        np.testing.assert_array_equal(stepped[name], values)
+    assert_steps_alike(loaded)
 
 
 def test_a_sum_reads_its_latest_operand(tmp_path: Path) -> None:

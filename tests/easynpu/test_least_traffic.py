@@ -16,12 +16,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import npuc
-from npuc import driver, program
+from npuc import program
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options, Request, target
-from npuc.verification.checking import verify
-from npuc.verification.metrics import Tolerance
+from tests.verified import assert_steps_alike, verified
 
 EASYNPU = target("easynpu")
 WORD = 16
@@ -61,14 +60,9 @@ def _model(
 def _proved(model: Path, folder: Path, **options: Any) -> program.Program:
     """The program, bit exact against onnxruntime and the same in the stepping simulator."""
     options = {"level": "0", "objective": "traffic"} | options
-    made = driver.compilation(Request(model, EASYNPU, Options(**options)))
-    found, samples = made.program, made.samples
-    program.save(found, folder / "program")
-    loaded = program.load(folder / "program")
-    assert verify(model, folder / "program", loaded, EASYNPU, samples, Tolerance(0, 0))["bit_exact"]
-    stepper, one = EASYNPU.stepper(loaded, None), samples.first(1).inputs
-    assert stepper is not None
-    np.testing.assert_array_equal(stepper(one)["y"], EASYNPU.runner(loaded)(one)["y"])
+    loaded, report = verified(Request(model, EASYNPU, Options(**options)), folder)
+    assert report["bit_exact"]
+    assert_steps_alike(loaded)
     return loaded
 
 

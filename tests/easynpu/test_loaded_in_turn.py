@@ -16,8 +16,8 @@ from npuc.errors import DoesNotFit, NpucError
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options, Request, target
-from npuc.verification.checking import verify
-from npuc.verification.metrics import Difference, Tolerance
+from npuc.verification.metrics import Difference
+from tests.verified import assert_steps_alike, verified
 
 EASYNPU = target("easynpu")
 SMALL = 'name = "small"\nweight_words = {weight}\nfmap_words = {maps}\nskip_words = {maps}\nitcm_words = {itcm}\n'
@@ -69,14 +69,8 @@ def _conv(path: Path, channels: int, outputs: int, extent: int, behind: str = ""
 def _compiled(model: Path, folder: Path, **machine: int) -> tuple[program.Program, dict[str, Any]]:
     sizes = {"weight": 1536, "maps": 1280, "itcm": 256} | machine
     (folder / "small.toml").write_text(SMALL.format(**sizes), encoding="utf-8")
-    made = driver.compilation(Request(model, EASYNPU, Options(machine=str(folder / "small.toml"))))
-    found, samples = made.program, made.samples
-    program.save(found, folder / "program")
-    loaded = program.load(folder / "program")
-    report = verify(model, folder / "program", loaded, EASYNPU, samples, Tolerance(0, 0))
-    stepper, one = EASYNPU.stepper(loaded, None), samples.first(1).inputs
-    assert stepper is not None
-    np.testing.assert_array_equal(stepper(one)["y"], EASYNPU.runner(loaded)(one)["y"])
+    loaded, report = verified(Request(model, EASYNPU, Options(machine=str(folder / "small.toml"))), folder)
+    assert_steps_alike(loaded)
     return loaded, report
 
 

@@ -20,6 +20,7 @@ from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.quantised import FORMS, TRAINED, quantised
+from tests.verified import verified
 
 EASYNPU = target("easynpu")
 pytestmark = pytest.mark.usefixtures("exact_integers")
@@ -32,7 +33,7 @@ def _trained(path: Path, level: str) -> driver.Compilation:
 
 
 def _verified(model: Path, folder: Path, isa: str = "extended") -> tuple[program.Program, dict[str, Any]]:
-    return _judged(driver.compilation(Request(model, EASYNPU, Options(isa=isa))), model, folder)
+    return verified(Request(model, EASYNPU, Options(isa=isa)), folder)
 
 
 def _judged(made: driver.Compilation, model: Path, folder: Path) -> tuple[program.Program, dict[str, Any]]:
@@ -178,13 +179,8 @@ def test_balanced_weights_are_closer_to_the_model_with_and_without_corrections_t
     model, shapes = shared / "models" / "tiny_resnet8_int8qdq.onnx", {"input_1_int8": (1, 32, 32, 3)}
 
     def decibels(level: str) -> float:
-        compiled = driver.compilation(
-            Request(model, EASYNPU, Options(level=level), [tmp_path / "some.npz"], shapes)
-        ).program
-        directory = tmp_path / "program"
-        program.save(compiled, directory, force=True)
-        samples = data.Samples({"input_1_int8": images[24:56, None]})
-        report = verify(model, directory, program.load(directory), EASYNPU, samples, Tolerance(0, 0))
+        request = Request(model, EASYNPU, Options(level=level), [tmp_path / "some.npz"], shapes)
+        _, report = verified(request, tmp_path, data.Samples({"input_1_int8": images[24:56, None]}))
         assert report["bit_exact"]
         logits = next(each for each in report["layers"] if each["op"] == "Reshape")
         return logits["entire"]["sqnr_db"]

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from npuc import driver, program
 from npuc.errors import NpucError
 from npuc.onnx_files.export import to_onnx
-from npuc.samples.loading import synthetic
 from npuc.target import Options, Request, target
-from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.easynpu.networks import Network, Residual, random_machine
+from tests.verified import verified
 
 
 def compiled_and_verified(
     folder: Path, seed: int, kind: type[Network] = Network, **options: Any
 ) -> dict[str, object]:
     """The verification report of a random network on a random machine."""
-    model, machine, out = folder / "model.onnx", folder / "machine.toml", folder / "out.npu"
+    model, machine = folder / "model.onnx", folder / "machine.toml"
     model.write_bytes(to_onnx(kind(seed).graph()).SerializeToString())
     machine.write_text("".join(f"{key} = {value}\n" for key, value in random_machine(seed).items()))
-    easynpu = target("easynpu")
-    compiled = driver.compilation(Request(model, easynpu, Options(machine=str(machine), **options))).program
-    program.save(compiled, out)
-    loaded = program.load(out)
-    samples = synthetic(driver.program_inputs(loaded), 2, seed=1)
-    tolerance = Tolerance(sqnr_db=-100, cosine=-1)
-    return verify(model, out, replace(loaded), easynpu, samples, tolerance)
+    request = Request(model, target("easynpu"), Options(machine=str(machine), **options))
+    return verified(request, folder, (2, 1), Tolerance(sqnr_db=-100, cosine=-1))[1]
 
 
 REFUSALS = ("E202", "E205", "E302", "E303")

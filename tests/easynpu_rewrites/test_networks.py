@@ -10,30 +10,18 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import driver, program
 from npuc.frontend import import_model
 from npuc.models import MODELS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
-from npuc.samples import loading as data
 from npuc.target import Options, Request, target
-from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.easynpu_rewrites.nets import NETS
 from tests.passes.networks import assert_same_meaning
 from tests.passes.random_graphs import random_graph
+from tests.verified import verified
 
 EASYNPU = target("easynpu")
-
-
-def verified(model: onnx.ModelProto, machine: str, folder: Path) -> tuple[program.Program, dict[str, Any]]:
-    path = folder / "m.onnx"
-    onnx.save(model, path)
-    compiled = driver.compilation(Request(path, EASYNPU, Options(machine=machine))).program
-    program.save(compiled, folder / "m.npu")
-    loaded = program.load(folder / "m.npu")
-    samples = data.synthetic(driver.program_inputs(loaded), 3, seed=5)
-    return loaded, verify(path, folder / "m.npu", loaded, EASYNPU, samples, Tolerance())
 
 
 @pytest.mark.parametrize("machine", ["default", "large"])
@@ -41,7 +29,9 @@ def verified(model: onnx.ModelProto, machine: str, folder: Path) -> tuple[progra
 def test_all_arithmetic_of_a_network_runs_on_the_array_in_every_bit(
     name: str, machine: str, tmp_path: Path
 ) -> None:
-    loaded, report = verified(NETS[name].model(), machine, tmp_path)
+    onnx.save(NETS[name].model(), tmp_path / "m.onnx")
+    request = Request(tmp_path / "m.onnx", EASYNPU, Options(machine=machine))
+    loaded, report = verified(request, tmp_path, (3, 5), Tolerance())
     assert {step["op"] for step in loaded.manifest["report"]["host_steps"]} <= {"Slice", "Split"}
     assert report["bit_exact"] is True
     assert report["status"] == "ok"
@@ -91,5 +81,8 @@ def test_steps_beyond_the_fields_of_a_word_are_bit_exact(
         [numpy_helper.from_array(w, "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    _, report = verified(model, "large", tmp_path)
+    onnx.save(model, tmp_path / "m.onnx")
+    _, report = verified(
+        Request(tmp_path / "m.onnx", EASYNPU, Options(machine="large")), tmp_path, (3, 5), Tolerance()
+    )
     assert (report["bit_exact"], report["status"]) == (True, "ok")

@@ -1,0 +1,44 @@
+"""Programs compiled, written, read back and verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc import driver, program
+from npuc.regions.composite import target_of
+from npuc.samples.loading import Samples, synthetic
+from npuc.target import Request
+from npuc.verification.checking import verify
+from npuc.verification.metrics import Tolerance
+
+
+def verified(
+    request: Request,
+    folder: Path,
+    samples: Samples | tuple[int, int] | None = None,
+    tolerance: Tolerance = Tolerance(0, 0),  # noqa: B008  (frozen)
+) -> tuple[program.Program, dict[str, Any]]:
+    """The program of a request, read back from a folder, and the report of its verification.
+
+    samples: those of the calibration by default, or the count and the seed of synthetic ones.
+    """
+    made, directory = driver.compilation(request), folder / "program"
+    program.save(made.program, directory, force=True)
+    loaded = program.load(directory)
+    if isinstance(samples, tuple):
+        count, seed = samples
+        samples = synthetic(driver.program_inputs(loaded), count, seed=seed)
+    return loaded, verify(request.model, directory, loaded, request.target, samples or made.samples, tolerance)
+
+
+def assert_steps_alike(loaded: program.Program) -> None:
+    """The stepping simulator gives the simulator's outputs for a synthetic sample."""
+    target, one = target_of(loaded), synthetic(driver.program_inputs(loaded), 1).inputs
+    stepper = target.stepper(loaded, None)
+    assert stepper is not None
+    stepped, run = stepper(one), target.runner(loaded)(one)
+    for name, values in run.items():
+        np.testing.assert_array_equal(stepped[name], values)
