@@ -126,10 +126,10 @@ def compile_command(
     from npuc.text.progress import progress
     from npuc.variants import together
 
-    machine_kind = find(target)
+    kind = find(target)
     tried: list[Trial] = []
-    options = replace(asked(machine_kind, **flags), notify=tried.extend)
-    _expect_passes(machine_kind, options, dump_after)
+    options = replace(asked(kind, **flags), notify=tried.extend)
+    _expect_passes(kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
 
     def hook(name: str, before: Graph, after: Graph, seconds: float) -> None:
@@ -148,7 +148,7 @@ def compile_command(
         progress("compiling", quiet=quiet) as bar,
         remembering(replace(options, stage=bar.begin), cache, (model, *calibration), said.append) as remembered,
     ):
-        request = Request(model, machine_kind, remembered, calibration, hook=hook)
+        request = Request(model, kind, remembered, calibration, hook=hook)
         variants, samples = compile_variants(request, shapes)
         compiled = variants[0] if len(variants) == 1 else together(variants)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
@@ -163,7 +163,7 @@ def compile_command(
         tell_warnings(report["warnings"])
     if verbose:
         report = with_seconds(report, tried)
-        done = driver.rewrites_of(changes, machine_kind, options)
+        done = driver.rewrites_of(changes, kind, options)
         report["rewrites"] = [{**asdict(each), "text": str(each)} for each in done]
     if as_json:
         print_json(report)
@@ -243,9 +243,9 @@ def check(
     from npuc.registry import target as find
     from npuc.target import Request
 
-    machine_kind = find(target)
-    options = asked(machine_kind, strict=strict, **flags)
-    found = survey_of(Request(model, machine_kind, options, shapes=shapes))
+    kind = find(target)
+    options = asked(kind, strict=strict, **flags)
+    found = survey_of(Request(model, kind, options, shapes=shapes))
     wrong = [each for each in found if strict or each.place == NOWHERE]
     if form == "json":
         status = "error" if wrong else "ok"

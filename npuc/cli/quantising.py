@@ -66,14 +66,14 @@ def quantize(
     from npuc.storage.files import replacing
     from npuc.target import Quantising, Request
 
-    machine_kind = find(target)
-    if not isinstance(machine_kind, Quantising):
+    kind = find(target)
+    if not isinstance(kind, Quantising):
         raise click.UsageError(f"{target} has no integer network that other runtimes could open")
     tried: list[Trial] = []
-    options = replace(asked(machine_kind, level=level, **flags), notify=tried.extend)
+    options = replace(asked(kind, level=level, **flags), notify=tried.extend)
     said: list[str] = []
     with remembering(options, cache, (model, *calibration), said.append) as remembered:
-        written, samples = driver.quantise_model(Request(model, machine_kind, remembered, calibration, shapes))
+        written, samples = driver.quantise_model(Request(model, kind, remembered, calibration, shapes))
     tell_cache(said, verbose=False, quiet=False)
     if samples.synthetic:
         announce_synthetic("calibrated", "--calibration DATA.npz", samples)
