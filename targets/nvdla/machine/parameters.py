@@ -100,6 +100,16 @@ class Machine:
     """Restriction of activation scales: one of machine_files.DEMANDS."""
 
     @property
+    def configuration(self) -> str:
+        """The configuration of NVDLA that has these registers and units: nv_small, nv_large or nv_full."""
+        return self.registers if self.registers == "nv_full" or not self.elementwise else "nv_large"
+
+    @property
+    def target(self) -> str:
+        """The target of that configuration."""
+        return self.configuration.replace("nv_", "nvdla-")
+
+    @property
     def precisions(self) -> tuple[str, ...]:
         """The precisions of the convolution pipeline."""
         return ("int8", *(["int16"] if self.int16 else []), *(["fp16"] if self.fp16 else []))
@@ -180,9 +190,9 @@ def _expect_consistent(machine: Machine, origin: str) -> None:
         if getattr(machine, key) % unit:
             limit = f"a multiple of {unit}, in which the registers of {machine.registers} count"
             raise _bad(origin, f"{key} = {getattr(machine, key)}", limit)
-    if machine.sram_bytes and machine_kind(machine) == "nv_small":
+    if machine.sram_bytes and machine.configuration == "nv_small":
         limit = "0: it has no interface to a second memory; nv_large and nv_full have one"
-        raise _bad(origin, f"sram_bytes = {machine.sram_bytes} on {machine_kind(machine)}", limit)
+        raise _bad(origin, f"sram_bytes = {machine.sram_bytes} on {machine.configuration}", limit)
     if machine.sram_bytes % PAGE_BYTES:
         raise _bad(origin, f"sram_bytes = {machine.sram_bytes}", f"a multiple of {PAGE_BYTES}")
     if machine.sdp_lut and not machine.elementwise:
@@ -194,11 +204,6 @@ def _expect_consistent(machine: Machine, origin: str) -> None:
         raise _bad(origin, f"cbuf_entry_bytes = {machine.cbuf_entry_bytes}", limit)
     if (machine.int16 or machine.fp16) and (machine.atomic_k < 2 or machine.atom_bytes < 2):
         raise _bad(origin, f"atomic_k = {machine.atomic_k}", "2 or more with int16 or fp16")
-
-
-def machine_kind(machine: Machine) -> str:
-    """The configuration of NVDLA that has a machine's registers and units."""
-    return machine.registers if machine.registers == "nv_full" or not machine.elementwise else "nv_large"
 
 
 def _bad(origin: str, reason: str, limit: str) -> DoesNotFit:

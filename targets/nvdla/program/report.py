@@ -24,7 +24,7 @@ from npuc.targets.nvdla.selection import Alternative
 def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The target's part of the manifest, and the files that it describes."""
     entry = {
-        "target": machine_target(machine),
+        "target": machine.target,
         "machine": machine.as_dict(),
         "steps": [steps.as_json(step) for step in lowered.steps],
         "operations": [asdict(each) for each in lowered.operations],
@@ -32,13 +32,6 @@ def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[s
         "report": summary(lowered, machine),
     }
     return entry, {"registers.bin": lowered.registers, "weights.bin": lowered.constants}
-
-
-def machine_target(machine: Machine) -> str:
-    """The target that has a machine's registers and units."""
-    if machine.registers == "nv_full":
-        return "nvdla-full"
-    return "nvdla-large" if machine.elementwise else "nvdla-small"
 
 
 def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
@@ -55,7 +48,7 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     peak, bound = lowered.activations
     constants = len(lowered.constants)
     return {
-        "target": machine_target(machine),
+        "target": machine.target,
         "machine": machine.name,
         "instructions": sum(len(each.operations) for each in lowered.emitted),
         "segments": sum(isinstance(step, Segment) for step in lowered.steps),
