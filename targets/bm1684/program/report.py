@@ -12,7 +12,7 @@ from npuc.host.manifest import reported
 from npuc.host.step import HostStep
 from npuc.inspect.figures import memory_use
 from npuc.ir import Graph, Node
-from npuc.ops.attributes import AVERAGE, FUSED_INPUT
+from npuc.ops.attributes import FUSED_INPUT
 from npuc.ops.macs import macs
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.lowering.kernel import Kernel
@@ -162,7 +162,7 @@ def _layer(
     graph: Graph, kernel: Kernel, name: str, regions: Sequence[KernelRegion], machine: Machine, peak: int
 ) -> dict[str, Any]:
     step, total = kernel.steps[regions[0].step], cost(regions, machine)
-    multiplied = sum(_macs(graph, node) for node in _nodes(graph, name))
+    multiplied = sum(macs(node, graph.tensors) for node in _nodes(graph, name))
     return {
         "name": name,
         "op": step.op,
@@ -206,16 +206,9 @@ def _nodes(graph: Graph, name: str) -> list[Node]:
     return [node] if producer is None else [node, producer]
 
 
-def _macs(graph: Graph, node: Node) -> int:
-    """Multiply-accumulates of a node in fp32 or int8; none for an average."""
-    if node.op == "IntConv":
-        return 0 if AVERAGE(node) else graph.tensors[node.output].size * prod(graph.shape(node.inputs[1])[1:])
-    return macs(node, graph.tensors)
-
-
 def least_bytes(graph: Graph, element: int) -> int:
     """Bytes that every program of a network moves: its inputs, outputs and the weights of its products, once."""
-    products = (node for node in graph.nodes if _macs(graph, node))
+    products = (node for node in graph.nodes if macs(node, graph.tensors))
     weights = {node.inputs[1] for node in products} & graph.constants.keys()
     return element * sum(prod(graph.shape(name)) for name in {*weights, *graph.inputs, *graph.outputs})
 
@@ -224,7 +217,7 @@ def _bounds(network: Graph, fixed: bool, busier: int, machine: Machine) -> dict[
     """Lower bounds on the cycles of any order of these calls, and of any program of the network."""
     peak = machine.fixed_macs_per_cycle if fixed else machine.macs_per_cycle
     bytes_moved = least_bytes(network, 1 if fixed else ELEMENT)
-    multiplying = sum(_macs(network, node) for node in network.nodes) / peak
+    multiplying = sum(macs(node, network.tensors) for node in network.nodes) / peak
     return {
         "busier_engine_cycles": busier,
         "network_bound_cycles": ceil(max(multiplying, bytes_moved / machine.dram_bytes_per_cycle)),
@@ -238,7 +231,7 @@ def summary(
     """The compile report (the command line's format, without status). network: the graph before slicing."""
     peak = machine.fixed_macs_per_cycle if system.fixed else machine.macs_per_cycle
     total, moved = cost(kernel.regions, machine), _moved(kernel.regions)
-    multiplied = sum(_macs(graph, node) for node in graph.nodes)
+    multiplied = sum(macs(node, graph.tensors) for node in graph.nodes)
     ideal = multiplied / peak
     taken = sum(region.bytes for region in system.regions)
     images = max((place.shape[0] for place in system.placements if len(place.shape) == 4), default=1)

@@ -9,8 +9,9 @@ from typing import Any
 
 from npuc.host import manifest as steps
 from npuc.inspect.figures import memory_use, totals
-from npuc.ir import Graph, Node
-from npuc.ops.attributes import AVERAGE, BLOCKS, ERROR_LSB, PADDING, SELECTS
+from npuc.ir import Graph
+from npuc.ops.attributes import ERROR_LSB, PADDING, SELECTS
+from npuc.ops.macs import macs
 from npuc.quantize.arithmetic.ranges import bound
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.jobs import Stage
@@ -41,7 +42,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     first, job = parts[0]
     stages = job.placed.job.stages
     nodes = {stage.node: stage.node for stage in stages}
-    multiplied = sum(macs(quantised.graph, node) for node in nodes.values())
+    multiplied = sum(macs(node, quantised.graph.tensors) for node in nodes.values())
     errors = [ERROR_LSB(node) for node in nodes.values() if node.op == "IntTable"]
     bounds = [found for node in nodes.values() if (found := bound(quantised.graph, node)) is not None]
     result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
@@ -70,17 +71,6 @@ def _padding_cycles(stage: Stage) -> int:
     if not isinstance(word, Layer):
         return 0
     return prod((word.Ho, word.Wo, word.Hk, word.Wk, word.Zs)) * (word.Ci if is_dense(word) else 1)
-
-
-def macs(graph: Graph, node: Node) -> int:
-    """Multiply-accumulates of a convolution or fully connected layer of the network; 0 for any other node.
-
-    Zeros that make a grouped convolution dense do not count, nor do convolutions that only move channels.
-    """
-    if node.op != "IntConv" or AVERAGE(node) or SELECTS(node):
-        return 0
-    kernel = prod(graph.shape(node.inputs[1])[1:])
-    return prod(graph.shape(node.output)) * kernel // BLOCKS(node)
 
 
 def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str, Any]]:
