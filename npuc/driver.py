@@ -210,8 +210,7 @@ def quantise_model(request: Request) -> tuple[bytes, Samples]:
         raise UnsupportedOperator("E205", reason, node=given.name, op=given.op, remedy=remedy)
     samples = calibrating(request, graph)
     network, tried = target.quantised(graph, samples, options)
-    if options.notify is not None:
-        options.notify(tried)
+    options.tell(tried)
     return qdq_model(network), samples
 
 

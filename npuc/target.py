@@ -84,6 +84,11 @@ class Options:
         """The value of a flag that a target declares."""
         return self.flags.get(flag.name, flag.values[0])
 
+    def tell(self, tried: Sequence[Trial]) -> None:
+        """Reports the steps tried for accuracy."""
+        if self.notify is not None:
+            self.notify(tried)
+
     def begin(self, what: str) -> None:
         """Reports the start of a stage that may take long; memory freed by the previous one is released."""
         trim()

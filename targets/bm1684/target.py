@@ -124,8 +124,7 @@ class Bm1684(Target):
 
         options.begin("choosing scales")
         network, tried = quantising.network(graph, samples, options)
-        if options.notify is not None:
-            options.notify(tried)
+        options.tell(tried)
         quantised = network.quantised
         options.begin("planning and writing the kernel")
         parts = fixed.parts(quantised.graph)

@@ -116,8 +116,7 @@ class EasyNpu(Target):
         documented = options.flag(ISA) == DOCUMENTED
         options.begin("choosing scales")
         network, steps = quantising.network(graph, samples, machine, options, hook)
-        if options.notify is not None:
-            options.notify(steps)
+        options.tell(steps)
         quantised = network.quantised
         options.begin("planning and writing words")
         proof = evidence(quantised)

@@ -141,8 +141,7 @@ class Nvdla(Target):
             options.begin("choosing scales")
             network, tried = quantising.network(graph, samples, machine, options)
             written, warnings = network.quantised, ()
-        if options.notify is not None:
-            options.notify(tried)
+        options.tell(tried)
         options.begin("planning and writing commands")
         reasons = {**support.host(machine, precision), **dict.fromkeys(self.host_layers, REASON)}
         lowered = lowering.lower(written, machine, reasons, weights)

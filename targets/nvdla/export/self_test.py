@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from npuc.errors import ArtefactError
 from npuc.export.c_text import sources
 from npuc.ir import Array
 from npuc.program import Program
@@ -14,7 +13,7 @@ from npuc.targets.nvdla.export.c_export import SOURCES
 from npuc.targets.nvdla.formats.precision import received
 from npuc.targets.nvdla.model import Nvdla
 from npuc.targets.nvdla.program.artefact import Segment, TensorMove
-from npuc.targets.nvdla.program.running import EXACT_PRODUCTS, Runner
+from npuc.targets.nvdla.program.running import Runner
 
 FOLDER = Path(__file__).parent / "c_self_test"
 MAKE = """
@@ -50,13 +49,7 @@ def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     artefact. Raises ArtefactError (E506) for fp16 programs that the model does not compute bit-exactly.
     """
     recorder = _Recorder(program)
-    if program.precision == "fp16" and not recorder.exact:
-        raise ArtefactError(
-            "E506",
-            "npuc does not simulate this program to the last bit of fp16",
-            limit=f"{EXACT_PRODUCTS} products",
-            remedy="export a part of the network, or in int8",
-        )
+    recorder.expect_exact("export a part of the network, or in int8")
     recorder(inputs)
     segments = len(recorder.contents.segments)
     count = len(recorder.pairs) // segments if segments else 0

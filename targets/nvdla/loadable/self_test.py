@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program, count_of
 from npuc.self_test.comparing import FOLDER, comparing
@@ -20,7 +19,7 @@ from npuc.targets.nvdla.loadable.export import REMEDY, executed, given_of
 from npuc.targets.nvdla.loadable.ports import Port, Ports, ports_of
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.program.artefact import Contents
-from npuc.targets.nvdla.program.running import EXACT_PRODUCTS, Runner
+from npuc.targets.nvdla.program.running import Runner
 
 README = """\
 # Self test of network.nvdla
@@ -45,10 +44,7 @@ def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
     inputs: (samples, *shape) by name. Raises ArtefactError (E506) for a program that no loadable can express, and
     for fp16 programs that the model does not compute bit-exactly.
     """
-    if program.precision == "fp16" and not Runner(program).exact:
-        limit = f"{EXACT_PRODUCTS} products"
-        reason = "npuc does not simulate this program to the last bit of fp16"
-        raise ArtefactError("E506", reason, limit=limit, remedy=REMEDY)
+    Runner(program).expect_exact(REMEDY)
     ports = ports_of(program)
     loadable = loadables.read(loadables.write(composed(program, ports)))
     machine = Contents.of(program.manifest).machine

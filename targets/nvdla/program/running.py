@@ -42,9 +42,15 @@ class Runner:
         few = _macs(program) <= EXACT_PRODUCTS
         self.exact = few and not quick
         self.contents = Contents.of(program.manifest)
-        self.outputs = program.outputs
+        self.outputs, self.precision = program.outputs, program.precision
         self.files = program.files
         self.commands = self.contents.commands(program)
+
+    def expect_exact(self, remedy: str) -> None:
+        """Raises ArtefactError (E506) for an fp16 program that is not simulated to the last bit."""
+        if self.precision == "fp16" and not self.exact:
+            reason = "npuc does not simulate this program to the last bit of fp16"
+            raise ArtefactError("E506", reason, limit=f"{EXACT_PRODUCTS} products", remedy=remedy)
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
