@@ -38,6 +38,7 @@ from npuc.target import Options, Quantising, Request, Runner
 from npuc.target import target as find
 from npuc.text.terminal import as_json, table
 from npuc.verification.judging.intervals import interval
+from npuc.verification.metrics import Difference
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -189,8 +190,9 @@ def _row(
 
 def decibels(found: Array, exact: Array) -> float | None:
     """The signal-to-noise ratio in dB; None for equal values."""
-    noise = float(np.square(found.astype(np.float64) - exact).sum())
-    return 10 * float(np.log10(float(np.square(exact, dtype=np.float64).sum()) / noise)) if noise else None
+    apart = Difference()
+    apart.add(exact, found)
+    return apart.sqnr_db
 
 
 def by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,6 +66,13 @@ def drawn(name: str, folder: Path) -> Network:
     model, samples = folder / f"{stem}.onnx", folder / f"{stem}.npz"
     subprocess.run([sys.executable, __file__, str(model), name], check=True)
     return Network(name, "random weights and samples", str(model), str(samples))
+
+
+def searched(wanted: Sequence[str], folder: Path) -> list[Network]:
+    """ResNet-8 and the networks of DRAWN; only those of these names, if any are given."""
+    known = [each for each in networks(str(folder)) if each.name == "ResNet-8"]
+    known += [drawn(each, folder) for each in DRAWN]
+    return [each for each in known if not wanted or each.name in wanted]
 
 
 def _drawn(name: str, path: Path) -> None:

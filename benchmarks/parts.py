@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import click
 from compile import YARDSTICK, cost
-from networks import DRAWN, Network, drawn, networks
+from networks import Network, searched
 from outcome import conclude
 from stages import LIMITS
 
@@ -117,9 +117,7 @@ def main(repeat: int, wanted: Sequence[str], json_wanted: bool) -> None:
     """Measure the parts of a compile by sampling."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        known = [each for each in networks(name) if each.name == "ResNet-8"]
-        known += [drawn(each, folder) for each in DRAWN]
-        found = [each for each in known if not wanted or each.name in wanted]
+        found = searched(wanted, folder)
         measured = [row for each in found for target in LIMITS for row in rows(each, target, repeat, folder)]
     header = ("network", "target", "part", "of quantize_static's", "onnxruntime")
     conclude(header, measured, found, json_wanted=json_wanted, check=False)

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 import click
 from compile import YARDSTICK, cost
-from networks import DRAWN, Network, drawn, networks
+from networks import Network, searched
 from outcome import conclude
 
 IMPORTS = "import numpy, onnx, onnxruntime"
@@ -99,9 +99,7 @@ def main(repeat: int, wanted: Sequence[str], json_wanted: bool, check: bool) -> 
     """Measure the parts of a compile as whole processes."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        known = [each for each in networks(name) if each.name == "ResNet-8"]
-        known += [drawn(each, folder) for each in DRAWN]
-        found = [each for each in known if not wanted or each.name in wanted]
+        found = searched(wanted, folder)
         measured = [row for each in found for row in rows(each, repeat, folder)]
     header = ("network", "command", "CPU s", "of quantize_static's", "limit")
     conclude(header, measured, found, json_wanted=json_wanted, check=check)
