@@ -10,6 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from npuc.targets.nvdla.model import sdp_rdma
+from npuc.targets.nvdla.model.memory import Pattern
 from tests.nvdla.networks import expect_exact, network, node, verified, weights
 
 CONFIGURATIONS = (("nvdla-small", "int8"), ("nvdla-full", "int8"), ("nvdla-full", "int16"))
@@ -67,5 +68,5 @@ def test_a_network_with_maps_of_one_pixel_is_bit_exact(
 
 
 def test_a_cube_of_one_pixel_has_no_strides() -> None:
-    assert sdp_rdma.cube_at(64, (1, 1, 3), 8, (512, 1024)).size == 3 * 8
-    assert sdp_rdma.cube_at(64, (2, 1, 3), 8, (512, 1024)).size == 2 * 1024 + 512 + 8
+    assert sdp_rdma.packed(Pattern(64, 8, 1, 512, 3, 1024), 8).size == 3 * 8
+    assert sdp_rdma.packed(Pattern(64, 8, 2, 512, 3, 1024), 8).size == 2 * 1024 + 512 + 8

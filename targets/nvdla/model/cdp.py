@@ -15,7 +15,7 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16, lut
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
-from npuc.targets.nvdla.model.memory import Pattern, Port
+from npuc.targets.nvdla.model.memory import Port
 from npuc.targets.nvdla.model.register_file import Group, LookUpTables
 from npuc.targets.nvdla.model.traps import trap
 
@@ -28,9 +28,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     kind = group.named("INPUT_DATA").lower()
     height, width, channels = (group[each] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
     surfaces = -(-channels // machine.atom_elements(kind))
-    line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
-    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH", "SRC_RAM_TYPE")
-    place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
+    place = cubes.place(group, "SRC", (height, width, surfaces), machine)
     return cubes.as_channels(cubes.read(port, place, machine, kind))[..., :channels]
 
 
@@ -95,7 +93,4 @@ def _converted_out(group: Group, values: Array, kind: str, reports: dict[str, in
 def write(group: Group, machine: Machine, port: Port, values: Array) -> None:
     """Stores the output cube."""
     surfaces, height, width, _ = values.shape
-    line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
-    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH", "DST_RAM_TYPE")
-    place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
-    cubes.write(port, place, machine, values)
+    cubes.write(port, cubes.place(group, "DST", (height, width, surfaces), machine), machine, values)

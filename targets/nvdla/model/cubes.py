@@ -12,6 +12,15 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import fp16
 from npuc.targets.nvdla.model.memory import Pattern, Port
+from npuc.targets.nvdla.model.register_file import Group
+
+
+def place(group: Group, side: str, extents: tuple[int, int, int], machine: Machine) -> Pattern:
+    """The place of a block's input (side SRC) or output (DST), of (rows, columns, surfaces), by its registers."""
+    height, width, surfaces = extents
+    start = group.address(f"{side}_BASE_ADDR_LOW", f"{side}_BASE_ADDR_HIGH", f"{side}_RAM_TYPE")
+    line, surface = group.bytes(f"{side}_LINE_STRIDE"), group.bytes(f"{side}_SURFACE_STRIDE")
+    return Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
 
 
 def read(port: Port, place: Pattern, machine: Machine, precision: str) -> Array:

@@ -21,7 +21,7 @@ from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import averages, cubes, fp16
 from npuc.targets.nvdla.model.arithmetic import signed
-from npuc.targets.nvdla.model.memory import Pattern, Port
+from npuc.targets.nvdla.model.memory import Port
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
@@ -58,9 +58,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     kind = group.named("INPUT_DATA").lower()
     height, width, channels = (group[f"CUBE_IN_{each}"] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
     surfaces = -(-channels // machine.atom_elements(kind))
-    line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
-    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH", "SRC_RAM_TYPE")
-    place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
+    place = cubes.place(group, "SRC", (height, width, surfaces), machine)
     return cubes.read(port, place, machine, kind)
 
 
@@ -240,7 +238,4 @@ def write(group: Group, machine: Machine, port: Port, values: Array) -> None:
     wanted = -(-(group["CUBE_OUT_CHANNEL"] + 1) * BYTES[group.named("INPUT_DATA").lower()] // machine.atom_bytes)
     if wanted != surfaces:
         raise trap(BLOCK, f"CUBE_OUT_CHANNEL = {group['CUBE_OUT_CHANNEL']}", limit=f"{surfaces} surfaces come in")
-    line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
-    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH", "DST_RAM_TYPE")
-    place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
-    cubes.write(port, place, machine, values)
+    cubes.write(port, cubes.place(group, "DST", (height, width, surfaces), machine), machine, values)

@@ -268,16 +268,13 @@ def _out_lanes(task: Task, values: Array, kind: str) -> Array:
 
 def destination(task: Task, batch: int) -> Pattern:
     """The place of an image's output. Raises ArtefactError (E503) if it is outside memory."""
-    group, atom = task.group, task.machine.atom_bytes
+    group, machine = task.group, task.machine
     height, width, channels = sdp_rdma.size(group)
-    surfaces = -(-channels // task.machine.atom_elements(group.named("OUT_PRECISION").lower()))
-    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH", "DST_RAM_TYPE")
-    start += batch * group.bytes("DST_BATCH_STRIDE") if batch else 0
-    strides = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
-    if group["BATCH_NUMBER"]:  # strides then apply even to one pixel
-        place = Pattern(start, width * atom, height, strides[0], surfaces, strides[1])
-    else:
-        place = sdp_rdma.cube_at(start, (height, width, surfaces), atom, strides)
+    surfaces = -(-channels // machine.atom_elements(group.named("OUT_PRECISION").lower()))
+    place = cubes.place(group, "DST", (height, width, surfaces), machine)
+    place = place.moved(batch * group.bytes("DST_BATCH_STRIDE") if batch else 0)
+    if not group["BATCH_NUMBER"]:  # strides otherwise apply even to one pixel
+        place = sdp_rdma.packed(place, machine.atom_bytes)
     task.port.view(place.address, place.size)
     return place
 

@@ -46,26 +46,18 @@ def size(group: Group) -> tuple[int, int, int]:
     return group["HEIGHT"] + 1, group["WIDTH"] + 1, group["CHANNEL"] + 1
 
 
-def cube_at(start: int, extents: tuple[int, int, int], atom: int, strides: tuple[int, int]) -> Pattern:
-    """The bytes of a cube of (rows, columns, surfaces); strides: of lines and surfaces.
-
-    A cube of one pixel is packed, atom after atom, whatever its strides.
-    """
-    height, width, surfaces = extents
-    if (height, width) == (1, 1):
-        return Pattern(start, atom, 1, 0, surfaces, atom)
-    return Pattern(start, width * atom, height, strides[0], surfaces, strides[1])
+def packed(place: Pattern, atom: int) -> Pattern:
+    """The place of a cube of SDP: one of a single pixel is packed, atom after atom, whatever its strides."""
+    single = (place.line_bytes, place.lines) == (atom, 1)
+    return Pattern(place.address, atom, 1, 0, place.surfaces, atom) if single else place
 
 
 def source(group: Group, machine: Machine, port: Port) -> Array:
     """The input of SDP (batch, surface, H, W, lane) in its own type."""
     height, width, channels = size(group)
     kind = group.named("IN_PRECISION").lower()
-    atom = machine.atom_bytes
     surfaces = -(-channels // machine.atom_elements(kind))
-    line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
-    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH", "SRC_RAM_TYPE")
-    place = cube_at(start, (height, width, surfaces), atom, (line, surface))
+    place = packed(cubes.place(group, "SRC", (height, width, surfaces), machine), machine.atom_bytes)
     if group["BATCH_NUMBER"]:
         raise trap(BLOCK, f"{group['BATCH_NUMBER'] + 1} batches of a cube in memory", limit="1")
     return cubes.read(port, place, machine, kind)[None]
@@ -104,7 +96,6 @@ def _cube(group: Group, unit: str, port: Port, sizes: tuple[int, int, int], batc
     if group.named(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL" or (height, width) == (1, 1):
         row = port.cube(Pattern(start, surfaces * atom), atom, unit=unit_bytes)
         return np.ascontiguousarray(row).reshape(surfaces, 1, 1, atom)
-    line = group.bytes(f"{unit}_LINE_STRIDE")
-    strides = line, group.bytes(f"{unit}_SURFACE_STRIDE")
-    place = cube_at(start, (height, width, surfaces), atom, strides)
+    line, surface = group.bytes(f"{unit}_LINE_STRIDE"), group.bytes(f"{unit}_SURFACE_STRIDE")
+    place = Pattern(start, width * atom, height, line, surfaces, surface)
     return np.ascontiguousarray(port.cube(place, atom, unit=unit_bytes))
