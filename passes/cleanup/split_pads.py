@@ -7,8 +7,7 @@ from functools import partial
 
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
-from npuc.ops.windows import window_of
-from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.patterns import conv_window
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
@@ -28,12 +27,10 @@ class SplitPads:
 
 
 def _split(most: int, rewriter: Rewriter, node: Node) -> bool:
-    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, node.inputs[0]):
+    window = conv_window(rewriter, node)
+    if window is None or max(*window.begins, *window.ends) <= most:
         return False
-    window = window_of(node, rewriter.shape(node.inputs[1])[2:])
     sides = (*window.begins, *window.ends)
-    if max(sides) <= most:
-        return False
     top, left, bottom, right = (max(side - most, 0) for side in sides)
     pads, stem = (0, 0, top, left, 0, 0, bottom, right), f"{node.output}/padded"
     pad = rewriter.part(node, "Pad", node.inputs[:1], stem, pads=pads, mode="constant", value=0.0)

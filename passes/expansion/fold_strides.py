@@ -10,8 +10,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
-from npuc.ops.windows import window_of
-from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.patterns import conv_window
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_ROW = 32
@@ -42,14 +41,11 @@ class FoldStrides:
 
 def _lay_in_rows(most: int, rewriter: Rewriter, node: Node) -> bool:
     """A signal of L elements as L / row rows."""
-    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, *node.inputs[:2]):
-        return False
-    w = rewriter.constants.get(node.inputs[1])
-    shape = rewriter.shape(node.inputs[0])
-    if w is None or 1 not in shape[2:]:
+    window, shape = conv_window(rewriter, node), rewriter.shape(node.inputs[0])
+    w = None if window is None else rewriter.constants.get(node.inputs[1])
+    if window is None or w is None or 1 not in shape[2:]:
         return False
     along = 1 - shape[2:].index(1) if shape[2:] != (1, 1) else 1
-    window = window_of(node, w.shape[2:])
     stride, begin = window.strides[along], window.begins[along]
     flat = w.shape[3 - along] == 1 and window.begins[1 - along] == window.ends[1 - along] == 0
     row = _row(stride, most) if flat and stride > most else None
@@ -113,12 +109,10 @@ def _whole_rows(
 
 
 def _fold(most: int, most_channels: int, rewriter: Rewriter, node: Node) -> bool:
-    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, *node.inputs[:2]):
+    window = conv_window(rewriter, node)
+    w = None if window is None else rewriter.constants.get(node.inputs[1])
+    if window is None or w is None or GROUP(node) != 1:
         return False
-    w = rewriter.constants.get(node.inputs[1])
-    if w is None or GROUP(node) != 1:
-        return False
-    window = window_of(node, w.shape[2:])
     block = _block(window.strides, w.shape[1], most, most_channels) if max(window.strides) > most else None
     if block is None or set(window.dilations) != {1}:
         return False

@@ -14,7 +14,7 @@ from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import DILATIONS, GROUP
 from npuc.ops.windows import Window, window_of
 from npuc.passes.rewriting.interleaving import interleaved
-from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.patterns import conv_window
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_BLOCK = 8
@@ -72,10 +72,8 @@ class WideDilations:
 
 
 def _phases(most: int, rewriter: Rewriter, node: Node, *, apart: bool) -> bool:
-    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, node.inputs[0]):
-        return False
-    window = window_of(node, rewriter.shape(node.inputs[1])[2:])
-    if max(window.dilations) <= most or max(window.strides) > 1:
+    window = conv_window(rewriter, node)
+    if window is None or max(window.dilations) <= most or max(window.strides) > 1:
         return False
     factors = tuple(_factor(each, most) for each in window.dilations)
     if apart and not 1 < factors[0] == factors[1] <= MOST_BLOCK:

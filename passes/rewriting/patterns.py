@@ -10,6 +10,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops.attributes import ACTIVATION, STEPS_AXIS
+from npuc.ops.windows import Window, window_of
 from npuc.passes.rewriting.rules import Rewriter
 
 DEGREE = 3
@@ -83,6 +84,13 @@ def quantisation_axis(rewriter: Rewriter, tensor: str) -> int:
 def only_float(rewriter: Rewriter, *tensors: str) -> bool:
     """Whether all of these are float32."""
     return all(rewriter.types[name].dtype == "float32" for name in tensors)
+
+
+def conv_window(rewriter: Rewriter, node: Node) -> Window | None:
+    """The window of a 2-D convolution of floats; None for any other node."""
+    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, *node.inputs[:2]):
+        return None
+    return window_of(node, rewriter.shape(node.inputs[1])[2:])
 
 
 @frozen

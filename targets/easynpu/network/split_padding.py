@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Graph, Node
-from npuc.ops.windows import window_of
-from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.patterns import conv_window
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_PADDING = 15
@@ -21,12 +20,10 @@ def split_padding(graph: Graph) -> Graph:
 
 
 def _split(rewriter: Rewriter, node: Node) -> bool:
-    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, node.inputs[0]):
+    window = conv_window(rewriter, node)
+    if window is None or max(window.begins) <= MOST_PADDING:
         return False
-    window = window_of(node, rewriter.shape(node.inputs[1])[2:])
     before = tuple(min(max(begin - MOST_PADDING, 0), MOST_PADDING) for begin in window.begins)
-    if not any(before):
-        return False
     x, channels = node.inputs[0], rewriter.shape(node.inputs[0])[1]
     padded = rewriter.fresh(f"{node.output}/padded")
     ones = rewriter.constant(np.ones((channels, 1, 1, 1), np.float32), f"{padded}/ones")
