@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from npuc.host.running import one_by_one
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import Observer
 from npuc.targets.easynpu.rtl.simulation import Simulation
-from npuc.targets.easynpu.simulate.running import Runner, one_by_one
+from npuc.targets.easynpu.simulate.running import Runner
 
 
 class RtlRunner:

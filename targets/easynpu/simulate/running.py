@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import groupby
@@ -14,6 +14,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.host.manifest import outputs_among
+from npuc.host.running import one_by_one
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
@@ -163,27 +164,6 @@ class QuickRunner:
                 return None
             parts.append(found)
         return parts
-
-
-def one_by_one(
-    run: Callable[[Mapping[str, Array], Observer | None], dict[str, Array]],
-    feeds: Mapping[str, Array],
-    observe: Observer | None,
-) -> dict[str, Array]:
-    """Outputs (samples, *shape) of a machine that runs one sample at a time."""
-    found: list[dict[str, Array]] = []
-    seen: dict[str, list[Array]] = {}
-
-    def collect(name: str, values: Array) -> None:
-        seen.setdefault(name, []).append(values)
-
-    for at in range(count_of(feeds)):
-        one = {name: values[at : at + 1] for name, values in feeds.items()}
-        found.append(run(one, None if observe is None else collect))
-    if observe is not None:
-        for name, values in seen.items():
-            observe(name, np.concatenate(values))
-    return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
 
 
 class SteppingRunner:

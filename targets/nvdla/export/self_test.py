@@ -9,6 +9,7 @@ from npuc.export.c_text import sources
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.self_test.vectors import vectors
+from npuc.target import Observer
 from npuc.targets.nvdla.export.c_export import SOURCES
 from npuc.targets.nvdla.formats.precision import received
 from npuc.targets.nvdla.model import Nvdla
@@ -31,10 +32,10 @@ class _Recorder(Runner):
         self.pairs: list[tuple[list[Array], list[Array]]] = []
 
     def _segment(
-        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], seen: dict[str, list[Array]] | None
+        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], observe: Observer | None
     ) -> None:
         loads = _values(segment.loads, tensors)
-        super()._segment(segment, nvdla, tensors, seen)
+        super()._segment(segment, nvdla, tensors, observe)
         self.pairs.append((loads, _values(segment.stores, tensors)))
 
 

@@ -16,6 +16,7 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.samples.loading import varied
+from npuc.target import Observer
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.emission import BRIDGE
 from npuc.targets.nvdla.machine.commands import SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write
@@ -45,12 +46,12 @@ class _Recorder(Runner):
         self.moves: list[Segment] = []
 
     def _segment(
-        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], seen: dict[str, list[Array]] | None
+        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], observe: Observer | None
     ) -> None:
         for move in segment.loads:
             self._load(move, nvdla.memory, tensors)
         before = [(address, data.tobytes()) for address, data in nvdla.memory.regions]
-        super()._segment(segment, nvdla, tensors, seen)
+        super()._segment(segment, nvdla, tensors, observe)
         machine = self.contents.machine
         places = [_place(move, machine) for move in segment.stores]
         if self.player == VERILATOR:  # it checks one region for each interrupt

@@ -15,6 +15,7 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.samples.loading import KINDS, varied
+from npuc.target import Observer
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.loadable import schema
@@ -67,13 +68,13 @@ class _Recorder(Runner):
         self.wanted: dict[str, Array] = {}
 
     def _segment(
-        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], seen: dict[str, list[Array]] | None
+        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], observe: Observer | None
     ) -> None:
         for move in segment.loads:
             self._load(move, nvdla.memory, tensors)
             size = move.bytes(self.contents.machine)
             self.given[move.tensor] = nvdla.memory.read(move.place.address, size)
-        super()._segment(segment, nvdla, tensors, seen)
+        super()._segment(segment, nvdla, tensors, observe)
         self.wanted |= {move.tensor: tensors[move.tensor] for move in segment.stores}
 
 

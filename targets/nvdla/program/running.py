@@ -12,8 +12,9 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.host.manifest import outputs_among
+from npuc.host.running import one_by_one
 from npuc.ir import Array
-from npuc.program import Program, count_of
+from npuc.program import Program
 from npuc.storage.records import damaged, read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
@@ -54,30 +55,21 @@ class Runner:
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
-        count = count_of(feeds)
-        found: list[dict[str, Array]] = []
-        seen: dict[str, list[Array]] = {}
-        for sample in range(count):
-            one = {name: values[sample : sample + 1] for name, values in feeds.items()}
-            found.append(self._one(one, None if observe is None else seen))
-        if observe is not None:
-            for name, values in seen.items():
-                observe(name, np.concatenate(values))
-        return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+        return one_by_one(self._one, feeds, observe)
 
-    def _one(self, feeds: Mapping[str, Array], seen: dict[str, list[Array]] | None) -> dict[str, Array]:
+    def _one(self, feeds: Mapping[str, Array], observe: Observer | None) -> dict[str, Array]:
         """The outputs of one sample."""
         tensors = dict(feeds)
         nvdla = Nvdla(self.contents.machine, self._memory(), exact=self.exact)
         for step in self.contents.steps:
             if isinstance(step, Segment):
-                self._segment(step, nvdla, tensors, seen)
+                self._segment(step, nvdla, tensors, observe)
             else:
                 step.run(tensors)
-                if seen is not None:
+                if observe is not None:
                     for name in step.outputs:
                         if str(tensors[name].dtype) in ("int8", "int16"):
-                            seen.setdefault(name, []).append(tensors[name])
+                            observe(name, tensors[name])
         return outputs_among(tensors, self.outputs)
 
     def _memory(self) -> Memory:
@@ -90,8 +82,9 @@ class Runner:
         return memory
 
     def _segment(
-        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], seen: dict[str, list[Array]] | None
+        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], observe: Observer | None
     ) -> None:
+        """Loads, runs and stores a segment."""
         for move in segment.loads:
             self._load(move, nvdla.memory, tensors)
         end = segment.start + segment.count
@@ -102,8 +95,8 @@ class Runner:
             if segment.start <= each.start and at <= each.start + each.count <= end:
                 nvdla.execute(self.commands[at : each.start + each.count])
                 at = each.start + each.count
-                if seen is not None and each.result is not None:
-                    seen.setdefault(each.result.tensor, []).append(self._store(each.result, nvdla.memory))
+                if observe is not None and each.result is not None:
+                    observe(each.result.tensor, self._store(each.result, nvdla.memory))
         nvdla.execute(self.commands[at:end])
         tensors.update({move.tensor: self._store(move, nvdla.memory) for move in segment.stores})
 
