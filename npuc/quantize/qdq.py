@@ -14,9 +14,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
-from npuc.quantize.improvement.equalisation import SUFFIX
 from npuc.quantize.improvement.search import Network
-from npuc.quantize.network.construction import int8_name
 from npuc.text.names import Names
 
 
@@ -31,18 +29,16 @@ class _Writer:
     def __init__(self, network: Network) -> None:
         self.graph = network.graph
         self.integer = set(network.nodes)
-        self.found = network.quantised
+        self.found, self.old = network.quantised, network.names
         read = ((node, network.layers.layer(self.found, node)) for node in self.found.graph.nodes)
-        self.layers = {
-            int8_name(layer.source): (node.inputs[0], layer) for node, layer in read if layer is not None
-        }
+        self.layers = {layer.source: (node.inputs[0], layer) for node, layer in read if layer is not None}
         self.constants = dict(network.graph.constants)
         self.names = Names(network.graph.tensors)
         self.nodes: list[Node] = []
 
     def written(self) -> Graph:
         """The graph, with the inputs and outputs of the float graph."""
-        rounded = [name for name in self.graph.tensors if self._integers(name) in self.found.scales]
+        rounded = [name for name in self.graph.tensors if self.found.forms.get(name) in self.found.scales]
         inner = {name: self.names.new(f"{name}/exact") for name in rounded if name in self.graph.producers}
         read = {name: self.names.new(f"{name}/rounded") for name in rounded if name in self.graph.inputs}
         for name in read:
@@ -59,12 +55,8 @@ class _Writer:
         types = {name: self.graph.tensors[name] for name in self.graph.inputs}
         return build_graph(self.graph.name, self.nodes, types, self.graph.outputs, self.constants)
 
-    def _integers(self, name: str) -> str:
-        """The integer form of a float tensor, named after the model's tensor."""
-        return int8_name(name.removesuffix(SUFFIX))
-
     def _round(self, tensor: str, source: str, result: str) -> None:
-        integers = self._integers(tensor)
+        integers = self.found.forms[tensor]
         scale = self._constant(f"{tensor}/scale", np.array(self.found.scales[integers], np.float32))
         zero = self._constant(f"{tensor}/zero", np.array(self.found.zeros.get(integers, 0), np.int8))
         between = self.names.new(f"{tensor}/steps")
@@ -73,14 +65,14 @@ class _Writer:
 
     def _weighted(self, node: Node) -> tuple[str, ...]:
         """The inputs of an integer node; a convolution gets the integer network's weights and bias."""
-        x, layer = self.layers.get(self._integers(node.output), ("", None))
+        x, layer = self.layers.get(node.output, ("", None))
         if node.op != "Conv" or layer is None:
             return node.inputs
         weights = layer.weights
         zeros = np.rint(layer.zero * weights.power) - self.found.zeros.get(x, 0) * weights.total
         limits = np.iinfo(np.int32)
         bias = np.clip(weights.bias - zeros, limits.min, limits.max).astype(np.int32)
-        step, stem = layer.scale / weights.power, layer.source
+        step, stem = layer.scale / weights.power, self.old.get(layer.source, layer.source)
         return (
             node.inputs[0],
             self._dequantised(f"{stem}/w", weights.w, step / self.found.scales[x]),

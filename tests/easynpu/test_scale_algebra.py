@@ -24,7 +24,7 @@ from npuc.ops import build
 from npuc.pipeline import run_passes
 from npuc.quantize.arithmetic.ranges import bound
 from npuc.quantize.improvement.search import Network
-from npuc.quantize.network.construction import Quantised, float_name
+from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.reference import session
 from npuc.samples.loading import Samples
@@ -181,7 +181,7 @@ def _slack(network: Network, layer: Node, node: Node, x: Mapping[str, Array]) ->
 
 def _expect_node(network: Network, values: Mapping[str, Array], layer: Node) -> None:
     quantised, graph = network.quantised, network.graph
-    node = graph.producers[float_name(layer.output)]
+    node = graph.producers[{form: name for name, form in quantised.forms.items()}[layer.output]]
     data = [name for name in node.inputs if name and name not in graph.constants]
     held = dict(zip(data, (name for name in layer.inputs if name in quantised.scales), strict=True))
     steps = {

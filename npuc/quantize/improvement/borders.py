@@ -30,8 +30,9 @@ from npuc.quantize.improvement.search import (
     drawn,
     teaches,
 )
-from npuc.quantize.network.construction import Quantised, int8_name
+from npuc.quantize.network.construction import Quantised
 from npuc.samples.loading import Samples
+from npuc.text.names import Names
 
 SHARE = 0.5
 """How far channels are equalised that a dense convolution reads."""
@@ -39,23 +40,15 @@ WORTH = 10**-0.05
 """The factors are kept if the noise of the outputs falls by half a dB."""
 JUDGES = 8
 """The most held-out samples that decide this."""
-SUFFIX = "/channels"
 
 
 @frozen
-class Bordered:
-    """A graph with products at its borders. factors: of the tensors within that differ from the model's."""
+class _Bordered:
+    """A graph with products at its borders, the products, and the tensors inside, by those of the model."""
 
     graph: Graph
-    factors: Mapping[str, Array]
-
-    def described(self, quantised: Quantised) -> Quantised:
-        """The integer network, whose tensors are those of the model but for these factors."""
-        factors = {
-            int8_name(name): each for name, each in self.factors.items() if int8_name(name) in quantised.scales
-        }
-        floats = {name: tensor.removesuffix(SUFFIX) for name, tensor in quantised.floats.items()}
-        return replace(quantised, floats=floats, factors={**quantised.factors, **factors})
+    products: frozenset[Node]
+    inner: Mapping[str, str]
 
 
 def best_bordered(
@@ -73,34 +66,33 @@ def best_bordered(
     other = bordered(graph, training) if judged else None
     if other is None:
         return best_network(graph, recipe, samples, level, method, known)
-    plain = [drawn(each, recipe, samples, method or level.method, known) for each in (graph, other.graph)]
+    both = equalisation.Equalised(graph), other
+    plain = [drawn(each, recipe, samples, method or level.method, known) for each in both]
     before, after = _noises(graph, [each.quantised for each in plain], held_out[:JUDGES])
     kept = after < before * WORTH
     seconds = process_time() - started
     step = Trial("a scale per channel at the borders", kept, decibels(before), decibels(after), seconds)
     network, steps = best_variant(plain[kept], recipe, samples, level, method)
-    if kept:
-        network = replace(network, integer=other.described(network.quantised))
     return network, (step, *steps)
 
 
-def bordered(graph: Graph, feeds: Sequence[Mapping[str, Array]]) -> Bordered | None:
+def bordered(graph: Graph, feeds: Sequence[Mapping[str, Array]]) -> equalisation.Equalised | None:
     """The graph with products at its borders, equalised on the samples; None if it has no such border."""
     images = [name for name in (*graph.inputs, *graph.outputs) if _is_image(graph, name)]
-    with_all, products = _with_products(graph, images)
-    inside = {name for group in equalisation.groups(with_all, products) for name in group.tensors}
-    fitting = [name for name in images if f"{name}{SUFFIX}" in inside]
+    every = _with_products(graph, images)
+    inside = {name for group in equalisation.groups(every.graph, every.products) for name in group.tensors}
+    fitting = [name for name in images if every.inner[name] in inside]
     if not fitting:
         return None
-    made, products = _with_products(graph, fitting)
+    made = _with_products(graph, fitting)
     found = [
         group
-        for group in equalisation.groups(made, products)
-        if products.intersection((*group.writers, *group.readers))
+        for group in equalisation.groups(made.graph, made.products)
+        if made.products.intersection((*group.writers, *group.readers))
     ]
-    equal = equalisation.equalised(made, found, equalisation.sizes(made, found, feeds), SHARE)
-    factors = {name.removesuffix(equalisation.SUFFIX): each for name, each in equal.factors.items()}
-    return Bordered(equal.graph, factors)
+    equal = equalisation.equalised(made.graph, found, equalisation.sizes(made.graph, found, feeds), SHARE)
+    outer = {inside: name for name, inside in made.inner.items()}
+    return replace(equal, names={name: outer.get(old, old) for name, old in equal.names.items()})
 
 
 def _is_image(graph: Graph, name: str) -> bool:
@@ -109,13 +101,15 @@ def _is_image(graph: Graph, name: str) -> bool:
     return of.dtype == "float32" and len(of.shape) == 4 and not both and name not in graph.constants
 
 
-def _with_products(graph: Graph, names: Sequence[str]) -> tuple[Graph, frozenset[Node]]:
-    """The graph with a product with ones behind these inputs and before these outputs, and the products."""
-    inner = {name: f"{name}{SUFFIX}" for name in names}
-    ones = {f"{new}/factors": np.ones((1, graph.shape(name)[1], 1, 1), np.float32) for name, new in inner.items()}
+def _with_products(graph: Graph, names: Sequence[str]) -> _Bordered:
+    """The graph with a product with ones behind these inputs and before these outputs."""
+    fresh = Names(graph.tensors)
+    inner = {name: fresh.new(f"{name}/channels") for name in names}
+    factors = {new: fresh.new(f"{new}/factors") for new in inner.values()}
+    ones = {factors[new]: np.ones((1, graph.shape(name)[1], 1, 1), np.float32) for name, new in inner.items()}
 
     def product(x: str, y: str, new: str) -> Node:
-        return Node("Mul", (x, f"{new}/factors"), (y,), {}, new)
+        return Node("Mul", (x, factors[new]), (y,), {}, new)
 
     taken = [product(name, new, new) for name, new in inner.items() if name in graph.inputs]
     given = [product(new, name, new) for name, new in inner.items() if name in graph.outputs]
@@ -130,7 +124,7 @@ def _with_products(graph: Graph, names: Sequence[str]) -> tuple[Graph, frozenset
     types = {name: graph.tensors[name] for name in graph.inputs}
     constants = {**graph.constants, **ones}
     made = build(graph.name, [*taken, *nodes, *given], types, graph.outputs, constants, graph.operators)
-    return made, frozenset((*taken, *given))
+    return _Bordered(made, frozenset((*taken, *given)), inner)
 
 
 def _float_outputs(graph: Graph) -> list[str]:

@@ -10,7 +10,7 @@ Equalization and Bias Correction", 2019, with the magnitudes of activations in p
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from npuc.quantize.arithmetic.weights import in_groups
 from npuc.quantize.calibration.histograms import computed
 from npuc.quantize.network.renaming import renamed
 from npuc.quantize.scales.assignment import components
+from npuc.text.names import Names
 
 HOMOGENEOUS = (
     "Relu",
@@ -142,14 +143,23 @@ def sizes(graph: Graph, found: Sequence[Group], feeds: Sequence[Mapping[str, Arr
 
 @frozen
 class Equalised:
-    """The graph, and the divisors (C,) of the tensors whose channels were divided, by their new names."""
+    """The graph, and the divisors (C,) and old names of the tensors whose channels were divided."""
 
     graph: Graph
-    factors: Mapping[str, Array]
+    factors: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def after(self, before: Equalised) -> Equalised:
+        """The same, of a graph that was itself equalised: its factors together, and the names before both."""
+        factors = {
+            name: each * before.factors.get(self.names[name], np.float32(1)) for name, each in self.factors.items()
+        }
+        names = {name: before.names.get(old, old) for name, old in self.names.items()}
+        return Equalised(self.graph, {**before.factors, **factors}, {**before.names, **names})
 
 
 def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array], share: float) -> Equalised:
-    """The graph with a factor per channel moved through each group.
+    """The graph with a factor per channel moved through each group. What it changes gets another name.
 
     share: how far activation channels are equalised where readers sum over channels: 1 fully, 0 only as far as the
     readers' weights are. Depthwise readers have a scale per channel and accept any factor.
@@ -157,20 +167,18 @@ def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array]
     constants = dict(graph.constants)
     nodes = {node: node for node in graph.nodes}
     factors: dict[str, Array] = {}
+    fresh = Names(graph.tensors)
+    names = {name: fresh.new(f"{name}/equalised") for group in found for name in group.tensors}
     for group in found:
         chosen = _factors(constants, nodes, group, largest, share)
         factors |= dict.fromkeys(group.tensors, chosen)
         for node in group.writers:
-            _rescale(nodes, constants, node, 1 / chosen, axis=0)
+            nodes[node] = _rescaled(fresh, constants, nodes[node], 1 / chosen, axis=0)
         for node in group.readers:
-            _rescale(nodes, constants, node, chosen, axis=1)
-    names = {name: f"{name}{SUFFIX}" for name in factors}
+            nodes[node] = _rescaled(fresh, constants, nodes[node], chosen, axis=1)
     built = renamed(graph, nodes.values(), names, constants)
-    return Equalised(built, {names[name]: each for name, each in factors.items()})
-
-
-SUFFIX = "/equalised"
-"""An equalised tensor differs from the ONNX model's tensor, so it gets another name."""
+    old = {new: name for name, new in names.items()}
+    return Equalised(built, {new: factors[name] for new, name in old.items()}, old)
 
 
 def _factors(
@@ -201,20 +209,20 @@ def _columns(w: Array, groups: int) -> Array:
     return in_groups(np.abs(w), groups).max(axis=(1, 3)).ravel().astype(np.float64)
 
 
-def _rescale(nodes: dict[Node, Node], constants: dict[str, Array], node: Node, factors: Array, axis: int) -> None:
-    """Multiplies the weights of a convolution per output (axis 0, with the bias) or input channel (axis 1).
+def _rescaled(fresh: Names, constants: dict[str, Array], node: Node, factors: Array, axis: int) -> Node:
+    """A convolution with weights multiplied per output (axis 0, with the bias) or input channel (axis 1).
 
     Those of a border's product are multiplied per channel.
     """
-    current = nodes[node]
-    x, weights, *rest = current.inputs
+    x, weights, *rest = node.inputs
     w = constants[weights]
-    stem = f"{node.output}/equalised"
-    constants[f"{stem}_w"] = (w * _of_weights(node, w, factors, axis)).astype(np.float32)
+    name = fresh.new(f"{node.output}/equalised_w")
+    constants[name] = (w * _of_weights(node, w, factors, axis)).astype(np.float32)
     if axis == 0 and rest and rest[0]:
-        constants[f"{stem}_b"] = (constants[rest[0]] * factors).astype(np.float32)
-        rest = [f"{stem}_b", *rest[1:]]
-    nodes[node] = replace(current, inputs=(x, f"{stem}_w", *rest))
+        bias = fresh.new(f"{node.output}/equalised_b")
+        constants[bias] = (constants[rest[0]] * factors).astype(np.float32)
+        rest = [bias, *rest[1:]]
+    return replace(node, inputs=(x, name, *rest))
 
 
 def _of_weights(node: Node, w: Array, factors: Array, axis: int) -> Array:

@@ -22,7 +22,7 @@ from npuc.ops.macs import macs
 from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
 from npuc.quantize.improvement.search import Network, Trial, divided, teaches
-from npuc.quantize.network.construction import Quantised, int8_name
+from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import SHIFTED, Layers
 from npuc.samples.loading import Samples
 from npuc.text.terminal import short
@@ -129,7 +129,7 @@ def endings(graph: Graph, plain: Quantised) -> Host:
         if node.op in TABLE_OPS
         and as_unary(graph, node) is not None
         and node.output in last
-        and int8_name(node.inputs[0]) in made
+        and plain.forms.get(node.inputs[0]) in made
         and names[node.name] == 1
     )
 

@@ -6,7 +6,7 @@ Every step makes another network, which is kept only if it has less noise on hel
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cache, reduce
 from hashlib import blake2b
 from time import process_time
@@ -16,7 +16,6 @@ import numpy as np
 from npuc.errors import UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.ops import build as build_graph
 from npuc.quantize.arithmetic.steadiness import better
 from npuc.quantize.calibration.histograms import (
     Count,
@@ -28,12 +27,14 @@ from npuc.quantize.calibration.histograms import (
 )
 from npuc.quantize.improvement import equalisation, proposals
 from npuc.quantize.improvement.acceptance import acceptance, decibels, ends
+from npuc.quantize.improvement.equalisation import Equalised
 from npuc.quantize.improvement.evidence import Sampled, Watch, sampled
 from npuc.quantize.improvement.levels import Level, Variant
 from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.splitting import split
-from npuc.quantize.network.construction import Quantise, Quantised, int8_name
+from npuc.quantize.network.construction import Quantise, Quantised
 from npuc.quantize.network.layers import SHIFTED, Layers
+from npuc.quantize.network.renaming import integers_renamed
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
@@ -102,7 +103,7 @@ class Recipe:
 class Network:
     """A float graph, the histograms of its tensors, the factors of its channels, and, once made, its integer form.
 
-    layers: how the convolutions of the integer form are read.
+    layers: how the convolutions of the integer form are read. names: the model's tensor of each that has a factor.
     """
 
     graph: Graph
@@ -111,6 +112,12 @@ class Network:
     factors: Mapping[str, Array]
     integer: Quantised | None = None
     layers: Layers = SHIFTED
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def equal(self) -> Equalised:
+        """The float graph with its factors."""
+        return Equalised(self.graph, self.factors, self.names)
 
     @property
     def quantised(self) -> Quantised:
@@ -132,16 +139,15 @@ def best_network(
     method: of calibration, instead of the level's. known: the histograms of the graph's tensors, if found before.
     Synthetic samples only determine scales: nothing else is learned from them.
     """
-    return best_variant(
-        drawn(graph, recipe, samples, method or level.method, known), recipe, samples, level, method
-    )
+    plain = drawn(Equalised(graph), recipe, samples, method or level.method, known)
+    return best_variant(plain, recipe, samples, level, method)
 
 
 def drawn(
-    graph: Graph, recipe: Recipe, samples: Samples, method: str, known: Mapping[str, Histogram] | None = None
+    equal: Equalised, recipe: Recipe, samples: Samples, method: str, known: Mapping[str, Histogram] | None = None
 ) -> Network:
     """The integer network of a float graph with scales by this method of calibration, and nothing else."""
-    return _Maker(recipe, samples).drawn(graph, method, known=known)
+    return _Maker(recipe, samples).drawn(equal, method, known)
 
 
 def best_variant(
@@ -152,7 +158,7 @@ def best_variant(
     if not level.variants or not judged:
         return plain, ()
     network, steps = _Climb(_Maker(recipe, samples), level, method, plain).climbed()
-    return replace(network, integer=_under_old_names(network.quantised)), steps
+    return replace(network, integer=integers_renamed(network.graph, network.quantised, network.names)), steps
 
 
 def best_weights(
@@ -182,18 +188,13 @@ class _Maker:
     recipe: Recipe
     samples: Samples
 
-    def drawn(self, graph: Graph, method: str, known: Mapping[str, Histogram] | None = None) -> Network:
+    def drawn(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> Network:
         """The integer network of a float graph, calibrated on the samples; known: as in `calibrated`."""
-        return self.quantised(self.calibrated(graph, method, known=known), method, {})
+        return self.quantised(self.calibrated(equal, method, known), method, {})
 
-    def calibrated(
-        self,
-        graph: Graph,
-        method: str,
-        factors: Mapping[str, Array] | None = None,
-        known: Mapping[str, Histogram] | None = None,
-    ) -> Network:
+    def calibrated(self, equal: Equalised, method: str, known: Mapping[str, Histogram] | None) -> Network:
         """A float graph with the histograms of its tensors on the samples, of which some may be known."""
+        graph = equal.graph
         nodes = self.recipe.select(graph)
         tensors = tensors_of(nodes)
         gains = output_gains(graph, nodes) if method == "output" else None
@@ -203,42 +204,18 @@ class _Maker:
             find = self.recipe.histograms
             found |= node_histograms(find, graph, self.samples, missing, nodes, known=found, gains=gains)
         ordered = {name: found[name] for name in tensors}
-        return Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers)
+        return Network(graph, nodes, ordered, equal.factors, layers=self.recipe.layers, names=equal.names)
 
     def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
         """The network with scales by a method, and these scales and zero points fixed."""
         made = self.recipe.quantise(network.graph, network.nodes, network.histograms, method, given)
-        return replace(network, integer=_named(made, network.factors))
+        return replace(network, integer=_with_factors(made, network.factors))
 
 
-def _named(quantised: Quantised, factors: Mapping[str, Array]) -> Quantised:
+def _with_factors(quantised: Quantised, factors: Mapping[str, Array]) -> Quantised:
     """The network with the factors of its equalised tensors."""
-    named = {int8_name(name): each for name, each in factors.items() if int8_name(name) in quantised.scales}
-    return replace(quantised, factors=named)
-
-
-def _under_old_names(quantised: Quantised) -> Quantised:
-    """The network with its integers renamed after the model's tensors, whatever their channels were divided by."""
-    graph = quantised.graph
-
-    def old(name: str) -> str:
-        return name.replace(f"{equalisation.SUFFIX}/", "/").removesuffix(equalisation.SUFFIX)
-
-    nodes = [
-        replace(
-            node, inputs=tuple(map(old, node.inputs)), outputs=tuple(map(old, node.outputs)), name=old(node.name)
-        )
-        for node in graph.nodes
-    ]
-    types = {name: graph.tensors[name] for name in graph.inputs}
-    constants = {old(name): value for name, value in graph.constants.items()}
-    return Quantised(
-        build_graph(graph.name, nodes, types, graph.outputs, constants, graph.operators),
-        {old(name): scale for name, scale in quantised.scales.items()},
-        {old(name): old(tensor) for name, tensor in quantised.floats.items()},
-        {old(name): zero for name, zero in quantised.zeros.items()},
-        {old(name): factors for name, factors in quantised.factors.items()},
-    )
+    forms = {quantised.forms[name]: each for name, each in factors.items() if name in quantised.forms}
+    return replace(quantised, factors=forms)
 
 
 class _Climb:
@@ -327,7 +304,7 @@ class _Climb:
 
     def _plain(self, method: str) -> Network:
         """The plain network with scales by another method."""
-        return self.maker.drawn(self.plain.graph, method, known=self.plain.histograms)
+        return self.maker.drawn(self.plain.equal, method, self.plain.histograms)
 
     def _improve(self, network: Network, *title: str) -> None:
         """Tries the level's sets of proposals; unless it is thorough, only until one is kept.
@@ -395,9 +372,10 @@ class _Climb:
         """The graph calibrated by another method, equalised if there is anything to equalise."""
         groups = self._groups(graph) if share is not None else ()
         known = self.plain.histograms if graph is self.plain.graph else None
+        before = self.plain.equal
         if not groups:
             same = graph is self.plain.graph and method == self._method(self.top.method)
-            return self.plain if same else self.maker.calibrated(graph, method, known=known)
+            return self.plain if same else self.maker.calibrated(replace(before, graph=graph), method, known)
         key = graph is self.plain.graph, share, len(self.training)
         if key in self.equal and method != "output":
             return self.equal[key]
@@ -405,12 +383,12 @@ class _Climb:
         equal = equalisation.equalised(graph, groups, sizes, share or 0.0)
         if known is not None and not self.level.thorough:
             known = {**known, **self._watched(equal)}
-        found = self.maker.calibrated(equal.graph, method, equal.factors, known)
+        found = self.maker.calibrated(equal.after(before), method, known)
         if method != "output":
             self.equal[key] = found
         return found
 
-    def _watched(self, equal: equalisation.Equalised) -> dict[str, Histogram]:
+    def _watched(self, equal: Equalised) -> dict[str, Histogram]:
         """The histograms of the tensors that were equalised; the same run gives the evidence for its layers."""
         feeds, held_out = self._shown
         learned, others = self.numbers

@@ -18,9 +18,8 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.arithmetic.steadiness import upward
 from npuc.quantize.network.renaming import renamed
+from npuc.text.names import Names
 
-SUFFIX = "/split"
-"""A tensor with more channels differs from the ONNX model's tensor, so it gets another name."""
 MOST = 0.125
 """Share of a tensor's channels that may be split."""
 BITS = 12
@@ -38,15 +37,16 @@ def split(graph: Graph, feeds: Iterable[Mapping[str, Array]]) -> Graph:
     reached = _reach(graph, [node.output for node in writers], feeds)
     constants, nodes = dict(graph.constants), {node: node for node in graph.nodes}
     names: dict[str, str] = {}
+    fresh = Names(graph.tensors)  # a tensor with more channels differs from the ONNX model's tensor
     for writer in writers:
         largest = float(reached[writer.output].max())
         limit = upward(largest, BITS) / 2 if largest > 0 else 0.0
         outliers = np.flatnonzero(reached[writer.output] > ROOM * limit)
         if 0 < len(outliers) <= MOST * len(reached[writer.output]):
-            names[writer.output] = f"{writer.output}{SUFFIX}"
-            nodes[writer] = _written(constants, nodes[writer], outliers, limit)
+            names[writer.output] = fresh.new(f"{writer.output}/split")
+            nodes[writer] = _written(fresh, constants, nodes[writer], outliers, limit)
             for reader in graph.readers[writer.output]:
-                nodes[reader] = _read(constants, nodes[reader], outliers)
+                nodes[reader] = _read(fresh, constants, nodes[reader], outliers)
     if not names:
         return graph
     return renamed(graph, nodes.values(), names, constants)
@@ -82,21 +82,21 @@ def _reach(graph: Graph, names: list[str], feeds: Iterable[Mapping[str, Array]])
     return found
 
 
-def _written(constants: dict[str, Array], node: Node, outliers: Array, limit: float) -> Node:
+def _written(fresh: Names, constants: dict[str, Array], node: Node, outliers: Array, limit: float) -> Node:
     """The convolution, extended to write the part above the limit as well."""
     x, weights, *rest = node.inputs
     w = constants[weights]
     bias = constants[rest[0]] if rest and rest[0] else np.zeros(len(w), np.float32)
-    stem = f"{node.output}{SUFFIX}"
-    constants[f"{stem}_w"] = np.concatenate([w, w[outliers]])
-    constants[f"{stem}_b"] = np.concatenate([bias, bias[outliers] - np.float32(limit)])
+    named = tuple(fresh.new(f"{node.output}/split_{key}") for key in "wb")
+    constants[named[0]] = np.concatenate([w, w[outliers]])
+    constants[named[1]] = np.concatenate([bias, bias[outliers] - np.float32(limit)])
     limits = {"activation": "Clip", "min": 0.0, "max": limit}
-    return replace(node, inputs=(x, f"{stem}_w", f"{stem}_b"), attrs={**node.attrs, **limits})
+    return replace(node, inputs=(x, *named), attrs={**node.attrs, **limits})
 
 
-def _read(constants: dict[str, Array], node: Node, outliers: Array) -> Node:
+def _read(fresh: Names, constants: dict[str, Array], node: Node, outliers: Array) -> Node:
     """The convolution, extended to read both channels with the same weights."""
     x, weights, *rest = node.inputs
-    name = f"{node.output}{SUFFIX}_v"
+    name = fresh.new(f"{node.output}/split_v")
     constants[name] = np.concatenate([constants[weights], constants[weights][:, outliers]], axis=1)
     return replace(node, inputs=(x, name, *rest))

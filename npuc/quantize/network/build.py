@@ -1,7 +1,7 @@
 """The integer graph: which tensors become int8, with which scales, and the integer operators between them.
 
 A node becomes integer if the target runs it so; data movement is integer between integer nodes. QuantizeLinear and
-DequantizeLinear separate the float and integer parts. The int8 form of tensor `t` is named `t/int8`.
+DequantizeLinear separate the float and integer parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from npuc.quantize.arithmetic.weights import (
     sum_factors,
 )
 from npuc.quantize.calibration.histograms import Histogram
-from npuc.quantize.network.construction import GraphBuilder, Quantise, Quantised, int8_name
+from npuc.quantize.network.construction import GraphBuilder, Quantise, Quantised
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two
 from npuc.quantize.scales.constraints import (
     WEIGHTED,
@@ -160,12 +160,12 @@ class Builder(GraphBuilder):
         """Appends the integer form of a node."""
         inputs = tuple(self.as_int8(name) for name in data_inputs(node))
         op, attrs, extra = self.form(node)
-        outputs = tuple(int8_name(name) for name in node.outputs)
+        outputs = tuple(self.own(name) for name in node.outputs)
         behind, name = self.behind(node), node.name or node.output
         if behind is None:
             self.add(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
             return
-        free = f"{outputs[0]}/unlimited"
+        free = self.fresh(f"{outputs[0]}/unlimited")
         self.stand(free, node.output)
         self.add(Node(op, (*inputs, *extra), (free,), attrs, name, node.sources))
         op, attrs, extra = behind
@@ -176,7 +176,7 @@ class Builder(GraphBuilder):
         limits = self.limits(node)
         if limits is None:
             return None
-        stem = f"{int8_name(node.output)}/limits"
+        stem = f"{self.own(node.output)}/limits"
         return "IntTable", *self._table(stem, np.clip(INPUTS, *limits).astype(np.float64))
 
     def same_steps(self, node: Node) -> bool:
@@ -274,7 +274,7 @@ class Builder(GraphBuilder):
             function = Node("Clip", node.inputs, node.outputs, {"min": low, "max": high})
         if function is not None and self.tabulate is not None:
             values = wanted_values(function, x.scale, y.scale, x.zero, y.zero)
-            return "IntTable", *self._table(int8_name(node.output), values)
+            return "IntTable", *self._table(self.own(node.output), values)
         if node.op == "PRelu":
             self._expect_no_zeros(node)
             return "IntPRelu", {}, self._slopes(node, x.scale, y.scale)
@@ -351,11 +351,13 @@ class Builder(GraphBuilder):
 
     def layer(self, node: Node, w: Array, bias: Array, shift: Array) -> tuple[str, ...]:
         """The names of new constants of a convolution."""
-        return self.named(node, {"w": w, "bias": bias, "shift": shift})
+        names = self.named(node, {"w": w, "bias": bias, "shift": shift})
+        self.sources[names[0]] = node.output
+        return names
 
     def named(self, node: Node, values: Mapping[str, Array]) -> tuple[str, ...]:
         """The names of a node's new constants."""
-        stem = int8_name(node.output)
+        stem = self.own(node.output)
         return tuple(self.constant(f"{stem}/{key}", value) for key, value in values.items())
 
 

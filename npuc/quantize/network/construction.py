@@ -1,9 +1,9 @@
 """Builder of an integer graph, for what all targets' integer forms of a network share.
 
 A target adds its integer operators one after the other; the rest of the float graph is kept. QuantizeLinear and
-DequantizeLinear are inserted where float and integer parts meet. The int8 form of tensor `t` is named `t/int8`. A
-machine may use other number formats: int16, with forms named `t/int16`, or floating point, where a tensor is its
-own form and nothing is inserted.
+DequantizeLinear are inserted where float and integer parts meet. The int8 form of tensor `t` is named `t/int8`, or
+`t/int8_2` if the model has a tensor of that name. A machine may use other number formats: int16, with forms named
+`t/int16`, or floating point, where a tensor is its own form and nothing is inserted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Quantised:
     """The integer graph, the scale of every int8 tensor, and the float tensor that each one represents.
 
     zeros: the zero points that are not 0. factors: for equalised tensors, what the scale of each channel (axis 1)
-    is multiplied by.
+    is multiplied by. forms: the integer form of every float tensor that has one. sources: the result of the float
+    convolution to which integer weights belong.
     """
 
     graph: Graph
@@ -36,6 +37,8 @@ class Quantised:
     floats: Mapping[str, str]
     zeros: Mapping[str, int] = field(default_factory=dict[str, int])
     factors: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    forms: Mapping[str, str] = field(default_factory=dict[str, str])
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Quantise(Protocol):
@@ -58,13 +61,8 @@ class Quantise(Protocol):
         ...
 
 
-def int8_name(tensor: str) -> str:
-    """The name of the int8 form of a float tensor."""
-    return f"{tensor}/int8"
-
-
 def float_name(tensor: str) -> str:
-    """The name of the float tensor that this int8 tensor represents."""
+    """The name that a page shows for an int8 tensor."""
     return tensor.removesuffix("/int8")
 
 
@@ -87,7 +85,9 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.constants: dict[str, Array] = dict(graph.constants)
         self.have: set[str] = {*graph.inputs, *graph.constants}
+        self.sources: dict[str, str] = {}
         self._names = Names(graph.tensors)
+        self._fresh: dict[str, str] = {}
         self._stored: dict[str, tuple[str, str]] = {}
         self._shared: dict[str, str] = {}
         self._stands: dict[str, str] = {}
@@ -98,10 +98,17 @@ class GraphBuilder:
 
     def int8(self, tensor: str) -> str:
         """The name of a float tensor's form in the machine's number format: its own, or one that it shares."""
-        return self._shared.get(tensor, self._own(tensor))
+        return self._shared.get(tensor, self.own(tensor))
 
-    def _own(self, tensor: str) -> str:
-        return tensor if self.dtype == "float32" else f"{tensor}/{self.dtype}"
+    def own(self, tensor: str) -> str:
+        """The name of a float tensor's own form in the machine's number format."""
+        return tensor if self.dtype == "float32" else self.fresh(f"{tensor}/{self.dtype}")
+
+    def fresh(self, stem: str) -> str:
+        """A name that the model has not, made of a stem: always the same for the same stem."""
+        if stem not in self._fresh:
+            self._fresh[stem] = self._names.new(stem)
+        return self._fresh[stem]
 
     def share(self, tensor: str, integers: str) -> None:
         """Makes these integers the int8 form of a further tensor."""
@@ -141,8 +148,9 @@ class GraphBuilder:
         integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
         return steps == self.steps(tensor) and self.float.tensors[integers].dtype == self.dtype
 
-    def constant(self, name: str, value: Array) -> str:
+    def constant(self, stem: str, value: Array) -> str:
         """The name of a new constant."""
+        name = self.fresh(stem)
         self.constants[name] = value
         return name
 
@@ -152,12 +160,14 @@ class GraphBuilder:
             self._border(self.int8(tensor), tensor, "DequantizeLinear", tensor)
         types = {name: self.float.tensors[name] for name in self.float.inputs}
         graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants, self.operators)
-        stands = {self._own(name): name for name in self.scales} | self._stands
+        stands = {self.own(name): name for name in self.scales} | self._stands
         present = {name: tensor for name, tensor in stands.items() if name in graph.tensors}
         floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}
         floats |= {name: self._onnx_tensor(tensor) for tensor, name in self._shared.items() if name in present}
         zeros = {name: self.zeros[tensor] for name, tensor in present.items() if self.zeros[tensor]}
-        return Quantised(graph, {name: self.scales[tensor] for name, tensor in present.items()}, floats, zeros)
+        scales = {name: self.scales[tensor] for name, tensor in present.items()}
+        forms = {tensor: self.int8(tensor) for tensor in self.scales if self.int8(tensor) in graph.tensors}
+        return Quantised(graph, scales, floats, zeros, forms=forms, sources=self.sources)
 
     def _onnx_tensor(self, tensor: str) -> str:
         """The ONNX model's tensor with the same elements: a pass may have put a reshape after a node."""
@@ -173,6 +183,6 @@ class GraphBuilder:
             return
         if tensor not in self._stored:
             scale, zero = np.array(self.scales[tensor], np.float32), np.array(self.zeros[tensor], self.dtype)
-            names = self._names.new(f"{tensor}/scale"), self._names.new(f"{tensor}/zero")
-            self._stored[tensor] = self.constant(names[0], scale), self.constant(names[1], zero)
+            names = self.constant(f"{tensor}/scale", scale), self.constant(f"{tensor}/zero", zero)
+            self._stored[tensor] = names
         self.add(Node(op, (source, *self._stored[tensor]), (result,), name=f"{result}/{op}"))

@@ -16,7 +16,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Node
 from npuc.ops.attributes import RELU
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
-from npuc.quantize.network.construction import Quantised, float_name
+from npuc.quantize.network.construction import Quantised
 
 
 @frozen
@@ -67,11 +67,6 @@ class Layers(Protocol):
         ...
 
 
-def source_of(node: Node) -> str:
-    """The float convolution to which the weights of an integer node belong."""
-    return float_name(node.inputs[1].removesuffix("/w"))
-
-
 class Shifted:
     """IntConv: every channel is requantised by a right shift; the bias includes the zero point of the result."""
 
@@ -82,8 +77,8 @@ class Shifted:
         w, bias, shift = (quantised.graph.constants[name] for name in node.inputs[1:4])
         weights = LayerWeights(w, bias.astype(np.int64), np.exp2(shift.astype(np.float64)))
         zero = quantised.zeros.get(node.output, 0)
-        lowest = 0 if RELU(node) else -128
-        return IntegerLayer(source_of(node), weights, quantised.scales[node.output], zero, lowest, 127)
+        lowest, source = 0 if RELU(node) else -128, quantised.sources[node.inputs[1]]
+        return IntegerLayer(source, weights, quantised.scales[node.output], zero, lowest, 127)
 
     def constants(self, quantised: Quantised, node: Node, weights: LayerWeights) -> Mapping[str, Array]:
         """Weights and bias."""

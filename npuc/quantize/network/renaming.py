@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
+from npuc.quantize.network.construction import Quantised
+from npuc.text.names import Names
+
+V = TypeVar("V")
 
 
 def renamed(
@@ -23,3 +28,37 @@ def renamed(
     ]
     types = {name: graph.tensors[name] for name in graph.inputs}
     return build_graph(graph.name, changed, types, graph.outputs, constants, graph.operators)
+
+
+def integers_renamed(graph: Graph, quantised: Quantised, names: Mapping[str, str]) -> Quantised:
+    """The network with its integers named after the model's tensors, whatever their channels were divided by.
+
+    graph: the float graph of the network. names: the model's tensors by those of this graph.
+    """
+    integer = quantised.graph
+    fresh = Names((*graph.tensors, *names.values(), *integer.tensors))
+    wanted = {name: _old(graph, names, name) for name in integer.tensors if name not in graph.tensors}
+    new = {name: fresh.new(stem) for name, stem in wanted.items() if stem != name}
+    nodes = [replace(node, name=_old(graph, names, node.name)) for node in integer.nodes]
+    constants = {new.get(name, name): value for name, value in integer.constants.items()}
+    return Quantised(
+        renamed(integer, nodes, new, constants),
+        _by_new(quantised.scales, new),
+        {name: names.get(tensor, tensor) for name, tensor in _by_new(quantised.floats, new).items()},
+        _by_new(quantised.zeros, new),
+        _by_new(quantised.factors, new),
+        {tensor: new.get(name, name) for tensor, name in quantised.forms.items()},
+        _by_new(quantised.sources, new),
+    )
+
+
+def _by_new(known: Mapping[str, V], new: Mapping[str, str]) -> dict[str, V]:
+    return {new.get(name, name): value for name, value in known.items()}
+
+
+def _old(graph: Graph, names: Mapping[str, str], name: str) -> str:
+    """A name made of one of the graph's tensors, with the model's tensor in its place."""
+    end = len(name)
+    while end > 0 and name[:end] not in graph.tensors:
+        end = name.rfind("/", 0, end)
+    return f"{names.get(name[:end], name[:end])}{name[end:]}" if end > 0 else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -73,7 +74,7 @@ def network(
     power_of_two = machine.scales == POWER_OF_TWO
     winograd = frozenset[str]()
     if options.flag(WEIGHTS) == "winograd" or "winograd" in options.allow:
-        winograd = _transformed(quantise(graph, nodes, found, "minmax", given, precision), machine, options)
+        winograd = _transformed(graph, quantise(graph, nodes, found, "minmax", given, precision), machine, options)
     written = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if not given and precision == "int8":
         return _improved(graph, samples, machine, options, written, found)
@@ -90,14 +91,17 @@ def floats(
     """
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
-    written = in_fp16(graph, nodes, seen, _transformed(in_fp16(graph, nodes), machine, options))
+    written = in_fp16(graph, nodes, seen, _transformed(graph, in_fp16(graph, nodes), machine, options))
     expect_in_range(nodes, written.graph, seen, synthetic=samples.synthetic)
     return written, short_of_bits(graph, written.graph, seen, synthetic=samples.synthetic)
 
 
-def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:
-    """The weights that Winograd should transform before they are rounded."""
-    return lowering.transformable(plain, machine, options.flag(WEIGHTS))
+def _transformed(graph: Graph, plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:
+    """Names of the convolutions whose weights Winograd should transform before they are rounded."""
+    count = Counter(node.name for node in graph.nodes)
+    found = lowering.transformable(plain, machine, options.flag(WEIGHTS))
+    names = (graph.producers[result].name for result in found)
+    return frozenset(name for name in names if count[name] == 1)
 
 
 def _improved(

@@ -254,10 +254,11 @@ def expect_room(quantised: Quantised, machine: Machine) -> None:
 
 
 def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:
-    """The integer weights whose form would be Winograd if they could be transformed before rounding."""
+    """Results of float convolutions whose form would be Winograd if weights were transformed before rounding."""
     graph = _with_copies(quantised, machine).graph
     found = _choices(graph, machine, weights, inexact=True).convolutions
-    return frozenset(graph.producers[name].inputs[1] for name in found if found[name].form.kind == "winograd")
+    weighted = (graph.producers[name].inputs[1] for name in found if found[name].form.kind == "winograd")
+    return frozenset(quantised.sources[name] for name in weighted)
 
 
 def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:

@@ -45,7 +45,7 @@ def quantise(
     """The integer graph of a float graph; `nodes` become integer (int8 or int16).
 
     nodes: accepted by support.refusal. histograms: of every tensor in tensors_of(nodes) without given scales.
-    winograd: names of integer weights that are transformed before they are rounded (module transformed).
+    winograd: names of convolutions whose weights are transformed before they are rounded (module transformed).
     power_of_two: make every scale that is not given a power of two.
     """
     most = INT16_MOST if precision == "int16" else 127
@@ -94,8 +94,8 @@ def in_fp16(
 ) -> Quantised:
     """The graph of a float graph whose `nodes` NVDLA computes in fp16: every scale is 1.
 
-    seen: statistics of the convolutions' inputs; winograd: names of weights that are transformed before they are
-    rounded.
+    seen: statistics of the convolutions' inputs; winograd: names of convolutions whose weights are transformed
+    before they are rounded.
     """
     return Floats(graph, nodes, seen, winograd).built()
 

@@ -36,6 +36,8 @@ class Builder(GraphBuilder, ABC):
         self.computed = set(nodes)
         self.groups = groups(graph, nodes)
         self.joined = {group.conv for group in self.groups.values()}
+        self.copies: dict[tuple[str, str], str] = {}
+        """Copies of a tensor, the first, that suit the scale of a result."""
 
     @abstractmethod
     def elementwise(self, node: Node) -> tuple[str, Form]:
@@ -145,17 +147,14 @@ class Builder(GraphBuilder, ABC):
             form.x1 = replace(form.x1, relu=x1)
         self.close(form, last)
         sources = tuple(dict.fromkeys((*conv.sources, *last.sources)))
-        inputs = self.read(conv, weights), self.constant(self.weights_name(conv), weights)
-        self.finish("NvConv", inputs, last, form, self._window(conv, x), sources)
+        stored = self.constant(self.part(self.int8(conv.output), "w"), weights)
+        self.sources[stored] = conv.output
+        self.finish("NvConv", (self.read(conv, weights), stored), last, form, self._window(conv, x), sources)
 
     def read(self, conv: Node, weights: Array) -> str:
         """The map that a convolution with these weights reads."""
         del weights
         return self.as_int8(conv.inputs[0])
-
-    def weights_name(self, conv: Node) -> str:
-        """The name of a convolution's stored weights."""
-        return self.part(self.int8(conv.output), "w")
 
     def _window(self, node: Node, x: str) -> dict[str, Attr]:
         """The attributes of a convolution's window, including the padding value of x."""
@@ -188,7 +187,7 @@ class Builder(GraphBuilder, ABC):
     def unlimited(self, name: str, tensor: str) -> str:
         """The name of a result before its limits. tensor: the result in the float graph."""
         del tensor
-        return f"{name}/unlimited"
+        return self.fresh(f"{name}/unlimited")
 
     def emit(
         self,
@@ -223,5 +222,5 @@ class Builder(GraphBuilder, ABC):
         return self.constant(self.part(output, key), value)
 
     def part(self, output: str, key: str) -> str:
-        """The name of a constant of the pass that computes a tensor; not used in the float graph."""
+        """The stem of the name of a constant of the pass that computes a tensor."""
         return f"{output}/fp16/{key}" if self.dtype == "float32" else f"{output}/{key}"

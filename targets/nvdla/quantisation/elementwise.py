@@ -122,9 +122,9 @@ class Elementwise(Builder):
         """The name of a copy of a float tensor with another scale or zero point, computed by a pass of its own."""
         if steps == self.steps(tensor):
             return tensor
-        copy = f"{tensor}/for/{node.output}"
-        if copy in self.scales:  # both operands are this tensor
-            return copy
+        if (tensor, node.output) in self.copies:  # both operands are this tensor
+            return self.copies[tensor, node.output]
+        copy = self.copies[tensor, node.output] = self.fresh(f"{tensor}/for/{node.output}")
         self.scales[copy], self.zeros[copy] = steps.scale, steps.zero
         form = self._brought(Form(), self.scales[tensor] / steps.scale).centred(self.zeros[tensor])
         form.converter = form.converted(steps.zero)

@@ -57,13 +57,13 @@ class Floats(Builder):
         self.seen = seen
         """Statistics of the convolutions' inputs, as far as known."""
         self.winograd = winograd
-        """Names of weights that are transformed before they are rounded."""
+        """Names of convolutions whose weights are transformed before they are rounded."""
 
     def as_int8(self, tensor: str) -> str:
         """The tensor itself; for a constant, a copy that the host loads into memory."""
         if tensor not in self.float.constants:
             return super().as_int8(tensor)
-        copy = f"{tensor}/brought"
+        copy = self.fresh(f"{tensor}/brought")
         if copy not in self.have:
             self.add(Node("Identity", (tensor,), (copy,), name=copy))
         return copy
@@ -121,7 +121,7 @@ class Floats(Builder):
             form.operands["x1_mul"] = half(multiplier).reshape(COLUMN)
             off = half(share) - share
         mean, variance = self._seen(conv)
-        if self.weights_name(conv) not in self.winograd:
+        if conv.name not in self.winograd:
             return rounded(w, mean, variance, off)
         form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:]}
         stride = transformed.strides(conv)

@@ -13,7 +13,6 @@ from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import is_relu
-from npuc.quantize.improvement.equalisation import SUFFIX
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic import transformed
@@ -55,7 +54,7 @@ class Integers(Elementwise):
         super().__init__(graph, nodes, steps, precision)
         self.given = given
         self.winograd = winograd
-        """Names of weights that are transformed before they are rounded."""
+        """Names of convolutions whose weights are transformed before they are rounded."""
         self.largest = largest
         """The largest magnitude of tensors, as far as samples show it."""
 
@@ -66,7 +65,7 @@ class Integers(Elementwise):
         single = GROUP(conv) == 1
         sums = kept(w, bias, steps.scale, steps.zero, unit, twice=single) if x in self.given else None
         fraction = 0 if form.x2 == IDLE else self.fraction
-        if sums is None and self._by_winograd(conv):
+        if sums is None and conv.name in self.winograd:
             shift = self._bits_too_many(x)
             form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:], "pra_truncate": shift}
             u, common = transformed.transformed(w, *strides(conv)), transformed.common(*strides(conv))
@@ -89,14 +88,10 @@ class Integers(Elementwise):
         x = super().read(conv, weights)
         if weights.shape[1] * GROUP(conv) == self.float.shape(conv.inputs[0])[1]:
             return x
-        twice = f"{x}/twice"
+        twice = self.fresh(f"{x}/twice")
         if twice not in self.have:
             self.add(Node("Concat", (x, x), (twice,), {"axis": 1}, twice, conv.sources))
         return twice
-
-    def _by_winograd(self, conv: Node) -> bool:
-        """Whether the weights of a convolution should be transformed, whatever the convolution's name."""
-        return self.weights_name(conv).replace(f"{SUFFIX}/", "/") in self.winograd
 
     def _bits_too_many(self, x: str) -> int:
         """The bits by which C^T d C exceeds an element of x, given the largest value in the samples."""

@@ -10,7 +10,7 @@ import numpy as np
 from npuc.ir import Array, Node
 from npuc.ops.attributes import AVERAGE
 from npuc.quantize.network.construction import Quantised
-from npuc.quantize.network.layers import IntegerLayer, LayerWeights, source_of
+from npuc.quantize.network.layers import IntegerLayer, LayerWeights
 from npuc.targets.nvdla.arithmetic.attributes import WINOGRAD
 from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, MOST_MULTIPLIER
 from npuc.targets.nvdla.arithmetic.integer import operands, stages
@@ -34,8 +34,8 @@ class Multiplied:
             step = quantised.scales.get(operand, step) * 2.0**-FRACTION
             lowest, largest = -inf, inf
         relu = first.relu or (second.relu and operand not in quantised.scales)
-        weights = self._weights(quantised, node)
-        return IntegerLayer(source_of(node), weights, step, 0, max(lowest, 0) if relu else lowest, largest)
+        weights, source = self._weights(quantised, node), quantised.sources[node.inputs[1]]
+        return IntegerLayer(source, weights, step, 0, max(lowest, 0) if relu else lowest, largest)
 
     def _weights(self, quantised: Quantised, node: Node) -> LayerWeights:
         first, second = stages(node)

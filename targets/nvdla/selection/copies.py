@@ -22,6 +22,7 @@ from npuc.targets.nvdla.arithmetic.integer import IDLE, operands
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.surfaces import Lanes, View, contiguous, is_view, tensor_precision, with_copies
 from npuc.targets.nvdla.selection.parts import sharing
+from npuc.text.names import Names
 
 V = TypeVar("V")
 COPY = re.compile(r".+/copy\d+")
@@ -140,18 +141,20 @@ def _with(
 ) -> Quantised:
     """The graph with a new node between a reader and one of its inputs."""
     graph, name = quantised.graph, reader.inputs[position]
-    copy = f"{name}/copy{sum(each.output.startswith(f'{name}/copy') for each in graph.nodes)}"
+    names = Names(graph.tensors)
+    copy = names.new(f"{name}/copy{sum(each.output.startswith(f'{name}/copy') for each in graph.nodes)}")
     attrs: dict[str, Attr] = {**more, "x1": IDLE.as_attr(), "x2": IDLE.as_attr(), "converter": IDENTITY}
-    named = {f"{copy}/{key}": value for key, value in constants.items()}
+    named = {names.new(f"{copy}/{key}"): value for key, value in constants.items()}
     made = Node(op, (name, *named), (copy,), attrs, copy, reader.sources)
     inputs = (*reader.inputs[:position], copy, *reader.inputs[position + 1 :])
     nodes = [replace(node, inputs=inputs) if node is reader else node for node in graph.nodes]
-    return Quantised(
-        rebuild(graph, [*nodes, made], {**graph.constants, **named}),
-        _and_copy(quantised.scales, name, copy),
-        _and_copy(quantised.floats, name, copy),
-        _and_copy(quantised.zeros, name, copy),
-        _and_copy(quantised.factors, name, copy),
+    return replace(
+        quantised,
+        graph=rebuild(graph, [*nodes, made], {**graph.constants, **named}),
+        scales=_and_copy(quantised.scales, name, copy),
+        floats=_and_copy(quantised.floats, name, copy),
+        zeros=_and_copy(quantised.zeros, name, copy),
+        factors=_and_copy(quantised.factors, name, copy),
     )
 
 
