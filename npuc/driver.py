@@ -21,6 +21,7 @@ from npuc.ops.quantisation import CONVERSIONS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, Step, recorder, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
+from npuc.quantize.network.renaming import apart_from_integers
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples, synthetic
 from npuc.samples.loading import load as load_samples
@@ -46,14 +47,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
-    """The passes for a model on its way to the target, in order.
+    """The passes for a model on its way to the target, in order; the last frees the names of integer forms.
 
     Raises ValueError if the target leaves out an unknown pass.
     """
     shared = {each.__name__: each for each in FLOAT_PASSES}
     if unknown := set(target.left_out) - shared.keys():
         raise ValueError(f"{target.name} leaves out passes that are not shared: {', '.join(sorted(unknown))}")
-    return (*(each for name, each in shared.items() if name not in target.left_out), *target.passes(options))
+    kept = (each for name, each in shared.items() if name not in target.left_out)
+    return (*kept, *target.passes(options), apart_from_integers)
 
 
 def imported(model: Path, target: Target, shapes: Shapes, options: Options) -> Graph:
