@@ -10,14 +10,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import npuc
-from npuc.ir import TensorType
+from npuc.ir import Node, TensorType
 from npuc.ops import build
 from npuc.quantize.network.renaming import apart_from_integers
 
 SHAPES = {"w": (4, 3, 3, 3), "b": (4,), "v": (4, 4, 1, 1)}
 
 
-def _model(names: Mapping[str, str]) -> onnx.ModelProto:
+def _model(names: Mapping[str, str], outputs: str = "yz") -> onnx.ModelProto:
     """Two convolutions around a maximum and a sine, which the host computes."""
 
     def node(op: str, inputs: str, output: str) -> onnx.NodeProto:
@@ -34,7 +34,7 @@ def _model(names: Mapping[str, str]) -> onnx.ModelProto:
         [node("Conv", "x w b", "a"), node("MaxPool", "a", "m"), node("Conv", "m v", "y"), node("Sin", "a", "z")],
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 6, 6))],
-        [helper.make_tensor_value_info(names.get(name, name), TensorProto.FLOAT, None) for name in "yz"],
+        [helper.make_tensor_value_info(names.get(name, name), TensorProto.FLOAT, None) for name in outputs],
         constants,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
@@ -56,8 +56,6 @@ def test_names_of_integer_forms_change_no_program(names: Mapping[str, str]) -> N
 
 def test_inputs_and_outputs_keep_their_names() -> None:
     """x/int8 is an input, so the tensor x makes way; x and x/int8 of the model's interface stay."""
-    from npuc.ir import Node
-
     types = {"x/int8": TensorType((1, 2)), "i": TensorType((1, 2)), "i/int8": TensorType((1, 2))}
     nodes = [
         Node("Relu", ("x/int8",), ("x",)),
@@ -67,3 +65,13 @@ def test_inputs_and_outputs_keep_their_names() -> None:
     found = apart_from_integers(build("g", nodes, types, ["y"], {}))
     assert (found.inputs, found.outputs) == (("x/int8", "i", "i/int8"), ("y",))
     assert "x" not in found.tensors
+
+
+def test_an_output_called_as_the_form_of_another_has_its_own_values() -> None:
+    """It was the other's integers, as floats."""
+    x = np.random.default_rng(1).normal(0.2, 1, (3, 3, 6, 6)).astype(np.float32)
+    plain, other = (
+        npuc.compile(_model(each, "my"), "easynpu", calibration=x, level=0) for each in ({}, {"y": "m/int8"})
+    )
+    wanted = plain.run(x)["y"]
+    assert np.abs(other.run(x)["m/int8"] - wanted).max() < 0.1 * np.abs(wanted).max()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from npuc.errors import UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS, Operators
@@ -91,6 +92,18 @@ class GraphBuilder:
         self._stored: dict[str, tuple[str, str]] = {}
         self._shared: dict[str, str] = {}
         self._stands: dict[str, str] = {}
+        self._expect_names()
+
+    def _expect_names(self) -> None:
+        """Checks that no tensor is called as another's form: an input or output keeps its name.
+
+        Raises UnsupportedOperator (E205).
+        """
+        for name in self.scales:
+            form = self._own(name)
+            if form != name and form in self.float.tensors:
+                reason = f"the {self.dtype} form of '{name}' is called so"
+                raise UnsupportedOperator("E205", reason, tensor=form, remedy="rename this input or output")
 
     def steps(self, tensor: str) -> Steps:
         """The scale and zero point of a float tensor's int8 form."""
