@@ -62,7 +62,7 @@ def _refused(problem: Problem) -> Problem:
 def _surveyed(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
     plain = replace(options, strict=False)
     refusal: NpucError | None = None
-    if not (options.bind or options.deny):
+    if not options.divided:
         try:
             return _host_steps(target, driver.accepted(model, target, shapes, plain), plain)
         except NpucError as error:

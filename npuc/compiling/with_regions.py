@@ -70,7 +70,7 @@ def compile_model(
             hook(name, before, after, seconds)
 
     refusal: NpucError | None = None
-    if not (options.deny or options.bind):
+    if not options.divided:
         try:
             found = driver.compilation(model, target, options, shapes, calibration, recording)
             program = proof.proved(found, model, target, options)
