@@ -27,6 +27,7 @@ from npuc.ir import Array
 from npuc.models import detector
 from npuc.models.scenes import SIZE, Scenes, scenes
 from npuc.reference import session
+from npuc.registry import TARGETS
 from npuc.samples import loading as data
 from npuc.target import Options, Request
 from npuc.target import target as find
@@ -37,6 +38,7 @@ from npuc.verification.judging.metric import FP32
 from npuc.verification.metrics import Difference
 
 CALIBRATION, TEST = 64, 200
+MEASURED = ("easynpu", "nvdla-small", "nvdla-full", "bm1684")
 FLAT = detector.CELLS**2
 METRIC = Detections(
     Decoding("columns", "y", "y", 4 + detector.CLASSES, FLAT, "centre", detector.SURE), (SIZE, SIZE)
@@ -147,7 +149,7 @@ def _labels(test: Scenes) -> Array:
 
 
 @click.command()
-@click.option("--target", "targets", multiple=True, default=("easynpu", "nvdla-small", "nvdla-full", "bm1684"))
+@click.option("--target", "targets", multiple=True, type=click.Choice(tuple(TARGETS)), default=MEASURED)
 @click.option("--level", type=click.Choice(("0", "1", "2")), default="1", show_default=True)
 @click.option("--bias", "biases", multiple=True, type=float, default=(4, 6, 9), help="Below 0.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1))

@@ -136,6 +136,8 @@ def _made_up(model: Path, path: Path) -> Path:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     if len(sys.argv) > 2:
         (_drawn if sys.argv[2] in DRAWN else _filled)(sys.argv[2], Path(sys.argv[1]))
     else:

@@ -11,12 +11,14 @@ accepts one every clock. The last line counts the figures within a tenth of the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import click
 
 from npuc.targets.nvdla import trace
 from npuc.targets.nvdla.arithmetic.integer import IDLE
@@ -226,10 +228,16 @@ def measured_clocks(folder: Path) -> Iterator[tuple[str, int]]:
     return ((name, int(count)) for name, count in zip(words[::2], words[1::2], strict=True))
 
 
-def main(folders: list[Path]) -> None:
-    """The table."""
+@click.command()
+@click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
+def main(folders: Sequence[Path]) -> None:
+    """Prints modelled clocks beside those of the RTL."""
+    found = folders or sorted(each.parent for each in PROGRAMS.glob("*/*/clocks"))
+    missing = [str(each) for each in found if not (each / "clocks").is_file()]
+    if missing or not found:
+        raise click.UsageError(f"no file 'clocks' in {', '.join(missing) or PROGRAMS}")
     ratios: list[float] = []
-    for folder in folders or sorted(each.parent for each in PROGRAMS.glob("*/*/clocks")):
+    for folder in found:
         row = f"{folder.parent.name}/{folder.name}".ljust(36)
         for memory, measured in measured_clocks(folder):
             modelled = clocks(folder, memory)
@@ -241,4 +249,4 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(each) for each in sys.argv[1:]])
+    main()

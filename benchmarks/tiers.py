@@ -9,10 +9,11 @@ long as they fit the budget together. A test in a new file is in neither until t
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
+
+import click
 
 TIERS = Path(__file__).resolve().parents[1] / "tests" / "tiers.json"
 MOST = 10.0
@@ -21,6 +22,8 @@ BUDGET = 45.0
 """Seconds of all fast tests in sequence."""
 
 
+@click.command()
+@click.argument("report", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def main(report: Path) -> None:
     """Reads a JUnit report of all tests and writes the tiers."""
     files: dict[str, float] = defaultdict(float)
@@ -44,4 +47,4 @@ def main(report: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -80,9 +80,10 @@ def _expect_together(
     target: Target, options: Options, flags: Mapping[str, Any], spelled: Callable[[str], str]
 ) -> None:
     """Raises ValueError for flags that exclude each other or do not go with the precision."""
-    if options.deny and (options.strict or options.fallback == "refuse"):
+    host = spelled("deny") if options.deny else f"{spelled('max_partitions')} 0"
+    if (options.deny or options.max_partitions == 0) and (options.strict or options.fallback == "refuse"):
         other = spelled("strict") if options.strict else f"{spelled('fallback')} refuse"
-        raise ValueError(f"{spelled('deny')} and {other} exclude each other")
+        raise ValueError(f"{host} and {other} exclude each other")
     if flags.get("scales") is not None and options.precision in FLOATING:
         what = f"{spelled('scales')} {flags['scales']}"
         raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")

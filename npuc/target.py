@@ -80,6 +80,11 @@ class Options:
         if given:
             object.__setattr__(self, "flags", {**self.flags, **given})
 
+    @property
+    def divided(self) -> bool:
+        """Whether the model is divided even if the target runs all of it."""
+        return bool(self.deny or self.bind) or self.max_partitions == 0
+
     def flag(self, flag: Flag) -> str:
         """The value of a flag that a target declares."""
         return self.flags.get(flag.name, flag.values[0])

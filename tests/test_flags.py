@@ -74,6 +74,7 @@ def test_keywords_become_options() -> None:
         ("easynpu", {"mixed": "automatic"}, ValueError, "mixed is 'automatic'"),
         ("easynpu", {"deny": ["Conv"], "strict": True}, ValueError, "exclude each other"),
         ("easynpu", {"deny": ["Conv"], "fallback": "refuse"}, ValueError, "exclude each other"),
+        ("easynpu", {"max_partitions": 0, "strict": True}, ValueError, "max_partitions 0 and strict exclude"),
         ("easynpu", {"mixed": True, "strict": True}, ValueError, "strict and mixed auto exclude"),
         ("bm1684", {"mixed": "auto"}, ValueError, "takes no layers over"),
         ("bm1684", {"scales": "free"}, ValueError, "has no scales in fp32"),

@@ -63,7 +63,7 @@ def _refused(problem: Problem) -> Problem:
 def _surveyed(request: Request) -> list[Found]:
     options = request.options
     refusal: NpucError | None = None
-    if not (options.bind or options.deny):
+    if not options.divided:
         try:
             return _host_steps(request, driver.accepted(request))
         except NpucError as error:

@@ -64,7 +64,7 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
             request.hook(name, before, after, seconds)
 
     refusal: NpucError | None = None
-    if not (options.deny or options.bind):
+    if not options.divided:
         try:
             found = driver.compilation(replace(request, hook=recording))
             program = proof.proved(found, request)

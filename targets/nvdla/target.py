@@ -263,13 +263,11 @@ class Nvdla(Target):
             from npuc.targets.nvdla.export import c_export
 
             return c_export.exported(program)
-        if form == "readmemh":
-            from npuc.targets.nvdla.export import memories
-
-            return memories.files(program)
-        if form != "bin":
+        if form not in ("bin", "readmemh"):
             raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit=", ".join(self.exports))
-        return dict(program.files)
+        from npuc.targets.nvdla.export import memories
+
+        return memories.files(program, form)
 
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
         """Files with samples, the functional model's results for them, and a program that compares."""

@@ -11,8 +11,10 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import EnumMeta
 from pathlib import Path
 
+import onnx
 import pytest
 
 from npuc.cli import npuc as entry
@@ -146,6 +148,8 @@ sys.setprofile(profile)
 def test_an_interrupt_while_an_extension_module_is_loaded_ends_a_command_with_one_line(
     digits: Digits, tmp_path: Path
 ) -> None:
+    if not isinstance(onnx.defs.OpSchema.SupportType, EnumMeta):
+        pytest.skip("this onnx calls no Python code while it is loaded")
     code = f"{HEARING}{STARTED}\n{LOADING}\nfrom npuc.__main__ import main; main()"
     child, _ = started(code, tmp_path, *commands(digits)["bm1684"])
     _, err = child.communicate(timeout=60)

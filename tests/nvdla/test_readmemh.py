@@ -1,4 +1,4 @@
-"""`npuc export --format readmemh` of NVDLA's programs: what a test bench reads is what the simulator reads."""
+"""`npuc export --format bin` and `readmemh` of NVDLA's programs: a test bench reads what the simulator reads."""
 
 from __future__ import annotations
 
@@ -46,6 +46,21 @@ def test_registers_and_memory_are_those_of_the_program(name: str, tmp_path: Path
         wanted[image["address"] - dram["base"] :][: len(data)] = data
     assert wanted.any() and described["dram"]["word_bytes"] == (8 if name == "nvdla-small" else 32)
     assert memory_of(files["dram.hex"].decode(), described["dram"]["word_bytes"], wanted.size) == wanted.tobytes()
+
+
+@pytest.mark.parametrize("name", ["nvdla-small", "nvdla-full"])
+def test_bin_export_says_where_its_images_go(name: str, tmp_path: Path) -> None:
+    program = program_of(name, tmp_path)
+    binary, text = (target(name).exported(program, form) for form in ("bin", "readmemh"))
+    described, as_text = json.loads(binary["map.json"]), json.loads(text["map.json"])
+    assert binary[described["registers"]["file"]] == program.files["registers.bin"]
+    assert described["steps"] == as_text["steps"]
+    memory = bytearray(described["dram"]["bytes"])
+    for image in described["dram"]["images"]:
+        at = image["address"] - described["dram"]["base"]
+        memory[at : at + len(binary[image["file"]])] = binary[image["file"]]
+    wanted = memory_of(text["dram.hex"].decode(), as_text["dram"]["word_bytes"], as_text["dram"]["bytes"])
+    assert memory == wanted and any(wanted)
 
 
 def test_registers_are_listed_without_their_program(tmp_path: Path) -> None:

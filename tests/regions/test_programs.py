@@ -249,6 +249,15 @@ def test_no_more_partitions_than_asked_for_and_the_largest_stays(tmp_path: Path)
     assert checked(program, tmp_path)["status"] == "ok"
 
 
+def test_no_partitions_are_no_program_for_a_model_that_runs_whole(tmp_path: Path) -> None:
+    """The limit was only read where the target refused a node."""
+    model = model_of(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ y = Conv<{SAME}>(x, w) }}", w=C8["w"])
+    program = program_of(model, tmp_path, options={"max_partitions": 0})
+    assert places(program) == [("host", ("Conv",))]
+    codes = [reason["code"] for reason in program.manifest["report"]["partitions"][0]["reasons"]]
+    assert codes == ["W203"]
+
+
 @pytest.mark.parametrize("options", [{"fallback": "refuse"}, {"strict": True}])
 def test_the_host_can_be_refused(options: dict[str, object], tmp_path: Path) -> None:
     model = model_of("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { y = Sin(x) }")

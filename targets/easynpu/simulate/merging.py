@@ -406,7 +406,10 @@ class Merging:
             self._sweep_over(self.maps[each])
 
     def _sweep_over(self, found: _Map) -> None:
-        """Adds the operator that computes a map. Raises _Clash."""
+        """Adds the operator that computes a map. Raises _Clash.
+
+        An operand without a sweep reaches as far as the map: each of its tiles is read by one of the map's.
+        """
         assert found.source is not None
         source, operator = found.source, found.source.operator
         self._expect_parts(found, source)
@@ -415,8 +418,6 @@ class Merging:
             seen, pads = self._needed(found, source, operand)
             if operator.op in (*WEIGHTS, "MaxPool"):
                 attributes["pads"] = pads
-            elif any(pads):
-                raise _Clash
             inputs[slot] = self._cut(seen)
         found.name = self._add(replace(operator, inputs=tuple(inputs), attributes=attributes))
 
