@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -152,7 +153,10 @@ def _refused(error: NpucError, listed: Sequence[Line], table: Sequence[Mapping[s
 
 
 def instruction_of(reason: str) -> int | None:
-    """The number of the instruction that a refusal by a chip model names."""
-    name, _, rest = reason.partition(" ")
-    number = rest.partition(":")[0]
-    return int(number) if name == "instruction" and number.isdecimal() else None
+    """The number of the instruction that a refusal by a chip model names, at its beginning or end.
+
+    >>> instruction_of("instruction 3: it reads behind the memory"), instruction_of("a sum wraps (instruction 4)")
+    (3, 4)
+    """
+    found = re.match(r"instruction (\d+):", reason) or re.search(r"\(instruction (\d+)\)$", reason)
+    return int(found[1]) if found else None
