@@ -14,7 +14,6 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import DILATIONS
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.emission import Emitter, kind
-from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.machine.parameters import BYTES, SRAM_BASE, Machine
 from npuc.targets.nvdla.operations.operation import Operation, Transfer
@@ -256,16 +255,9 @@ def expect_room(quantised: Quantised, machine: Machine) -> None:
 
 def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:
     """The integer weights whose form would be Winograd if they could be transformed before rounding."""
-    if not any(_is_wide(quantised.graph, node) for node in quantised.graph.nodes):
-        return frozenset()
     graph = _with_copies(quantised, machine).graph
     found = _choices(graph, machine, weights, inexact=True).convolutions
     return frozenset(graph.producers[name].inputs[1] for name in found if found[name].form.kind == "winograd")
-
-
-def _is_wide(graph: Graph, node: Node) -> bool:
-    """Whether a node is a convolution with a kernel as wide or high as Winograd's."""
-    return node.op == "NvConv" and max(graph.shape(node.inputs[1])[2:]) >= winograd.KERNEL
 
 
 def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:
