@@ -43,7 +43,7 @@ def _light(path: Path) -> onnx.ModelProto | None:
         inside = path.resolve().parent == path.parent.resolve()  # data behind a link would lie outside the folder
         if not inside or not path.is_file() or path.stat().st_size < HEAVY:
             return None
-        expect_room(path.stat().st_size, "a file")
+        expect_room(path.stat().st_size, f"'{path}'")
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
             light, spans = apart(mapped, path.name)
         model = onnx.ModelProto.FromString(light)

@@ -112,10 +112,10 @@ def take(size: int, what: str, *, node: str | None = None, tensor: str | None = 
 
 def content(path: Path) -> bytes:
     """The bytes of a file, whatever size it claims. Raises OSError, and ModelError (E110) beyond the limit."""
-    expect_room(path.stat().st_size, "a file")
+    expect_room(path.stat().st_size, f"'{path}'")
     with path.open("rb") as file:
         data = file.read() if path.is_file() else file.read(limits().memory + 1)
-    expect_room(len(data), "a file")
+    expect_room(len(data), f"'{path}'")
     return data
 
 

@@ -151,3 +151,16 @@ def test_a_model_beside_its_program(digits: Digits, tmp_path: Path, case: Case) 
 def test_a_program(tmp_path: Path, command: tuple[str, ...], case: Case) -> None:
     given = at(tmp_path, case.content)
     expect(npuc(*(each.replace("{}", str(given)) for each in command)), case)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("assemble", "{}", "--images", "p", "-o", "o"), ("dump", "{}"), ("check", "{}", "--target", "easynpu")],
+)
+def test_a_file_beyond_the_memory_limit(digits: Digits, tmp_path: Path, command: tuple[str, ...]) -> None:
+    given = tmp_path / "given"
+    with given.open("wb") as file:
+        file.truncate(1 << 40)
+    places = {"{}": str(given), "p": str(digits.program), "o": str(tmp_path / "o")}
+    case = Case(None, "E110", (f"'{given}' of 1,099,511,627,776 bytes", "--memory-limit"))
+    expect(npuc(*(places.get(each, each) for each in command)), case, tmp_path / "o")
