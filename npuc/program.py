@@ -374,6 +374,7 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
             "E501",
             f"the program has format version {manifest.get('version')}",
             limit=f"version {VERSION}, which this npuc writes and reads",
+            remedy="compile the model again with this npuc, or use the npuc that wrote the program",
         )
     if not _intact(manifest):
         _modified(MANIFEST, "it does not match its seal", allow_modified)
