@@ -95,7 +95,8 @@ REMEDIES: dict[str, str] = {
     "E401": "give an .npz file with an array of numbers for every input",
     "E402": "give each input an array of finite numbers in its shape, with the samples along axis 0",
     "E403": "use fewer samples, or raise --memory-limit",
-    **dict.fromkeys(("E501", "E502"), _AGAIN),
+    "E501": f"give the folder that npuc compile wrote, or {_AGAIN}",
+    "E502": _AGAIN,
     "E503": "compile the model for this machine, and give data for which its operators are defined",
     "E504": "correct the listing; `npuc dump --layout --target TARGET` shows every field",
     "E505": "choose another output",
@@ -192,6 +193,10 @@ class NpucError(Exception):
     def within(self, where: str) -> NpucError:
         """The same error, with its origin added to each reason."""
         return type(self).of(replace(each, reason=f"{each.reason} ({where})") for each in self.problems)
+
+    def advising(self, remedy: str) -> NpucError:
+        """The same error with another remedy: what helps with the file that was given."""
+        return type(self).of(replace(each, remedy=remedy) for each in self.problems)
 
 
 class ModelError(NpucError):

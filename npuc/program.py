@@ -24,7 +24,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from npuc.errors import ArtefactError, ModelError
+from npuc.errors import REMEDIES, ArtefactError, ModelError
 from npuc.frozen import frozen
 from npuc.report import Report
 from npuc.storage.files import recover, replacing_folder
@@ -374,6 +374,7 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
             "E501",
             f"the program has format version {manifest.get('version')}",
             limit=f"version {VERSION}, which this npuc writes and reads",
+            remedy=REMEDIES["E502"],
         )
     if not _intact(manifest):
         _modified(MANIFEST, "it does not match its seal", allow_modified)

@@ -359,7 +359,7 @@ class Target(Protocol):
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The same as `listing` for a file of raw words. Raises ArtefactError (E501) if the target has none."""
         reason = f"'{path}' is no program, and {self.name} has no words that could be told from other bytes"
-        raise ArtefactError("E501", reason, limit="the directory npuc compile wrote")
+        raise ArtefactError("E501", reason, remedy="give the folder that npuc compile wrote")
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
         """The fields of every instruction word or register."""

@@ -219,6 +219,7 @@ def test_another_version_is_named(saved: Path) -> None:
     problem = _problem(lambda: load(saved))
     assert (problem.code, problem.reason) == ("E501", "the program has format version 99")
     assert problem.limit is not None and problem.limit.startswith(f"version {VERSION},")
+    assert problem.help is not None and problem.help.startswith("compile the model again")
 
 
 @pytest.mark.parametrize("name", [*FILES, *EVIDENCE])

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from npuc.custom_ops import STANDARD
-from npuc.onnx_files.subgraphs import subgraphs, within
+from npuc.onnx_files.subgraphs import subgraphs, tensor_names, within
 from npuc.text.names import Names
 
 PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
@@ -32,7 +32,7 @@ def without_dynamic_quantisation(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    graph, names = made.graph, Names(_names(made.graph))
+    graph, names = made.graph, Names(tensor_names(made.graph))
     declared = [each for each in graph.value_info if each.type.tensor_type.elem_type not in INTEGERS]
     nodes = [new for node in model.graph.node for new in _on_floats(node, dynamic, names)]
     del graph.node[:], graph.value_info[:]
@@ -74,12 +74,6 @@ def _replaceable(graph: onnx.GraphProto) -> Iterator[str]:
     for node in graph.node:
         if _is_dynamic(node) and needed.isdisjoint(node.output) and node.output[0] not in values:
             yield node.output[0]
-
-
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    for node in within(graph.node):
-        yield from (*node.input, *node.output)
-    yield from (each.name for each in graph.initializer)
 
 
 def _product(node: onnx.NodeProto, dynamic: AbstractSet[str], names: Names) -> Generator[onnx.NodeProto]:

@@ -12,6 +12,7 @@ import onnx
 
 from npuc.custom_ops import STANDARD
 from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
+from npuc.frontend.batches import steps_first
 from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import OUTPUT, Builder, LeftWhole, OnnxNode
@@ -73,11 +74,11 @@ def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelP
 
 
 def plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in operators, on floats: without functions of its own, and without dynamic quantisation.
+    """The model in operators, on floats: without functions of its own, dynamic quantisation, and layouts of steps.
 
     Raises as `_without_functions`.
     """
-    return without_dynamic_quantisation(_without_functions(model))
+    return steps_first(without_dynamic_quantisation(_without_functions(model)))
 
 
 def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -10,6 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from npuc.errors import ModelError
+from npuc.frontend.batches import steps_first
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgraded
 from npuc.frontend.widening import widened
@@ -23,13 +24,14 @@ NEWEST_OPSET = onnx.defs.onnx_opset_version()
 def read_model(path: Path, *, whole: bool = True) -> onnx.ModelProto:
     """The parsed file, without its external data; an old opset is converted to 7 by ONNX's converter.
 
-    A network in half precision, or quantised dynamically, is returned in float32 (`widening`, `dynamic`).
+    A network in half precision, or quantised dynamically, is returned in float32 (`widening`, `dynamic`),
+    recurrent operators with the steps first (`batches`).
 
     whole: if false, heavy constants may be left in the file, which the model then refers to as external data.
     Raises ModelError: E101 if the file cannot be read, E102 if it is not an ONNX model.
     """
     model = None if whole else _light(path)
-    return without_dynamic_quantisation(widened(upgraded(_whole(path)) if model is None else model))
+    return steps_first(without_dynamic_quantisation(widened(upgraded(_whole(path)) if model is None else model)))
 
 
 def _light(path: Path) -> onnx.ModelProto | None:
@@ -41,7 +43,7 @@ def _light(path: Path) -> onnx.ModelProto | None:
         inside = path.resolve().parent == path.parent.resolve()  # data behind a link would lie outside the folder
         if not inside or not path.is_file() or path.stat().st_size < HEAVY:
             return None
-        expect_room(path.stat().st_size, "a file")
+        expect_room(path.stat().st_size, f"'{path}'")
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
             light, spans = apart(mapped, path.name)
         model = onnx.ModelProto.FromString(light)

@@ -31,3 +31,10 @@ def within(outer: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         yield node
         for inner in subgraphs(node):
             yield from within(inner.node)
+
+
+def tensor_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names of all tensors of a graph and of those inside its nodes, some of them several times."""
+    for node in within(graph.node):
+        yield from (*node.input, *node.output)
+    yield from (each.name for each in graph.initializer)

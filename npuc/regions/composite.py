@@ -33,7 +33,8 @@ def target_of(program: Program) -> Target:
     try:
         found = find(program.target)
     except KeyError:
-        raise ArtefactError("E501", f"the program is for '{program.target}'", limit=", ".join(names())) from None
+        reason, remedy = f"the program is for '{program.target}'", "install the package that adds this target"
+        raise ArtefactError("E501", reason, limit=", ".join(names()), remedy=remedy) from None
     if program.precision not in found.precisions:
         raise damaged(f"precision is '{program.precision}'", ", ".join(found.precisions))
     return Composite(found) if is_composite(program) else found

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from npuc.errors import DoesNotFit
 from npuc.flag import CHOICES
 from npuc.storage.records import damaged, read
+from npuc.text.encodings import decoded
 from npuc.text.escaping import toml_key, toml_string
 from npuc.text.terminal import closest
 from npuc.text.terminal import page as place_of
@@ -102,12 +103,12 @@ def _values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]:
         if len(content) > LARGEST_FILE or max(map(len, content.split(b"\n"))) > LONGEST_LINE:
             limit = f"{LARGEST_FILE:,} bytes, {LONGEST_LINE:,} in a line"
             raise bad_machine(path.name, "it is too large", limit, page)
-        return tomllib.loads(content.decode())
+        return tomllib.loads(decoded(content))
     except OSError as error:
         reason = f"no such machine, and no file that can be read ({error.strerror})."
         limit = f"{', '.join(shipped)}, or a .toml file"
         raise bad_machine(str(path), f"{reason}{closest(str(path), shipped)}", limit, page) from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # no text, no TOML, or numbers of thousands of digits
         raise bad_machine(
             path.name, f"cannot be read: {error}", "a TOML file of name = value lines", page
         ) from None

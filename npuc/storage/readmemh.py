@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from npuc.errors import ArtefactError
+from npuc.text.encodings import decoded
 
-COMMENT = re.compile(rb"//[^\n]*")
-LINE = re.compile(rb"[0-9a-fA-F]+")
+WORDS = "give a file of words alone, as npuc export --format bin or readmemh writes it"
+"""The remedy for a file that is not one."""
 
 
 def written(image: bytes, word_bytes: int) -> bytes:
@@ -51,17 +52,32 @@ def _runs(images: Sequence[tuple[int, bytes]], word_bytes: int) -> Iterator[tupl
 
 
 def image_of(content: bytes, word_bytes: int) -> bytes:
-    """The bytes of a file: decoded if it is such a text, unchanged if it is not.
+    """The bytes of a file: decoded if it is text, unchanged if it is not.
 
-    Raises ArtefactError (E501) for a text with addresses (@) or words of another width.
+    Raises ArtefactError (E501) for a line that is no word of this width, or that places words (@).
 
     >>> image_of(b"0201 // the first\\n0403\\n", 2), image_of(b"\\x01\\xff", 2)
     (b'\\x01\\x02\\x03\\x04', b'\\x01\\xff')
     """
-    lines = COMMENT.sub(b"", content).split()
-    if not lines or not all(LINE.fullmatch(each.removeprefix(b"@")) for each in lines):
-        return content
-    if any(len(each) != 2 * word_bytes for each in lines):
-        reason = "the text has words of another width, or places them (@)"
-        raise ArtefactError("E501", reason, limit=f"{2 * word_bytes} hexadecimal digits a line")
-    return b"".join(bytes.fromhex(each.decode())[::-1] for each in lines)
+    lines = _lines(content)
+    digits = 2 * word_bytes
+    for number, line in enumerate(lines, 1):
+        for word in line:
+            if not re.fullmatch(f"[0-9a-fA-F]{{{digits}}}", word):
+                reason = f"line {number}: '{word[:digits]}' is no word of {digits} hexadecimal digits"
+                limit = f"words of {digits} hexadecimal digits, from the first on, none placed by @"
+                raise ArtefactError("E501", reason, limit=limit, remedy=WORDS)
+    return b"".join(bytes.fromhex(word)[::-1] for line in lines for word in line) if lines else content
+
+
+def _lines(content: bytes) -> list[list[str]]:
+    """The words of every line without its comment; none if the content is not text that can be printed."""
+    try:
+        lines = decoded(content).split("\n")
+    except ValueError:
+        return []
+    return [line.partition("//")[0].split() for line in lines] if all(map(_printable, lines)) else []
+
+
+def _printable(line: str) -> bool:
+    return line.replace("\t", " ").isprintable()

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npuc.errors import ArtefactError, DataError, ModelError
+from npuc.errors import ArtefactError, DataError, ModelError, NpucError, Problem
 from npuc.frozen import frozen
 
 MEMORY_LIMIT = 1 << 30
@@ -112,11 +112,20 @@ def take(size: int, what: str, *, node: str | None = None, tensor: str | None = 
 
 def content(path: Path) -> bytes:
     """The bytes of a file, whatever size it claims. Raises OSError, and ModelError (E110) beyond the limit."""
-    expect_room(path.stat().st_size, "a file")
+    expect_room(path.stat().st_size, f"'{path}'")
     with path.open("rb") as file:
         data = file.read() if path.is_file() else file.read(limits().memory + 1)
-    expect_room(len(data), "a file")
+    expect_room(len(data), f"'{path}'")
     return data
+
+
+def given(path: Path, code: str, remedy: str) -> bytes:
+    """The bytes of a file that the user names. Raises NpucError: this code if it cannot be read, E110 as above."""
+    try:
+        return content(path)
+    except OSError as error:
+        reason = f"'{path}' cannot be read: {error.strerror or error}"
+        raise NpucError.of([Problem(code, reason, remedy=remedy)]) from None
 
 
 def fits(size: int) -> bool:

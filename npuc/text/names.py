@@ -10,6 +10,8 @@ class Names:
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
+        self._counts: dict[str, int] = {}
+        """The last number behind a stem: all smaller ones are taken."""
 
     def take(self, names: Iterable[str]) -> None:
         """Marks names as used."""
@@ -22,9 +24,10 @@ class Names:
         >>> names.new("conv"), names.new("conv"), names.new("relu")
         ('conv_2', 'conv_3', 'relu')
         """
-        name, count = stem, 1
+        name, count = stem, self._counts.get(stem, 1)
         while name in self._taken:
             count += 1
             name = f"{stem}_{count}"
+        self._counts[stem] = count
         self._taken.add(name)
         return name

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from npuc.driver import batch_of
 from npuc.errors import ArtefactError
+from npuc.frontend.reading import read_model
 from npuc.program import Program, file_sha256, load_evidence
 from npuc.regions.artefact import is_composite
 from npuc.samples.loading import Samples
@@ -77,13 +78,14 @@ def check_of(model: Path, program: Program, target: Target, chip_model: str) -> 
 
 
 def check_model(model: Path, program: Program, allow_modified: bool) -> None:
-    """Raises ArtefactError (E501) unless the program was compiled from exactly this file."""
+    """Raises ArtefactError (E501) unless the program was compiled from this file, ModelError if it is no model."""
     try:
         found = file_sha256(model)
     except OSError:
         return  # loading the model will report the error
     origin = read(Mapping[str, Any], program.manifest.get("model"), "model")
     if found != origin.get("sha256") and not allow_modified:
+        read_model(model)
         raise ArtefactError(
             "E501",
             f"the program was compiled from another model than '{model}'",

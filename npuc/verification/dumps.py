@@ -109,11 +109,12 @@ def _files(folder: Path, kinds: Mapping[str, str]) -> Iterator[tuple[str, Path]]
     tensors: dict[str, list[str]] = {}
     for name in kinds:
         tensors.setdefault(file_stem(name), []).append(name)
+    usual = ", ".join(f"{stem}.bin" for stem in list(tensors)[:FEW])
     try:
         paths = sorted(each for each in folder.iterdir() if each.suffix in SUFFIXES)
     except OSError as error:
-        raise ArtefactError("E501", f"'{folder}' cannot be read: {error.strerror or error}") from None
-    usual = ", ".join(f"{stem}.bin" for stem in list(tensors)[:FEW])
+        reason, remedy = f"'{folder}' cannot be read: {error.strerror or error}", "give the folder of the dumps"
+        raise ArtefactError("E501", reason, limit=f"a folder with {usual}", remedy=remedy) from None
     if not paths:
         raise ArtefactError("E508", f"'{folder}' has no dumps", limit=f"files such as {usual}")
     seen: dict[str, Path] = {}

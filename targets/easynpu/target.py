@@ -16,7 +16,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.samples.loading import Samples
-from npuc.system.budget import expect_room
+from npuc.system.budget import expect_room, given
 from npuc.target import Options, Origin, Stored, Target
 from npuc.target import Runner as TargetRunner
 from npuc.targets.easynpu.flags import DOCUMENTED, FLAGS, ISA, OBJECTIVE
@@ -202,10 +202,10 @@ class EasyNpu(Target):
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The listing of a file of words without a program. Raises ModelError (E110) for too many words."""
-        from npuc.storage.readmemh import image_of
+        from npuc.storage.readmemh import WORDS, image_of
         from npuc.targets.easynpu.export import images
 
-        words = image_of(images.read(path), isa.WORD_BYTES)
+        words = image_of(given(path, "E501", WORDS), isa.WORD_BYTES)
         expect_room(len(words) * LISTED, "the listing of its words")
         return images.listing(words, [])
 
@@ -215,9 +215,9 @@ class EasyNpu(Target):
 
     def assembled(self, program: Program, listing: Path) -> Program:
         """The program with the words of a listing in place of its own."""
-        from npuc.targets.easynpu.export import assembling, images
+        from npuc.targets.easynpu.export import assembling
 
-        return assembling.assembled(program, images.read(listing))
+        return assembling.assembled(program, given(listing, "E501", assembling.REMEDY))
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:  # noqa: ARG002
         """Words and images as raw binary or $readmemh text, with map.json."""

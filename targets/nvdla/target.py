@@ -24,7 +24,7 @@ from npuc.targets.nvdla.machine.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.operations.weight_form import asked_forms, expect_asked
-from npuc.targets.nvdla.program.artefact import Contents, decode
+from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.program.outline import brief, outline
 from npuc.targets.nvdla.program.timeline import timeline
 
@@ -203,7 +203,7 @@ class Nvdla(Target):
         if is_loadable(path):
             return rows(path)
         registers = register_map(machines.CONFIGURATIONS[self.name].registers)
-        commands = decode(memories.read(path), registers)
+        commands = memories.commands(path, registers)
         return [
             {"index": number, **_described(command, registers), "nodes": [], "tensor": None}
             for number, command in enumerate(commands)

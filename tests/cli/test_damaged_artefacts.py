@@ -82,6 +82,7 @@ def test_a_program_of_an_unknown_target_is_refused(digits: Digits, copy: Path, t
     command = ("run", copy, "--data", digits.few, "-o", tmp_path / "y.npz", "--allow-modified")
     outcome = npuc(*command)
     assert outcome.code == 1 and "error[E501] the program is for 'abacus'" in outcome.err
+    assert "help: install the package that adds this target" in outcome.err
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

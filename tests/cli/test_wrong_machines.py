@@ -33,7 +33,7 @@ def verifies(digits: Digits, tmp_path: Path) -> bool:
     ("text", "facts"),
     [
         (b"= =", ["cannot be read", "TOML"]),
-        (b"\xff\xfe", ["cannot be read"]),
+        (b"\xff\xfe\0", ["cannot be read"]),
         (b"pes = 16\npes = 16", ["cannot be read"]),
         (b"fmap_word = 1", ["unknown parameter 'fmap_word'", "fmap_words"]),
         (b"[memories]\nfmap = 1", ["unknown parameter 'memories'"]),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from npuc import api
 from npuc.errors import NpucError
@@ -109,7 +111,6 @@ def test_every_direction_has_its_own_activations() -> None:
     [
         ("LSTM", {"clip": 1.0}, "the attribute clip is 1.0"),
         ("LSTM", {"input_forget": 1}, "the attribute input_forget is 1"),
-        ("LSTM", {"layout": 1}, "the attribute layout is 1"),
         ("RNN", {"activations": ["Softsign"]}, "the activation is Softsign"),
         ("GRU", {"steps": 65}, "the input is [65"),
     ],
@@ -117,6 +118,47 @@ def test_every_direction_has_its_own_activations() -> None:
 def test_other_forms_have_no_steps(op: str, attrs: dict[str, Any], told: str) -> None:
     with pytest.raises(NpucError, match=f"E202.*{re.escape(told)}"):
         import_model(model_of(op, **attrs))
+
+
+TO_LAYOUT_1 = {"x": (1, 0, 2), "h0": (1, 0, 2), "c0": (1, 0, 2), "y": (2, 0, 1, 3), "h": (1, 0, 2), "c": (1, 0, 2)}
+"""The axes of inputs and outputs with the batch first, by ONNX's tables of both layouts."""
+
+
+def batch_first(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same network in layout 1."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    made.graph.node[0].attribute.append(helper.make_attribute("layout", 1))
+    for each in (*made.graph.input, *made.graph.output):
+        extents = [dim.dim_value for dim in each.type.tensor_type.shape.dim]
+        for dim, axis in zip(each.type.tensor_type.shape.dim, TO_LAYOUT_1[each.name], strict=True):
+            dim.dim_value = extents[axis]
+    return made
+
+
+@pytest.mark.parametrize("form", [{}, *FORMS[:4]])
+@pytest.mark.parametrize("op", GATES)
+def test_the_batch_may_come_first(op: str, form: dict[str, Any]) -> None:
+    model = model_of(op, **form)
+    feed, graph = feed_of(model), import_model(batch_first(model))
+    found = run(graph, {name: value.transpose(TO_LAYOUT_1[name]) for name, value in feed.items()})
+    for name, value in zip(graph.outputs, session(model).run(None, feed), strict=True):
+        np.testing.assert_allclose(found[name], value.transpose(TO_LAYOUT_1[name]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("target", "share"), [("nvdla-full", 1), ("nvdla-small", 0)])
+def test_a_file_with_the_batch_first_runs_on_npu_or_host(tmp_path: Path, target: str, share: int) -> None:
+    """onnxruntime runs layout 0 only; ONNX's reference evaluator is asked."""
+    model = batch_first(model_of("GRU", steps=3, batch=1))
+    onnx.save(model, tmp_path / "m.onnx")
+    precision = "fp16" if target == "nvdla-full" else "int8"
+    found = api.compile(tmp_path / "m.onnx", target, options=Options(precision=precision, level="0"))
+    assert found.report["npu_macs_share"] == share
+    feed = feed_of(model)
+    outputs = found.run({name: value[None] for name, value in feed.items()})
+    wanted: list[Any] = list(ReferenceEvaluator(model).run(None, feed))
+    for name, value in zip("yh", wanted, strict=True):
+        np.testing.assert_allclose(outputs[name].reshape(value.shape), value, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize(("place", "told"), [(4, "sequence_lens"), (7, "P (peepholes)")])

@@ -59,6 +59,21 @@ def test_a_row_that_a_concatenation_takes_twice_is_copied(tmp_path: Path) -> Non
 # limits, borders, averages
 
 
+@ALL
+@pytest.mark.parametrize(
+    ("kernel", "stride", "shape", "pads"),
+    [((1, 1), 8, (1, 64, 16, 512), (0, 0, 1, 0)), ((2, 3), 7, (1, 33, 25, 400), (2, 1, 9, 1))],
+)
+def test_rows_that_see_only_padding_need_none_of_the_lines_above(
+    kernel: tuple[int, int], stride: int, shape: tuple[int, ...], pads: tuple[int, ...], name: str, tmp_path: Path
+) -> None:
+    """The lines between the last two rows of windows, which no window covers, overfilled the CBUF."""
+    conv = node("Conv", "x w", "y", strides=[stride, stride], pads=pads)
+    small = machine(tmp_path, cbuf_banks=16) if name == "nvdla-small" else machine(tmp_path, cbuf_entries=64)
+    model = network([conv], shape, {"w": weights(20, shape[1], *kernel)})
+    expect_exact(verified(model, tmp_path, name, machine=small, fallback="refuse"))
+
+
 @BOTH
 @pytest.mark.parametrize("limits", [(None, 0.25), (None, -0.25), (-0.75, -0.25)])
 def test_upper_limits_that_saturation_cannot_be(

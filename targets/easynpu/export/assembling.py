@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -20,7 +21,10 @@ from npuc.targets.easynpu.machine import listing as lines
 from npuc.targets.easynpu.machine.isa import Instruction, Layer, Reshape
 from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate.running import Runner
+from npuc.text.encodings import decoded
 
+REMEDY = "give a listing as npuc dump prints it, saved as UTF-8: npuc dump OUT > LISTING"
+"""What helps with a file that is no listing."""
 BLANK: Mapping[str, Any] = {"nodes": [], "tensor": None, "shape": None, "start": [0, 0, 0]}
 """The table entry of a word that replaces no other."""
 
@@ -45,6 +49,8 @@ def assembled(program: Program, text: bytes) -> Program:
     image = isa.words_to_bytes(words)
     if image == program.files["itcm.bin"]:
         return program
+    if not words:
+        raise ArtefactError("E504", "the listing has no instructions", remedy=REMEDY)
     table = _table(old, words, program.manifest["instructions"])
     manifest = {
         **program.manifest,
@@ -65,9 +71,9 @@ def assembled(program: Program, text: bytes) -> Program:
 
 def _lines(text: bytes) -> Iterator[Line]:
     try:
-        source = text.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise ArtefactError("E504", "the listing is not UTF-8 text") from None
+        source = decoded(text).split("\n")
+    except ValueError as error:
+        raise ArtefactError("E504", str(error), remedy=REMEDY) from None
     for number, line in lines.statements(source):
         word = lines.assemble(line, number)
         if word is not None:
@@ -147,7 +153,10 @@ def _refused(error: NpucError, listed: Sequence[Line], table: Sequence[Mapping[s
 
 
 def instruction_of(reason: str) -> int | None:
-    """The number of the instruction that a refusal by a chip model names."""
-    name, _, rest = reason.partition(" ")
-    number = rest.partition(":")[0]
-    return int(number) if name == "instruction" and number.isdecimal() else None
+    """The number of the instruction that a refusal by a chip model names, at its beginning or end.
+
+    >>> instruction_of("instruction 3: it reads behind the memory"), instruction_of("a sum wraps (instruction 4)")
+    (3, 4)
+    """
+    found = re.match(r"instruction (\d+):", reason) or re.search(r"\(instruction (\d+)\)$", reason)
+    return int(found[1]) if found else None

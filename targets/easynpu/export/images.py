@@ -10,22 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from npuc.bits import encode, places
-from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
 from npuc.storage import readmemh
-from npuc.system.budget import content
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import listing as lines
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.program.artefact import Produced
-
-
-def read(path: Path) -> bytes:
-    """A file's bytes. Raises ArtefactError (E501) where it cannot be read."""
-    try:
-        return content(path)
-    except OSError as error:
-        raise ArtefactError("E501", f"'{path}' cannot be read: {error.strerror or error}") from None
 
 
 def listing(image: bytes, table: Sequence[Produced]) -> list[dict[str, Any]]:

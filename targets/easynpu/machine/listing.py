@@ -25,9 +25,11 @@ from npuc.targets.easynpu.machine.isa import (
     Reshape,
     Undefined,
 )
+from npuc.text.terminal import short
 
 LABEL = re.compile(r"^\s*[0-9]+:(?=\s)(?:\s+[0-9a-f]{32}(?=\s))?")
 """The prefix that `npuc dump` writes before an instruction: its number and its word."""
+NUMBER = re.compile(r"-?(?:(0x)[0-9a-fA-F]{1,40}|[0-9]{1,40})")
 
 
 def mnemonic(instruction: Instruction) -> str:
@@ -74,7 +76,7 @@ def assemble(line: str, number: int = 1) -> Instruction | None:
     for pair in pairs:
         key, _, value = pair.partition("=")
         if key not in known or key == "opcode":
-            raise _bad(number, f"{name} has no field '{key}'", f"fields: {', '.join(set_fields(cls))}")
+            raise _bad(number, f"{name} has no field '{short(key)}'", f"fields: {', '.join(set_fields(cls))}")
         if key in values:
             raise _bad(number, f"'{key}' is set twice", "each field once")
         values[key] = _number(value, number)
@@ -118,13 +120,12 @@ def _opcode(name: str, number: int) -> tuple[type[Instruction], int]:
         return isa.EXTENSIONS[name].word, isa.EXTENSIONS[name].opcode
     base, *flags = name.split(".")
     if base not in isa.BY_MNEMONIC or not set(flags) <= {"fused", "stored"}:
-        raise _bad(
-            number, f"unknown instruction '{name}'", f"one of {', '.join([*isa.BY_MNEMONIC, *isa.EXTENSIONS])}"
-        )
+        known = ", ".join([*isa.BY_MNEMONIC, *isa.EXTENSIONS])
+        raise _bad(number, f"unknown instruction '{short(name)}'", f"one of {known}")
     opcode = isa.BY_MNEMONIC[base].opcode | FUSED * ("fused" in flags) | STORED * ("stored" in flags)
     cls = isa.word_type(opcode)
     if cls not in (Layer, Reshape):
-        raise _bad(number, f"unknown instruction '{name}'", f"'{base}' has no flags")
+        raise _bad(number, f"unknown instruction '{short(name)}'", f"'{base}' has no flags")
     return cls, opcode
 
 
@@ -138,10 +139,10 @@ def _raw_word(pairs: list[str], number: int) -> Instruction:
 
 
 def _number(text: str, number: int) -> int:
-    try:
-        return int(text, 0)
-    except ValueError:
-        raise _bad(number, f"'{text}' is not a number", "decimal, or hexadecimal with 0x") from None
+    found = NUMBER.fullmatch(text)
+    if found is None:
+        raise _bad(number, f"'{short(text)}' is not a number", "up to 40 digits, hexadecimal after 0x")
+    return int(found[0], 16 if found[1] else 10)
 
 
 def _bad(number: int, reason: str, limit: str) -> ArtefactError:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from npuc.targets.nvdla.arithmetic.integer import ALU
 from npuc.targets.nvdla.emission.writer import Writer
+from npuc.targets.nvdla.machine.commands import Command
+from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.operation import Fetch, Ramp, Sdp, Surface, Tables, Unit
 
 
@@ -89,6 +93,13 @@ def _table(writer: Writer, tables: Tables | None) -> None:
         return
     writer.set("SDP.D_DP_EW_CFG", EW_BYPASS="NO", EW_LUT_BYPASS="NO", **bypass)
     writer.set("SDP.D_DP_EW_TRUNCATE_VALUE", EW_TRUNCATE=0)
+    writer.commands += _loaded(writer.machine, tables)
+
+
+@lru_cache(maxsize=64)
+def _loaded(machine: Machine, tables: Tables) -> tuple[Command, ...]:
+    """The writes that load tables; layers have many in common."""
+    writer = Writer(machine)
     lo = tables.lo
     le = tables.le or Ramp((), lo.start, lo.start, 0)
     for name, ramp in (("LE", le), ("LO", lo)):
@@ -106,3 +117,4 @@ def _table(writer: Writer, tables: Tables | None) -> None:
         writer.raw(f"SDP.S_LUT_{name}_END", ramp.end)
         writer.raw(f"SDP.S_LUT_{name}_SLOPE_SCALE", (ramp.slope & 0xFFFF) << 16)
         writer.raw(f"SDP.S_LUT_{name}_SLOPE_SHIFT", (ramp.shift & 0x1F) << 5)
+    return tuple(writer.commands)

@@ -9,9 +9,11 @@ from typing import Any
 from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
 from npuc.storage import readmemh
-from npuc.system.budget import content
+from npuc.system.budget import given
+from npuc.targets.nvdla.machine.commands import Command
 from npuc.targets.nvdla.machine.parameters import SRAM_BASE
-from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents
+from npuc.targets.nvdla.machine.registers import RegisterMap
+from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents, decode
 
 RECORD_BYTES = RECORD_WORDS * RECORD.itemsize
 
@@ -49,9 +51,9 @@ def _map(program: Program, contents: Contents, registers: str, dram: Mapping[str
     return canonical_json(described)
 
 
-def read(path: Path) -> bytes:
-    """The records of a file. Raises ArtefactError (E501) if it cannot be read."""
+def commands(path: Path, registers: RegisterMap) -> list[Command]:
+    """The commands of a lone file of records. Raises NpucError (E501, E502, E110) as `decode` does."""
     try:
-        return readmemh.image_of(content(path), RECORD_BYTES)
-    except OSError as error:
-        raise ArtefactError("E501", f"'{path}' cannot be read: {error.strerror or error}") from None
+        return decode(readmemh.image_of(given(path, "E501", readmemh.WORDS), RECORD_BYTES), registers)
+    except ArtefactError as error:
+        raise error.advising(readmemh.WORDS) from None

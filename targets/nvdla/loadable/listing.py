@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import ArtefactError
-from npuc.system.budget import content
+from npuc.system.budget import given
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema
@@ -22,6 +22,7 @@ FEATURES = {36: "feature data", SMALL_FEATURE: "feature data in atoms of 8 bytes
 DATA_TYPES = ("unknown", "float", "half", "int16", "int8")
 FLAGS = {schema.ALLOCATE: "allocated", schema.SET: "filled", schema.INPUT: "input", schema.OUTPUT: "output"}
 INTERFACES = {schema.DLA: "engine", schema.EMU: "CPU"}
+REMEDY = "copy the loadable again, or write it again with the compiler that it is from"
 REGION = 1 << 32
 """The distance between memories in the listing's addresses: memory n begins at n times this."""
 
@@ -31,12 +32,12 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
     Raises ArtefactError (E501) for an unreadable file, E502 for a damaged one.
     """
+    data = given(path, "E501", REMEDY)
     try:
-        data = content(path)
-    except OSError as error:
-        raise ArtefactError("E501", f"{path.name} cannot be read: {error.strerror}") from None
-    found = loadables.read(data)
-    lines = [*_contents(found), *_broken(found), *_writes(found)]
+        found = loadables.read(data)
+        lines = [*_contents(found), *_broken(found), *_writes(found)]
+    except ArtefactError as error:
+        raise error.advising(REMEDY) from None
     return [
         {"index": index, "word": word, "text": text, "nodes": [], "tensor": None}
         for index, (word, text) in enumerate(lines)

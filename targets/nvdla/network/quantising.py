@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -22,6 +22,7 @@ from npuc.quantize.scales.results import histograms_before_host, node_histograms
 from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.nvdla.flags import WEIGHTS
+from npuc.targets.nvdla.formats.winograd import KERNEL
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.network.half_range import expect_in_range, short_of_bits
@@ -31,6 +32,8 @@ from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.moments import moments
 
 LAYERS = Multiplied()
+AVERAGES = ("AveragePool", "GlobalAveragePool")
+"""Operators that may become convolutions."""
 
 
 def on_device(graph: Graph, machine: Machine, precision: str = "int8") -> tuple[Node, ...]:
@@ -74,7 +77,8 @@ def network(
     power_of_two = machine.scales == POWER_OF_TWO
     winograd = frozenset[str]()
     if options.flag(WEIGHTS) == "winograd" or "winograd" in options.allow:
-        winograd = _transformed(graph, quantise(graph, nodes, found, "minmax", given, precision), machine, options)
+        plain = partial(quantise, graph, nodes, found, "minmax", given, precision)
+        winograd = _transformed(graph, nodes, plain, machine, options)
     written = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if not given and precision == "int8":
         return _improved(graph, samples, machine, options, written, found)
@@ -91,17 +95,31 @@ def floats(
     """
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
-    written = in_fp16(graph, nodes, seen, _transformed(graph, in_fp16(graph, nodes), machine, options))
+    winograd = _transformed(graph, nodes, partial(in_fp16, graph, nodes), machine, options)
+    written = in_fp16(graph, nodes, seen, winograd)
     expect_in_range(nodes, written.graph, seen, synthetic=samples.synthetic)
     return written, short_of_bits(graph, written.graph, seen, synthetic=samples.synthetic)
 
 
-def _transformed(graph: Graph, plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:
-    """Names of the convolutions whose weights Winograd should transform before they are rounded."""
+def _transformed(
+    graph: Graph, nodes: Sequence[Node], plain: Callable[[], Quantised], machine: Machine, options: Options
+) -> frozenset[str]:
+    """Names of the convolutions whose weights Winograd should transform before they are rounded.
+
+    plain: writes the network without Winograd.
+    """
+    wide = (node.op in AVERAGES or (node.op == "Conv" and _extent(graph, node) >= KERNEL) for node in nodes)
+    if not any(wide):
+        return frozenset()
     count = Counter(node.name for node in graph.nodes)
-    found = lowering.transformable(plain, machine, options.flag(WEIGHTS))
+    found = lowering.transformable(plain(), machine, options.flag(WEIGHTS))
     names = (graph.producers[result].name for result in found)
     return frozenset(name for name in names if count[name] == 1)
+
+
+def _extent(graph: Graph, conv: Node) -> int:
+    """The larger extent of a kernel."""
+    return max(graph.shape(conv.inputs[1])[2:])
 
 
 def _improved(

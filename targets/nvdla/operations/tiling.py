@@ -73,8 +73,13 @@ class Geometry:
         return (self.kernel_height - 1) * self.dilation_y + 1
 
     def lines(self, first: int, rows: int) -> tuple[int, int]:
-        """First line and number of lines of the input that some rows of output need, without padding."""
+        """First line and number of lines of the input that some rows of output need, without padding.
+
+        Rows whose windows begin below the map need none, nor the lines between them and the windows above.
+        """
         start = first * self.stride_y - self.top
+        if self.form.kind != "winograd":
+            rows = max(min(rows, -(-(self.height + self.top) // self.stride_y) - first), 1)
         end = start + self.reached(rows)
         begin, stop = max(start, 0), min(end, self.height)
         return (begin, stop - begin) if stop > begin else (min(begin, self.height - 1), 1)

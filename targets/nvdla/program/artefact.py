@@ -249,7 +249,7 @@ def decode(data: bytes, registers: RegisterMap) -> list[Command]:
 def records_of(data: bytes) -> Sequence[Sequence[int]]:
     """Kind, address, mask and value of every record. Raises ArtefactError (E502) for an incomplete one."""
     if len(data) % (RECORD_WORDS * RECORD.itemsize):
-        raise ArtefactError("E502", f"registers.bin has {len(data)} bytes", limit="records of 16 bytes")
+        raise ArtefactError("E502", f"the register program has {len(data)} bytes", limit="records of 16 bytes")
     records: Sequence[Sequence[int]] = np.frombuffer(data, RECORD).reshape(-1, RECORD_WORDS).tolist()
     return records
 
@@ -263,7 +263,7 @@ def _command(number: int, record: Sequence[int], registers: RegisterMap) -> Comm
     sources = {1 << place.low: name for name, place in registers[STATUS].places.items() if "_DONE_" in name}
     if kind != WAIT or value not in sources:
         raise ArtefactError(
-            "E502", f"registers.bin: record {number} is {list(record)}", limit="write, poll or wait"
+            "E502", f"record {number} of the register program is {list(record)}", limit="write, poll or wait"
         )
     source, _, group = sources[value].partition("_DONE_STATUS")
     return Wait(source, int(group))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class Moments:
 
 BITS = 6
 """Significant bits of a mean or variance, which only weigh rounding errors."""
+TOGETHER = 1 << 22
+"""The most bytes of values of several samples whose moments are taken together."""
 UNKNOWN = Moments(np.zeros(1), np.ones(1), 0.0)
 NOTHING_SEEN: Mapping[str, Moments] = {}
 
@@ -37,19 +39,42 @@ def moments(graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Seque
     """
     sums: dict[str, Array] = {}
     largest = dict.fromkeys(tensors, 0.0)
-    for values in computed(graph, samples, tensors):
+    for values in _several(computed(graph, samples, tensors)):
         for name, value in values.items():
             largest[name] = max(largest[name], float(np.nanmax(np.abs(value), initial=0.0)))
-            sums[name] = sums.get(name, np.zeros(1)) + _powers(value)
+            for each in _powers(value):
+                sums[name] = sums.get(name, np.zeros(1)) + each
     return {name: _moments(found, largest[name]) for name, found in sums.items()}
 
 
+def _several(samples: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
+    """The values of several samples together, along a new first axis: of many if they are small."""
+    held: list[dict[str, Array]] = []
+    for values in samples:
+        one = {name: np.atleast_2d(value)[None] for name, value in values.items()}
+        together = max(TOGETHER // max(sum(value.nbytes for value in one.values()), 1), 1)
+        if together == 1:
+            yield one
+            continue
+        held.append({name: value.copy() for name, value in one.items()})
+        if len(held) == together:
+            yield _joined(held)
+            held = []
+    if held:
+        yield _joined(held)
+
+
+def _joined(samples: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([each[name] for each in samples]) for name in samples[0]}
+
+
 def _powers(value: Array) -> Array:
-    """The count, sum and sum of squares of each channel's values: (3, C)."""
-    rows = np.moveaxis(np.atleast_2d(value), 1, 0).reshape(np.atleast_2d(value).shape[1], -1).astype(np.float64)
+    """The count, sum and sum of squares of each channel's values, in each sample: (samples, 3, C)."""
+    count, channels = len(value), value.shape[2]
+    rows = np.moveaxis(value, 2, 1).reshape(count, channels, -1).astype(np.float64)
     finite = np.isfinite(rows)
     kept = np.where(finite, rows, 0.0)
-    return np.stack([finite.sum(axis=1), kept.sum(axis=1), np.einsum("ci,ci->c", kept, kept)])
+    return np.stack([finite.sum(axis=2), kept.sum(axis=2), np.einsum("sci,sci->sc", kept, kept)], axis=1)
 
 
 def _moments(sums: Array, largest: float) -> Moments:

@@ -152,7 +152,7 @@ def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Ker
     window = window_of(node, kernel_extents(node, graph.shape(node.inputs[1])))
     start = tile.row * shape.stride_y - shape.top
     end = start + shape.reached(tile.rows)
-    pads = max(-start, 0), shape.left, max(end - shape.height, 0), shape.right
+    pads = max(-start, 0), shape.left, max(end - tile.line - tile.lines, 0), shape.right
     return hardware_window((shape.stride_y, shape.stride_x), window.dilations, pads, PADDING(node))
 
 

@@ -47,11 +47,15 @@ def _on_device(graph: Graph) -> set[Node]:
     for node in graph.nodes:
         ours = node.op != "Interleave" or ON_DEVICE(node)
         computed = ours and node.op in COMPUTED and graph.tensors[node.output].dtype in HOST_DTYPES.values()
-        moves = is_view(graph, node) and not any(name in graph.constants for name in node.inputs)
-        if computed or (moves and any(name in held for name in node.inputs)):
+        if computed or (not held.isdisjoint(node.inputs) and _moves(graph, node)):
             found.add(node)
             held.update(node.outputs)
     return found
+
+
+def _moves(graph: Graph, node: Node) -> bool:
+    """Whether a node is a view of maps, none of them constant."""
+    return is_view(graph, node) and not any(name in graph.constants for name in node.inputs)
 
 
 def loads_of(graph: Graph, nodes: Sequence[Node]) -> list[str]:
