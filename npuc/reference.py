@@ -234,6 +234,27 @@ def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = Fals
     return session(to_onnx(graph, outputs, weights), weights, few_runs=few_runs)
 
 
+BRIEF = 5_000_000
+"""Multiply-accumulates per node, in all runs of a session, that take as long as onnxruntime's optimisations."""
+
+
+def integer_session(graph: Graph, outputs: Sequence[str], runs: int) -> Any:
+    """A session of an integer graph with these of its tensors as outputs, opened with that many runs in mind."""
+    from npuc.onnx_files.export import to_onnx
+
+    model = to_onnx(graph, outputs, folded=True)
+    brief = _multiplications(graph) * runs < BRIEF * len(graph.nodes)
+    return session(model, few_runs=brief and not has_integer_products(model))
+
+
+def _multiplications(graph: Graph) -> int:
+    """Those of a graph's convolutions, which have constant weights of rank 4, per run."""
+    weighted = ((node, graph.constants.get(node.inputs[1])) for node in graph.nodes if len(node.inputs) > 1)
+    return sum(
+        graph.tensors[node.output].size * w[0].size for node, w in weighted if w is not None and w.ndim == 4
+    )
+
+
 def foreign_session(model: onnx.ModelProto, folder: Path | None = None, *, few_runs: bool = False) -> Any:
     """A session of a user's model, confined; its heavy constants are moved out of the given model and shared.
 

@@ -8,7 +8,7 @@ an operator is written is part of its declaration (`Op.to_onnx`). Names and byte
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 from npuc import __version__
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.onnx_files.external_weights import outside
+from npuc.onnx_files.folding import result_of
 from npuc.onnx_files.wire import together
 from npuc.ops.attributes import ACTIVATION, DILATIONS, DTYPE, MAX, MIN
 from npuc.storage.mapped import HEAVY
@@ -32,11 +33,15 @@ APART = ("float32", "int8")
 
 
 class Emitter:
-    """Collects ONNX nodes and initialisers while the nodes of a graph are written."""
+    """Collects ONNX nodes and initialisers while the nodes of a graph are written.
 
-    def __init__(self, graph: Graph, opset: int) -> None:
+    folded: whether nodes on constants are replaced by their results.
+    """
+
+    def __init__(self, graph: Graph, opset: int, *, folded: bool = False) -> None:
         self.graph = graph
         self.opset = opset
+        self.folded = folded
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, Array] = {}
         self._names = Names(graph.tensors)
@@ -116,12 +121,26 @@ class Emitter:
         while used and not used[-1]:
             used.pop()
         self._use_constants(used)
+        if self.folded and self._fold(op_type, used, outputs, attrs):
+            return
         current = self._current.name or self._current.output
         name = self._node_names.new(current if op_type == self._current.op else f"{current}/{op_type}")
         proto = helper.make_node(op_type, used, list(outputs), name=name)
         present = sorted((key, value) for key, value in attrs.items() if value != ())
         proto.attribute.extend(helper.make_attribute(key, value) for key, value in present)
         self.nodes.append(proto)
+
+    def _fold(
+        self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], attrs: Mapping[str, Attr]
+    ) -> bool:
+        """Adds the node's result as a constant, if it is one."""
+        if op_type == "Shape" and inputs[0] in self.graph.tensors:
+            found = np.array(self.graph.shape(inputs[0]), np.int64)
+        else:
+            found = result_of(op_type, [self.constants.get(name) for name in inputs], attrs)
+        if found is not None:
+            self.constants[outputs[0]] = found
+        return found is not None
 
     def _use_constants(self, names: Sequence[str]) -> None:
         for name in names:
@@ -131,14 +150,19 @@ class Emitter:
 
 
 def to_onnx(
-    graph: Graph, outputs: Sequence[str] | None = None, weights: dict[str, Array] | None = None
+    graph: Graph,
+    outputs: Sequence[str] | None = None,
+    weights: dict[str, Array] | None = None,
+    *,
+    folded: bool = False,
 ) -> onnx.ModelProto:
     """The graph as an ONNX model. outputs: any of the graph's tensors (default: its outputs).
 
     weights: receives heavy constants, of which the model then has only types and shapes (reference.session).
+    folded: whether small results of constants become constants: a session of the model opens faster.
     """
     opset = _opset(graph)
-    emitter = Emitter(graph, opset)
+    emitter = Emitter(graph, opset, folded=folded)
     for node in graph.nodes:
         emitter.emit(node)
     wanted = dict.fromkeys(graph.outputs if outputs is None else outputs)
@@ -157,7 +181,9 @@ def to_onnx(
         producer_name="npuc",
         producer_version=__version__,
     )
-    for name, value in emitter.constants.items():  # added one by one: each step above would copy all of them
+    read = {name for node in emitter.nodes for name in node.input} if folded else emitter.constants.keys()
+    used = {name: value for name, value in emitter.constants.items() if name in read or name in wanted}
+    for name, value in used.items():  # added one by one: each step above would copy all of them
         _add_constant(model.graph.initializer.add(), name, np.asarray(value, order="C"), weights)
     return model
 

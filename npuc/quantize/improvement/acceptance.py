@@ -121,10 +121,9 @@ def integer_values(
     network: Quantised, names: Sequence[str], feeds: Sequence[Mapping[str, Array]]
 ) -> dict[str, tuple[Array, ...]]:
     """The values of tensors of an integer network under onnxruntime, by sample."""
-    from npuc.onnx_files.export import to_onnx
-    from npuc.reference import session
+    from npuc.reference import integer_session
 
-    return _values(session(to_onnx(network.graph, names)), names, feeds)
+    return _values(integer_session(network.graph, names, len(feeds)), names, feeds)
 
 
 def _values(run: Any, names: Sequence[str], feeds: Sequence[Mapping[str, Array]]) -> dict[str, tuple[Array, ...]]:

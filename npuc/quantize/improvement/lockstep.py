@@ -119,8 +119,7 @@ def _run(
 
     onnxruntime computes all nodes in one session, as opening one takes longer than to run a small layer.
     """
-    from npuc.onnx_files.export import to_onnx
-    from npuc.reference import session
+    from npuc.reference import integer_session
 
     kept = {name: value for name, value in values.items() if name in read}
     names = [name for node in nodes for name in node.outputs if name in read]
@@ -129,7 +128,7 @@ def _run(
     held = {name: constants[name] for node in nodes for name in node.inputs if name in constants}
     given = {name for node in nodes for name in _data(node, constants)} & values.keys()
     types = {name: integer.tensors[name] for name in values if name in given}
-    run = session(to_onnx(build_graph("layers", nodes, types, names, held, integer.operators)))
     count = len(next(iter(values.values())))
+    run = integer_session(build_graph("layers", nodes, types, names, held, integer.operators), names, count)
     found = [run.run(names, {name: values[name][index, ...] for name in types}) for index in range(count)]
     return kept | {name: np.stack(column) for name, column in zip(names, zip(*found, strict=True), strict=True)}

@@ -1,0 +1,44 @@
+"""Results of ONNX operators on constants, in numpy: onnxruntime takes longer to fold a node when it opens a model.
+
+Every operator here gives the same bits in both: it selects or moves values, or rounds each one once, as IEEE 754
+demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+from onnx import helper
+
+from npuc.ir import Array, Attr
+
+MOST_BYTES = 1 << 16
+"""The largest result that is folded, so that weights stay in integers and a model's size stays bounded."""
+
+FOLDED: Mapping[str, Callable[..., Array]] = {
+    "Add": np.add,
+    "Cast": lambda x, to: x.astype(helper.tensor_dtype_to_np_dtype(to)),
+    "Clip": np.clip,
+    "Floor": np.floor,
+    "Gather": lambda x, places, axis=0: np.take(x, places, axis),
+    "GatherElements": lambda x, places, axis=0: np.take_along_axis(x, places, axis),
+    "GreaterOrEqual": np.greater_equal,
+    "Max": lambda *values: reduce(np.maximum, values),
+    "Mul": np.multiply,
+    "ReduceSum": lambda x, axes, keepdims=1: x.sum(tuple(axes), x.dtype, keepdims=bool(keepdims)),
+    "Reshape": np.reshape,
+    "Sub": np.subtract,
+}
+"""Operators on constants: their inputs in order, and attributes by name."""
+
+
+def result_of(op_type: str, inputs: Sequence[Array | None], attrs: Mapping[str, Attr]) -> Array | None:
+    """The result of an ONNX operator on these values; None if an input is no constant or it is not folded."""
+    function = FOLDED.get(op_type)
+    values = [each for each in inputs if each is not None]
+    if function is None or len(values) < len(inputs) or sum(each.nbytes for each in values) > MOST_BYTES:
+        return None
+    result = np.asarray(function(*values, **attrs))
+    return result if result.nbytes <= MOST_BYTES else None
