@@ -129,7 +129,7 @@ class Watch:
         self._means: dict[str, dict[int, Array]] = {node.output: {} for node in nodes}
 
     def _by_sample(self, node: Node) -> Array:
-        """The elements under a convolution's windows, which are as many in every sample: (samples, windows, taps)."""
+        """The elements under a convolution's windows, equally many in each sample: (samples, windows, taps)."""
         extents = self.graph.shape(node.inputs[0])[2:]
         found = elements_under(self._places[node.output], node, self.graph.shape(node.inputs[1]), extents)
         return found.reshape(len(self.held_out), -1, found.shape[1])
