@@ -55,7 +55,9 @@ def taps_under(x: Array, node: Node, kernel: tuple[int, ...], places: Places, gr
 def taken(x: Array, elements: Array, groups: int, fill: int = 0) -> Array:
     """The same of one sample x, (C, H, W), by the `elements_under` its windows."""
     found = x.reshape(len(x), -1).take(elements, axis=1)
-    found[:, elements == OUTSIDE] = fill
+    outside = elements == OUTSIDE
+    if outside.any():
+        found[:, outside] = fill
     return np.ascontiguousarray(found.transpose(1, 0, 2)).reshape(len(elements), groups, -1)
 
 
