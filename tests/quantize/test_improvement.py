@@ -20,7 +20,7 @@ from npuc.quantize.improvement.evidence import Places, sampled, sums, taps_under
 from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.proposals import JudgedLayer
-from npuc.quantize.improvement.search import Network, Recipe, best_network, divided
+from npuc.quantize.improvement.search import Network, Recipe, added, best_network, divided, drawn
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import LayerWeights, Shifted
@@ -260,6 +260,40 @@ def test_a_clear_gain_ends_the_usual_level_and_another_gain_does_not(monkeypatch
     first = "mse, offsets, equalisation 0.5, bias by weights, bias by results, rounding in turn"
     assert steps(1.0) == [first]
     assert steps(0.0) == [first, "minmax", "mse, offsets", "mse, offsets, equalisation 0.5"]
+
+
+def tailed(graph: Graph) -> Samples:
+    """Samples with a few values far from the others."""
+    return Samples({"x": np.random.default_rng(2).standard_t(2, (24, *graph.shape("x"))).astype(np.float32)})
+
+
+@pytest.mark.parametrize(("level", "coarser", "judged"), [("1", 1.0, False), ("1", 1.5, True), ("2", 1.0, True)])
+def test_scales_that_are_coarser_are_judged_by_thorough_levels_only(
+    monkeypatch: pytest.MonkeyPatch, level: str, coarser: float, judged: bool
+) -> None:
+    """The range of the largest values adds 1.17 times the error here."""
+    monkeypatch.setattr(search, "CLEARLY", 0)
+    monkeypatch.setattr(search, "COARSER", coarser)
+    graph = residual()
+    _, steps = best_network(graph, RECIPE, tailed(graph), LEVELS[level])
+    assert ("minmax" in [step.name for step in steps]) == judged
+
+
+@pytest.mark.parametrize("method", ["mse", "minmax"])
+def test_the_error_that_scales_are_expected_to_add_is_that_of_rounding_and_saturating(method: str) -> None:
+    graph = residual()
+    data = tailed(graph)
+    network = drawn(graph, RECIPE, data, method)
+    names = list(network.histograms)
+    values = [{**run(graph, feed, [each for each in names if each != "x"]), **feed} for feed in data.feeds()]
+    wanted = 0.0
+    for name in names:
+        x, scale = (
+            np.stack([each[name] for each in values]).astype(float),
+            network.quantised.scales[f"{name}/int8"],
+        )
+        wanted += np.square(np.rint(x / scale).clip(-128, 127) * scale - x).sum() / np.square(x).sum()
+    assert added(network) == pytest.approx(wanted, rel=0.1)
 
 
 def test_the_nodes_between_two_layers_run_in_one_session_and_those_behind_the_last_not_at_all(

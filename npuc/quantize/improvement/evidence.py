@@ -30,11 +30,6 @@ class Places:
     row: Array
     column: Array
 
-    def of(self, index: int) -> Places:
-        """The windows of one sample, renumbered as the only one."""
-        mine = self.sample == index
-        return Places(np.zeros(int(mine.sum()), np.int64), self.row[mine], self.column[mine])
-
     @classmethod
     def chosen(cls, samples: int, extents: Sequence[int], taps: int, seed: int) -> Places:
         """As many windows of every sample as the limits of this module allow, without repetition."""
@@ -51,7 +46,28 @@ def taps_under(x: Array, node: Node, kernel: tuple[int, ...], places: Places, gr
 
     x: (samples, C, H, W); kernel: the shape of the weights; fill: the value of padding.
     """
-    window, (height, width) = window_of(node, kernel[2:]), x.shape[2:]
+    elements = elements_under(places, node, kernel, x.shape[2:])
+    first = np.searchsorted(places.sample, np.arange(len(x) + 1))
+    found = [taken(each, elements[first[at] : first[at + 1]], groups, fill) for at, each in enumerate(x)]
+    return np.concatenate(found)
+
+
+def taken(x: Array, elements: Array, groups: int, fill: int = 0) -> Array:
+    """The same of one sample x, (C, H, W), by the `elements_under` its windows."""
+    found = x.reshape(len(x), -1).take(elements, axis=1)
+    outside = elements == OUTSIDE
+    if outside.any():
+        found[:, outside] = fill
+    return np.ascontiguousarray(found.transpose(1, 0, 2)).reshape(len(elements), groups, -1)
+
+
+OUTSIDE = -1
+"""In place of an element: the padding."""
+
+
+def elements_under(places: Places, node: Node, kernel: tuple[int, ...], extents: Sequence[int]) -> Array:
+    """The elements of a channel, numbered row by row, under the taps of the windows: (windows, taps)."""
+    window, (height, width) = window_of(node, kernel[2:]), extents
     row, column = (
         index[:, None] * stride - begin + dilation * taps
         for index, stride, begin, dilation, taps in zip(
@@ -63,9 +79,8 @@ def taps_under(x: Array, node: Node, kernel: tuple[int, ...], places: Places, gr
             strict=True,
         )
     )
-    found = x[places.sample[:, None], :, row.clip(0, height - 1), column.clip(0, width - 1)]
-    found[(row < 0) | (row >= height) | (column < 0) | (column >= width)] = fill
-    return found.transpose(0, 2, 1).reshape(len(found), groups, -1)
+    outside = (row < 0) | (row >= height) | (column < 0) | (column >= width)
+    return np.where(outside, OUTSIDE, row * width + column).astype(np.int32)
 
 
 def sums(taps: Array, w: Array) -> Array:
@@ -111,14 +126,21 @@ class Watch:
         self.graph, self.nodes, self.held_out = graph, nodes, held_out
         self.read = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
         self._places = {node.output: _places(graph, node, len(held_out)) for node in nodes}
+        self._elements = {node.output: self._by_sample(node) for node in nodes}
         self._results: dict[str, dict[int, Array]] = {node.output: {} for node in nodes}
         self._means: dict[str, dict[int, Array]] = {node.output: {} for node in nodes}
+
+    def _by_sample(self, node: Node) -> Array:
+        """The elements under a convolution's windows, equally many in each sample: (samples, windows, taps)."""
+        extents = self.graph.shape(node.inputs[0])[2:]
+        found = elements_under(self._places[node.output], node, self.graph.shape(node.inputs[1]), extents)
+        return found.reshape(len(self.held_out), -1, found.shape[1])
 
     def add(self, index: int, values: Mapping[str, Array]) -> None:
         """Records one sample. values: of the tensors that are read."""
         for node in self.nodes:
-            w, places = self.graph.constants[node.inputs[1]], self._places[node.output].of(index)
-            taps = taps_under(values[node.inputs[0]], node, w.shape, places, GROUP(node))
+            w = self.graph.constants[node.inputs[1]]
+            taps = taken(values[node.inputs[0]][0], self._elements[node.output][index], GROUP(node))
             self._results[node.output][index] = sums(taps, w.reshape(len(w), -1)) + float_bias(self.graph, node)
             if not self.held_out[index]:
                 self._means[node.output][index] = taps.mean(axis=0)

@@ -64,7 +64,7 @@ class Stage:
 
     def as_attr(self) -> tuple[int, ...]:
         """The stage as a node's attribute."""
-        return astuple(self)
+        return (self.alu, self.alu_shift, self.multiply, self.prelu, self.shift, self.relu)
 
     @classmethod
     def attribute(cls, name: str, meaning: str) -> Attribute[tuple[int, ...]]:
@@ -111,7 +111,7 @@ class Table:
 
     def as_attr(self) -> tuple[float, ...]:
         """The table as a node's attribute."""
-        return astuple(self)
+        return (self.alu, self.alu_shift, self.multiply, self.prelu, self.shift, self.relu)
 
     def end(self, entries: int) -> float:
         """The input of the last entry."""
