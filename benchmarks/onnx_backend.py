@@ -157,8 +157,8 @@ def page(found: Mapping[str, Sequence[Result]], runtime: frozenset[str]) -> str:
         "",
         "## Operators",
         "",
-        "Tests of a single node that pass, and of those the ones that run on the NPU alone. Operators with the same",
-        "figures share a row.",
+        "Tests of a single node that pass, and of those the ones that run on the NPU alone. Operators",
+        "with the same figures share a row.",
         "",
     ]
     lines += [f"| operators | tests of each | {' | '.join(found)} |", f"|--|--|{'--|' * len(found)}"]
