@@ -132,12 +132,13 @@ and GRU. The integers are exact, but on synthetic samples this says nothing abou
 
 def page(found: Sequence[Row]) -> str:
     """The page: a table of shares, and a table of the nodes on the host."""
-    lines = [f"| network | style | {' | '.join(MACHINES)} |", f"|--|--|{'--|' * len(MACHINES)}"]
+    lines = [f"| network | styles | {' | '.join(MACHINES)} |", f"|--|--|{'--|' * len(MACHINES)}"]
     for family in FAMILIES:
+        alike: dict[tuple[str, ...], list[str]] = {}
         for style in STYLES:
             known = {each.machine: each.cell for each in found if (each.family, each.style) == (family, style)}
-            cells = [known.get(machine, "-") for machine in MACHINES]
-            lines.append(f"| {family} | {style} | {' | '.join(cells)} |")
+            alike.setdefault(tuple(known.get(machine, "-") for machine in MACHINES), []).append(style)
+        lines += [f"| {family} | {', '.join(styles)} | {' | '.join(cells)} |" for cells, styles in alike.items()]
     return HEAD + "\n".join([*lines, "", "## What the host runs, and why", "", *_on_host(found)]) + "\n"
 
 

@@ -157,15 +157,18 @@ def page(found: Mapping[str, Sequence[Result]], runtime: frozenset[str]) -> str:
         "",
         "## Operators",
         "",
-        "Tests of a single node that pass, and of those the ones that run on the NPU alone.",
+        "Tests of a single node that pass, and of those the ones that run on the NPU alone. Operators",
+        "with the same figures share a row.",
         "",
     ]
-    lines += [f"| operator | tests | {' | '.join(found)} |", f"|--|--|{'--|' * len(found)}"]
+    lines += [f"| operators | tests of each | {' | '.join(found)} |", f"|--|--|{'--|' * len(found)}"]
+    alike: dict[tuple[str, ...], list[str]] = {}
     first = next(iter(found.values()))
     for operator, count in sorted(Counter(each.operator for each in first).items()):
-        passed = [_passed(results, operator) for results in found.values()]
+        passed = tuple(_passed(results, operator) for results in found.values())
         if any(each != "0" for each in passed):
-            lines.append(f"| {operator} | {count} | {' | '.join(map(str, passed))} |")
+            alike.setdefault((str(count), *passed), []).append(operator)
+    lines += [f"| {', '.join(operators)} | {' | '.join(cells)} |" for cells, operators in alike.items()]
     return "\n".join([*lines, "", *_never(found), *_failures(found), ""])
 
 

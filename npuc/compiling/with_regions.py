@@ -73,7 +73,7 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
                 raise
             refusal = error
         else:
-            return named(with_shares(program, imported[0]), options.prefix), found.samples
+            return named(with_shares(program, imported[0], options), options.prefix), found.samples
     with budget():
         target.machine_values(options.machine)
         network = surveyed(request.model, options, request.shapes)

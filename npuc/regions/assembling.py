@@ -19,6 +19,7 @@ from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, read_o
 from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares, utilised
 from npuc.regions.running import within
 from npuc.storage.pieces import Content, Files
+from npuc.target import Options
 
 if TYPE_CHECKING:
     import onnx
@@ -40,16 +41,19 @@ def entire(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lo
     found = lowered[key_of(network, read_outside(network, parts), parts[0])]
     if found.graph.inputs != network.inputs or found.graph.outputs != tuple(network.outputs):
         return None
-    return _bound(plan, found.program, _told_part(network, parts[0], None, found))
+    return _reported(found.program, _told_part(network, parts[0], None, found), plan.options)
 
 
-def _bound(plan: Plan, program: Program, told: Sequence[Told]) -> Program:
+def _reported(program: Program, told: Sequence[Told], options: Options) -> Program:
     """The program with its report on what runs where, and with its bound inputs."""
     report = program.manifest["report"]
-    bound = {"bound": dict(plan.options.bind)} if plan.options.bind else {}
     told_of = {**shares(told, report["macs"]), **utilised(report, told)}
-    manifest = {**program.manifest, **bound, "report": {**report, **told_of}}
-    return replace(program, manifest=manifest)
+    return replace(program, manifest={**program.manifest, **_bound(options), "report": {**report, **told_of}})
+
+
+def _bound(options: Options) -> dict[str, dict[str, float]]:
+    """The manifest's entry of the inputs that are bound to constants; empty without any."""
+    return {"bound": dict(options.bind)} if options.bind else {}
 
 
 def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program:
@@ -66,7 +70,7 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
             found = lowered[key_of(network, outside, part)]
             step = ProgramPart(NPU, part_path(number), tuple(found.graph.inputs), tuple(found.graph.outputs))
             part_told = _told_part(network, part, step.path, found)
-            programs.append(_bound(plan, found.program, part_told))
+            programs.append(_reported(found.program, part_told, plan.options))
             executed += found.program.manifest["report"]["macs"]
             data, proof = embedded(step.path, programs[-1])
             files |= data.contents
@@ -88,9 +92,8 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
         "inputs": [_port(network, name, name) for name in network.inputs],
         "outputs": [_port(network, name, tensor) for name, tensor in network.outputs.items()],
         "report": {**report, **shares(told, executed), "proof": proven(reports)},
+        **_bound(plan.options),
     }
-    if plan.options.bind:
-        manifest["bound"] = dict(plan.options.bind)
     whole = {"graph.json": canonical_json(_graph(programs))}
     return Program(manifest, Files(files), Files({**evidence, **whole}))
 
@@ -205,7 +208,7 @@ def _layer(number: int, layer: Mapping[str, Any]) -> dict[str, Any]:
     return {**layer, "inputs": inputs, "tensor": within(number, layer["tensor"])}
 
 
-def with_shares(program: Program, graph: Graph) -> Program:
+def with_shares(program: Program, graph: Graph, options: Options) -> Program:
     """The program of one part, with a report on which of the model's nodes run where.
 
     graph: as imported from the model.
@@ -215,10 +218,7 @@ def with_shares(program: Program, graph: Graph) -> Program:
         counted[(node.sources or (node.name,))[0]] += macs(node, graph.tensors)
     report = program.manifest["report"]
     taken, given = (sum(graph.tensors[name].bytes for name in names) for names in (graph.inputs, graph.outputs))
-    told = _told(report, counted, None, taken, given)
-    told_of = {**shares(told, report["macs"]), **utilised(report, told)}
-    manifest = {**program.manifest, "report": {**report, **told_of}}
-    return replace(program, manifest=manifest)
+    return _reported(program, _told(report, counted, None, taken, given), options)
 
 
 def _told(

@@ -14,13 +14,13 @@ import pytest
 
 from npuc.bits import encode
 from npuc.ir import Array
+from npuc.targets.easynpu.machine.chains import Stage, chains
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.ports import port_use
 from npuc.targets.easynpu.machine.rearrangement import most_written, run_length
 from npuc.targets.easynpu.machine.timing import Followers, chain_cost
 from npuc.targets.easynpu.program.artefact import Segment
-from npuc.targets.easynpu.simulate.chains import Stage, chains
 from npuc.targets.easynpu.simulate.events import LayerCount
 from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.stepping import Stepper

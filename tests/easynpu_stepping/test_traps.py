@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from npuc.errors import ArtefactError
+from npuc.targets.easynpu.machine.chains import chains
 from npuc.targets.easynpu.machine.isa import EXTENSIONS, Instruction, Operand
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.simulate.chains import chains
 from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.layer_run import LayerRun
 from npuc.targets.easynpu.simulate.refilling import Reads

@@ -23,7 +23,7 @@ def timeline(program: Program) -> Timeline:
     for number, call in enumerate(calls):
         start = clock[call.region, call.engine]
         clock[call.region, call.engine] = start + call.cycles
-        written, *read = [arg for arg in call.call.args if isinstance(arg, (Position, System))] or [None]
+        places = [arg for arg in call.call.args if isinstance(arg, (Position, System))]  # the result first
         found = Activity(
             call.engine.upper(),
             call.call.name,
@@ -33,11 +33,10 @@ def timeline(program: Program) -> Timeline:
             layers.get(call.tensor),
             call.index,
             system_bytes(call.call) if call.call.on_gdma else 0,
-            tuple(dict.fromkeys(writers[place] for place in read if place in writers)),
+            tuple(dict.fromkeys(writers[place] for place in places[1:] if place in writers)),
         )
         activities.append(found)
-        if written is not None:
-            writers[written] = number
+        writers |= dict.fromkeys(places[:1], number)
     occupied = Contents.occupied(program.manifest, len(starts) - 1)
     touched: dict[int, list[tuple[int, int]]] = {}
     for call, each in zip(calls, activities, strict=True):

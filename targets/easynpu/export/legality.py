@@ -8,15 +8,15 @@ from dataclasses import replace
 from npuc.bits import places
 from npuc.errors import ArtefactError
 from npuc.program import Program
+from npuc.targets.easynpu.machine.chains import Stage, refused
 from npuc.targets.easynpu.machine.isa import Instruction, Layer
 from npuc.targets.easynpu.machine.memory import Map
+from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.machine.timing import kernel_extent
 from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate import streams
-from npuc.targets.easynpu.simulate.chains import Stage, refused
 from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.loading import load_images
-from npuc.targets.easynpu.simulate.rules import check, expect_kept
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 
 ZERO = "zero"

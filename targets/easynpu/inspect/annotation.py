@@ -11,10 +11,10 @@ from itertools import product
 from npuc.inspect.annotation import MemoryAnnotation
 from npuc.program import Program
 from npuc.targets.easynpu.machine import isa, listing
+from npuc.targets.easynpu.machine.chains import Stage
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 from npuc.targets.easynpu.machine.timing import is_dense, weight_words
 from npuc.targets.easynpu.program.artefact import Contents, Segment
-from npuc.targets.easynpu.simulate.chains import Stage
 from npuc.targets.easynpu.simulate.streams import parameter_words
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 

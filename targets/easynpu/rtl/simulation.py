@@ -11,13 +11,13 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.chains import Stage, chains
 from npuc.targets.easynpu.machine.isa import Instruction
 from npuc.targets.easynpu.machine.memory import LANES, Map, groups, pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rules import check
 from npuc.targets.easynpu.program.artefact import Segment
-from npuc.targets.easynpu.simulate.chains import Stage, chains
 from npuc.targets.easynpu.simulate.loading import keep, load_images
-from npuc.targets.easynpu.simulate.rules import check
 from npuc.targets.easynpu.simulate.simulator import Observer
 
 SEEN = np.dtype(

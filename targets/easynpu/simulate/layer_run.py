@@ -9,14 +9,14 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
+from npuc.targets.easynpu.machine.chains import Stage
 from npuc.targets.easynpu.machine.memory import LANES, SLOPE_WORDS, Map, groups
+from npuc.targets.easynpu.machine.rules import POINTWISE
 from npuc.targets.easynpu.machine.timing import DRAIN, is_dense
 from npuc.targets.easynpu.simulate import datapath, streams
-from npuc.targets.easynpu.simulate.chains import Stage
 from npuc.targets.easynpu.simulate.events import Executed, LayerCount, Touched, Transfers
 from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.refilling import Reads, arrivals
-from npuc.targets.easynpu.simulate.rules import POINTWISE
 from npuc.targets.easynpu.simulate.scattering import Scatter
 from npuc.targets.easynpu.simulate.schedule import (
     NONE,

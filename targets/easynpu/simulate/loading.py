@@ -9,10 +9,10 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.chains import refused
 from npuc.targets.easynpu.machine.memory import LANES, unpack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
-from npuc.targets.easynpu.simulate.chains import refused
 
 
 class Loadable(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Array
+from npuc.targets.easynpu.machine.chains import Stage
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES, Map, to_lanes
 from npuc.targets.easynpu.machine.rearrangement import SETUP, piece_starts, rearranged, targets, written_words
-from npuc.targets.easynpu.simulate.chains import Stage
 from npuc.targets.easynpu.simulate.events import LayerCount, Transfers
 from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.layer_run import Watcher

@@ -16,11 +16,11 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
+from npuc.targets.easynpu.machine.chains import Stage
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense, tile_input
-from npuc.targets.easynpu.simulate.chains import Stage
 from npuc.targets.easynpu.simulate.pads import trap
 
 NONE = -1

@@ -20,6 +20,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.reference import integers_are_exact
 from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.chains import Stage, chains
 from npuc.targets.easynpu.machine.memory import (
     BS_WORDS,
     LANES,
@@ -31,15 +32,14 @@ from npuc.targets.easynpu.machine.memory import (
 )
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import rearranged
+from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
-from npuc.targets.easynpu.simulate.chains import Stage, chains
 from npuc.targets.easynpu.simulate.convolution import kept, window_attributes
 from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISED, Network, factors
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value, ValuePart, read
-from npuc.targets.easynpu.simulate.rules import check, expect_kept
 
 
 @frozen

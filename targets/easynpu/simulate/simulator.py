@@ -17,6 +17,7 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu.machine import isa, rearrangement
+from npuc.targets.easynpu.machine.chains import Stage, chains, refused
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import (
     BS_WORDS,
@@ -32,11 +33,10 @@ from npuc.targets.easynpu.machine.memory import (
     to_words,
 )
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.simulate import arithmetic
-from npuc.targets.easynpu.simulate.chains import Stage, chains, refused
 from npuc.targets.easynpu.simulate.loading import keep, load_images
-from npuc.targets.easynpu.simulate.rules import check, expect_kept
 
 Observer = Callable[[int, Array], None]
 """Called with the number of a layer word in the program and its int8 result (samples, Ho, Wo, Co)."""

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from npuc.ir import Array
+from npuc.targets.easynpu.machine.chains import Stage, chains
 from npuc.targets.easynpu.machine.memory import pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.program.artefact import Segment
-from npuc.targets.easynpu.simulate.chains import Stage, chains
 from npuc.targets.easynpu.simulate.events import LayerCount
 from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.layer_run import LayerRun, Watcher
 from npuc.targets.easynpu.simulate.loading import keep, load_images
 from npuc.targets.easynpu.simulate.reshape_run import run_reshape
-from npuc.targets.easynpu.simulate.rules import check, expect_kept
 
 Observer = Callable[[int, Array], None]
 """Called with the number of a layer word in the program and its int8 result (1, Ho, Wo, Co)."""

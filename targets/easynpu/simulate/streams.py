@@ -11,9 +11,9 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
+from npuc.targets.easynpu.machine.chains import Stage, refused
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
 from npuc.targets.easynpu.machine.timing import weight_words
-from npuc.targets.easynpu.simulate.chains import Stage, refused
 from npuc.targets.easynpu.simulate.pads import Dtcm, ParameterPads
 
 MAXPOOL_START = -128

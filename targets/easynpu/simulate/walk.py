@@ -9,6 +9,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.chains import Stage, chains
 from npuc.targets.easynpu.machine.isa import Instruction, Layer
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -16,7 +17,6 @@ from npuc.targets.easynpu.machine.ports import port_use
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
 from npuc.targets.easynpu.machine.timing import Followers, chain_cost, weight_words
 from npuc.targets.easynpu.program.artefact import Contents, Segment
-from npuc.targets.easynpu.simulate.chains import Stage, chains
 from npuc.targets.easynpu.simulate.streams import parameter_words
 
 COMBINING = ("add", "mul")

@@ -1,4 +1,4 @@
-"""Instruction words as fused chains, for all simulators; `rules` has what a machine can execute.
+"""Instruction words as fused chains; `rules` has what a machine can execute.
 
 Source: easynpu, Master controller (opcode table: the fused and stored flags; layer fusion loop).
 """

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from npuc.frozen import frozen
 from npuc.targets.easynpu.machine import rearrangement
+from npuc.targets.easynpu.machine.chains import DUMP, Stage, refused
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense, of_a_row, tile_input
-from npuc.targets.easynpu.simulate.chains import DUMP, Stage, refused
 
 KEEPING = ("conv", "dwconv", "avgpool")
 """Words that can keep psums for the next word, or continue on kept ones."""
