@@ -231,13 +231,14 @@ class Network:
             self._window.setdefault(found.number, window)
         return self._cut[window]
 
-    def corner(self, value: Value) -> tuple[int, int]:
-        """The first row and column in the value that this one is cut from."""
+    def origin(self, value: Value) -> ValuePart:
+        """The part of a value that is no window itself."""
         window = self._window.get(value.number)
-        if window is None or window.value == value:  # a map, whole
-            return 0, 0
-        (_, row, column), (top, left) = window.start, self.corner(window.value)
-        return top + row, left + column
+        if window is None or window.value == value:
+            return ValuePart(value, (0, 0, 0), (value.channels, value.height, value.width))
+        of = self.origin(window.value)
+        channel, row, column = (first + at for first, at in zip(of.start, window.start, strict=True))
+        return ValuePart(of.value, (channel, row, column), window.extents)
 
     def joined(self, axis: int, parts: Sequence[Value]) -> Value:
         """Values concatenated along an axis of their tensors. Raises NotOneNetwork if other extents differ."""

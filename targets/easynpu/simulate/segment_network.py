@@ -9,7 +9,7 @@ the simulator, which also reports what is wrong with a program.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -39,19 +39,7 @@ from npuc.targets.easynpu.simulate.convolution import kept, window_attributes
 from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISED, Network, factors
 from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value, ValuePart, read
-
-
-@frozen
-class Product:
-    """A multiplying word, its weights, and the rows and columns of its map that windows reach."""
-
-    layer: isa.Layer
-    kernel: arithmetic.Convolution
-    x: Value
-
-
-Sums = tuple[Product, ...]
-"""The terms of kept psums; the first one has the bias."""
+from npuc.targets.easynpu.simulate.products import Product, Sums, over_channels, with_whole_kernels
 
 
 @frozen
@@ -231,7 +219,7 @@ class Walk:
             if stage.control is not None and stage.control.set_weights:
                 self.weights_at = stage.control.weights
             result = self._stage(stage, x, sums)
-            if isinstance(result, tuple):
+            if isinstance(result, Sums):
                 sums = result
                 continue
             x, sums = result, None
@@ -348,60 +336,63 @@ class Walk:
         """A convolution's results, including kept sums; or the sums that it keeps, to be computed later."""
         if sums and kernel.bias.any():
             raise NotOneNetwork("a bias where psums are kept")
-        products = (*(sums or ()), Product(stage.layer, kernel, self._reached(stage.layer, x)))
-        if stage.keeps:
-            return products
-        bound = sum(each.kernel.bound for each in products)
-        if self.network.quantised and _is_fine(kernel, bound):
-            corners = [self.network.corner(each.x) for each in products]
-            if _are_one(products, corners):
-                return self._in_bytes(products, axis=1)
-            if _are_rows(products, corners):
-                return self._in_bytes(products, axis=2)
-            return self._in_integers(products)
-        return self._in_floats(products, bound)
+        product = Product(stage.layer, kernel.w, self._reached(stage.layer, x))
+        before = sums or Sums(kernel.bias, (), 0)
+        sums = Sums(before.bias, (*before.products, product), before.bound + kernel.bound)
+        return sums if stage.keeps else self._requantised(sums, kernel)
 
-    def _in_bytes(self, products: Sums, axis: int) -> Value:
-        """Convolutions that differ only in their input channels or rows (axis 1 or 2), as one in integers."""
-        network, (first, *_, last) = self.network, (*products, products[-1])
-        x = network.joined(axis, [each.x for each in products]) if len(products) > 1 else first.x
-        weights = np.concatenate([each.kernel.w for each in products], axis=axis)
-        given, relu = (weights, first.kernel.bias, last.kernel.scale), last.kernel.relu
-        name = network.convolution(x, *given, window_attributes(last.layer), relu=relu)
+    def _requantised(self, sums: Sums, last: arithmetic.Convolution) -> Value:
+        """The results of psums, with the scale and ReLU of the last word."""
+        products = with_whole_kernels(sums.products, self.network)
+        sums = replace(sums, products=products)
+        if not (self.network.quantised and _is_fine(last, sums.bound)):
+            return self._in_floats(sums, last)
+        if len(products) == 1 or over_channels(products, self.network):
+            return self._in_bytes(sums, last)
+        return self._in_integers(sums, last)
+
+    def _in_bytes(self, sums: Sums, last: arithmetic.Convolution) -> Value:
+        """Convolutions that differ only in their input channels, as one in integers."""
+        network, products = self.network, sums.products
+        x = network.joined(1, [each.x for each in products]) if len(products) > 1 else products[0].x
+        weights = np.concatenate([each.w for each in products], axis=1)
+        window = window_attributes(products[0].layer)
+        name = network.convolution(x, weights, sums.bias, last.scale, window, relu=last.relu)
         found = self._result(last.layer, name, raised=True)
-        return self._positive(found) if relu else found
+        return self._positive(found) if last.relu else found
 
-    def _in_integers(self, products: Sums) -> Value:
+    def _in_integers(self, sums: Sums, last: arithmetic.Convolution) -> Value:
         """The sum of the products in int32, requantised."""
-        network, (first, *_, last) = self.network, products
-        given = ((each.x, each.kernel.w, window_attributes(each.layer)) for each in products)
-        lowest = 0 if last.kernel.relu else -RAISED
-        name = network.rounded(network.sums(given, first.kernel.bias), last.kernel.scale, lowest)
+        network = self.network
+        given = ((each.x, each.w, window_attributes(each.layer)) for each in sums.products)
+        lowest = 0 if last.relu else -RAISED
+        name = network.rounded(network.sums(given, sums.bias), last.scale, lowest)
         return network.raised(self._result(last.layer, name))
 
-    def _in_floats(self, products: Sums, bound: int) -> Value:
+    def _in_floats(self, sums: Sums, last: arithmetic.Convolution) -> Value:
         """The sum of the products in float32. Raises NotOneNetwork for accumulators of 2^24 and more."""
-        network, last = self.network, products[-1]
-        scale, lowest = last.kernel.scale, 0 if last.kernel.relu else -RAISED
-        if bound + (1 << max(-int(scale.min()) - 1, 0)) >= arithmetic.EXACT_FLOAT32:
+        network, scale, lowest = self.network, last.scale, 0 if last.relu else -RAISED
+        if sums.bound + (1 << max(-int(scale.min()) - 1, 0)) >= arithmetic.EXACT_FLOAT32:
             raise NotOneNetwork("sums of 2^24 and more")
-        if len(products) == 1:
-            if not last.kernel.exact:
-                raise NotOneNetwork("sums of 2^24 and more, or left shifts")
+        bias = sums.bias.astype(np.float32)
+        if len(sums.products) == 1:
+            if scale.min() < -31 or scale.max() > 0:
+                raise NotOneNetwork("left shifts")
             power, half = factors(scale)
-            name = self._products(last, power, half)
+            name = self._products(sums.products[0], power, bias * power + half)
             name = network.node("Clip", name, network.scalar(lowest), network.scalar(127))
             return self._result(last.layer, network.node("Floor", name) if scale.any() else name)
-        one, zero = np.ones(last.layer.Co, np.float32), np.zeros(last.layer.Co, np.float32)
-        name, *others = (self._products(each, one, zero) for each in products)
+        one, zero = np.ones_like(bias), np.zeros_like(bias)
+        name, *others = (
+            self._products(each, one, zero if at else bias) for at, each in enumerate(sums.products)
+        )
         for other in others:
             name = network.node("Add", name, other)
         return self._result(last.layer, network.rounded(name, scale, lowest))
 
-    def _products(self, product: Product, power: Array, added: Array) -> str:
-        """A convolution times a factor per channel, plus an added value."""
-        weights = product.kernel.w.astype(np.float32) * power[:, None, None, None]
-        bias = product.kernel.bias.astype(np.float32) * power + added
+    def _products(self, product: Product, power: Array, bias: Array) -> str:
+        """A convolution, whose weights are multiplied by a factor per channel, and a bias, in float32."""
+        weights = product.w.astype(np.float32) * power[:, None, None, None]
         constants = map(self.network.constant, (weights, bias))
         x = self.network.floats(product.x)
         return self.network.node("Conv", x.name, *constants, **window_attributes(product.layer))
@@ -412,32 +403,6 @@ def _is_fine(kernel: arithmetic.Convolution, bound: int) -> bool:
     least = FINEST_POSITIVE if kernel.relu else FINEST
     raised = RAISED << max(-int(kernel.scale.min()), 0)
     return least <= kernel.scale.min() and kernel.scale.max() <= 0 and bound + raised < arithmetic.ACCUMULATOR
-
-
-def _are_one(products: Sums, corners: Sequence[tuple[int, int]]) -> bool:
-    """Whether there is one product, or all are dense convolutions of the same rows and columns."""
-    windows = {(*window_attributes(each.layer).items(), each.x.height, each.x.width) for each in products}
-    shapes = {each.kernel.w.shape[2:] for each in products}
-    return len(products) == 1 or (
-        len(windows) == len(shapes) == len({*corners}) == 1 and all(is_dense(each.layer) for each in products)
-    )
-
-
-def _are_rows(products: Sums, corners: Sequence[tuple[int, int]]) -> bool:
-    """Whether each product has one result, whose window is its whole map: successive rows may be rows of one."""
-    shapes = {(each.layer.Co, each.x.channels, each.kernel.w.shape[1], each.x.width) for each in products}
-    row, column = corners[0]
-    for each, corner in zip(products, corners, strict=True):
-        if corner != (row, column):
-            return False
-        row += each.x.height
-    return len(shapes) == 1 and all(
-        (each.layer.Ho, each.layer.Wo) == (1, 1)
-        and each.kernel.w.shape[2:] == (each.x.height, each.x.width)
-        and (each.layer.Dh, each.layer.Dw) == (0, 0)
-        and not any(window_attributes(each.layer)["pads"])
-        for each in products
-    )
 
 
 def _size(move: TensorMove) -> int:
