@@ -17,7 +17,7 @@ from npuc.targets.easynpu.machine.memory import LANES, groups, steps
 
 NOTHING = -1
 """Marks words where no map was written."""
-AXES = ((2, 1), (0, 2), (1, 3))
+AXES = ((0, 2), (1, 3), (2, 1))
 """Pairs of axes: of a map's words (H, W, C / 16), and of its tensor (channels, rows, columns)."""
 
 
