@@ -88,10 +88,10 @@ class _View:
 class _Source:
     """What computes a map: an operator without its operands, which are windows, and padding.
 
-    slots: the places of the operands among the inputs; operands: with rows and columns from those of the first.
-    per_channel: the places of constants with a row for each channel. phase: the first row and column that result 0
-    sees. channelwise: an element is computed from the operands' elements of its channel, whose numbers, too, are from
-    those of the first operand; if not, from all channels of the operands.
+    phase: the first row and column that result 0 sees. slots: the places of the operands among the inputs.
+    operands: with rows and columns from those of the first. per_channel: the places of constants with a row for
+    each channel. channelwise: a result is computed from the elements of its channel, and the operands' channels
+    are from those of the first, too; if not, from all of their channels.
     """
 
     operator: Operator
@@ -107,8 +107,8 @@ class _Source:
 class _Map:
     """A feature map, which reaches from the first to the last channel, row and column of all its tiles.
 
-    source: None for a tensor that the network has anyway. name: of its tensor, once computed. rows: for each channel,
-    the number of the row that its constants have for it. channels: those of each number.
+    source: None for a tensor that the network has anyway. name: of its tensor, once computed. rows: the number of
+    the row that constants have for each channel. channels: those with each row.
     """
 
     source: _Source | None = None
@@ -122,7 +122,8 @@ class _Map:
         """Reaches over this window, too."""
         (a, b, c), (d, e, f) = self.low, window.start
         self.low = min(a, d), min(b, e), min(c, f)
-        self.high = tuple(max(end, window.end(axis)) for axis, end in enumerate(self.high))
+        g, h, i = (max(end, window.end(axis)) for axis, end in enumerate(self.high))
+        self.high = g, h, i
 
     def agrees(self, rows: Sequence[int], first: int) -> bool:
         """Whether the map has no other rows from this channel on."""
