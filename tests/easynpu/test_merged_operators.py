@@ -17,7 +17,7 @@ EXTENTS: dict[str, Extents] = {"x": (4, 6, 6), "v": (4, 1, 1), "z": (4, 6, 6), "
 RANDOM = np.random.default_rng(0)
 CONSTANTS: dict[str, Array] = {
     "0": np.array([0]), "2": np.array([2]), "3": np.array([3]), "4": np.array([4]), "6": np.array([6]),
-    "7": np.array([7]), "channels": np.array([1]), "rows": np.array([2]),
+    "7": np.array([7]), "channels": np.array([1]), "rows": np.array([2]), "columns": np.array([3]),
     "place": RANDOM.normal(size=(1, 4, 3, 6)).astype(np.float32),
     "w": RANDOM.normal(size=(4, 4, 3, 3)).astype(np.float32),
     "u": RANDOM.normal(size=(4, 4, 3, 3)).astype(np.float32),
@@ -30,6 +30,8 @@ CONSTANTS: dict[str, Array] = {
     "other_two": RANDOM.normal(size=(2, 1, 1)).astype(np.float32),
 }  # fmt: skip
 
+CONSTANTS["ones"] = np.ones((4, 1, 1), np.int32)
+CONSTANTS["least"] = CONSTANTS["ones"].view(np.float32)
 CONSTANTS["row"] = CONSTANTS["w"][:, :, :1]
 CONSTANTS["column"] = CONSTANTS["row"].reshape(4, 4, 3, 1)
 CONSTANTS["some"] = np.concatenate([CONSTANTS["w"][2:], CONSTANTS["u"][:1]])
@@ -80,7 +82,12 @@ GIVEN = {
         conv("x", "d", "c", group=4), conv("x", "d2", "d_", group=4), BESIDE
     ],
     "weights of the same bytes and another shape": [
-        conv("x", "row", "c", (0, 1, 0, 1)), conv("x", "column", "d_", (1, 0, 1, 0)), BESIDE
+        of("Slice", "x 0 4 rows", "a"), conv("a", "row", "c"),
+        of("Slice", "x 0 4 columns", "b"), conv("b", "column", "d_"), BESIDE
+    ],
+    "numbers of the same bytes and another type": [
+        of("Cast", "x", "i", to=TensorProto.INT32), of("Mul", "i ones", "j"),
+        of("Cast", "j", "c", to=TensorProto.FLOAT), of("Mul", "x least", "d_"), BESIDE,
     ],
     "weights of which some are those of another convolution": [
         conv("x", "w", "c"), of("Conv", "x some some_bias", "s", strides=(1, 1), dilations=(1, 1), group=1),

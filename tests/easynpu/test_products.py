@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,17 @@ def test_a_tap_twice_and_a_missing_tap_make_no_kernel() -> None:
     assert len(with_whole_kernels([one, one], VALUES)) == 2
     assert len(with_whole_kernels([one, two, three, kernel.part((1, 2), (0, 1))], VALUES)) == 4
     assert len(with_whole_kernels([one, two, three], VALUES)) == 1
+
+
+@pytest.mark.parametrize("change", [{"Sh": 2}, {"Sw": 2}, {"opcode": DWCONV}])
+def test_words_of_other_strides_and_kinds_make_no_kernel(change: dict[str, int]) -> None:
+    x = VALUES[0].everything
+    layer = Layer(y=1, x=1, yi=1, xi=1, Hk=1, Wk=1, Ho=1, Wo=1, Co=32, Ci=32, Zs=2, Hi=5, Wi=6, opcode=CONV)
+    w = np.ones((32, 32, 1, 1), np.int8)
+    parts = [product(layer, w, x), product(layer, w, Words(x.number[:, 1:], x.word[:, 1:], 32))]
+    assert len(with_whole_kernels(parts, VALUES)) == 1
+    parts[1] = replace(parts[1], layer=replace(layer, **change))
+    assert len(with_whole_kernels(parts, VALUES)) == 2
 
 
 def test_maps_without_a_common_value_make_no_kernel() -> None:

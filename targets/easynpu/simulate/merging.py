@@ -162,7 +162,7 @@ class Merging:
     """Where tiles are padded: a map, an axis, and the row or column where the map has to begin (True) or end."""
     done: list[Operator] = field(default_factory=list[Operator])
     cuts: dict[_View, str] = field(default_factory=dict[_View, str])
-    distinct: dict[tuple[bytes, ...], int] = field(default_factory=dict[tuple[bytes, ...], int])
+    distinct: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
     """The number of each row that constants have for a channel."""
     held: list[tuple[tuple[str, ...], int]] = field(default_factory=list[tuple[tuple[str, ...], int]])
     """Where that row is: the constants, and its place in them."""
@@ -325,8 +325,10 @@ class Merging:
     def _rows(self, names: tuple[str, ...]) -> list[int]:
         """The number of each row of constants that have one for each channel."""
         if names not in self.numbered:
-            columns = [[each.tobytes() for each in self.constants[name]] for name in names]
-            rows = [*zip(*columns, strict=True)]
+            columns = (self.constants[name] for name in names)
+            rows = [
+                *zip(*([(each.tobytes(), each.shape, each.dtype) for each in of] for of in columns), strict=True)
+            ]
             for at, row in enumerate(rows):
                 if row not in self.distinct:
                     self.distinct[row] = len(self.held)
