@@ -53,7 +53,8 @@ def _map(composed: bool) -> Words:
         return upper
     lower = VALUES[1].everything
     parts = (np.concatenate([a[:4], b[1:]]) for a, b in ((upper.number, lower.number), (upper.word, lower.word)))
-    return Words(*parts, 32)
+    number, word = parts
+    return Words(number, word, 32)
 
 
 class _Kernel:
