@@ -22,7 +22,7 @@ from npuc.targets.easynpu.simulate import network as networks
 from npuc.targets.easynpu.simulate.merging import Merging
 from npuc.targets.easynpu.simulate.network import Network
 from npuc.targets.easynpu.simulate.origins import Value, ValuePart
-from npuc.targets.easynpu.simulate.running import WORDS, QuickRunner, Runner
+from npuc.targets.easynpu.simulate.running import QuickRunner, Runner
 
 
 @pytest.fixture
@@ -115,8 +115,6 @@ def _as_by_words(program: Program) -> None:
     """Runs a program as a network, and expects the bits of its words."""
     samples = varied(driver.program_inputs(program)).inputs
     quick, words = QuickRunner(program), Runner(program)
-    for _ in range(1 + len(words.contents.instructions) // WORDS):
-        quick({name: values[:1] for name, values in samples.items()})
     found = quick(samples)
     for output, values in words(samples).items():
         np.testing.assert_array_equal(found[output], values)
@@ -125,7 +123,7 @@ def _as_by_words(program: Program) -> None:
 @pytest.mark.usefixtures("exact_integers")
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("pad", [0, 1, 2])
-def test_words_with_a_tap_each_are_integer_convolutions_on_whole_maps(
+def test_words_with_a_tap_each_are_one_integer_convolution_on_whole_maps(
     pad: int, stride: int, tmp_path: Path, opened: list[Counter[str]]
 ) -> None:
     w = np.random.default_rng(0).normal(0.02, 0.1, (16, 256, 3, 3)).astype(np.float32)
@@ -135,10 +133,10 @@ def test_words_with_a_tap_each_are_integer_convolutions_on_whole_maps(
     ]
     program = _in_few_words(tmp_path, nodes, w, (1, 256, 7, 6))
     taps = [each for each in target("easynpu").listing(program) if "keep_psum" in str(each)]
-    assert len(taps) > 9  # nine in each of several tiles; in some of them a tap sees the padding only
+    assert len(taps) > 9  # nine in each of several tiles; fewer where taps see the padding only
     _as_by_words(program)
-    assert opened[0]["ConvInteger"] == 9
-    assert opened[0]["Conv"] == 0
+    assert 1 <= opened[0]["QLinearConv"] <= 3  # one each for the first and last tiles without words for such taps
+    assert opened[0]["ConvInteger"] + opened[0]["Conv"] == 0
 
 
 def test_tiles_of_a_padded_pool_are_one_operator(tmp_path: Path, opened: list[Counter[str]]) -> None:

@@ -110,7 +110,7 @@ def test_psums_that_are_kept_over_channels_are_one_convolution_beyond_24_bits(tm
     assert None in _networks(program, quantised=False)
 
 
-def test_a_runner_takes_the_network_once_it_pays_and_words_to_be_observed(
+def test_a_runner_takes_the_network_from_the_second_sample_on_and_words_to_be_observed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = _compiled("digits", None, tmp_path)

@@ -134,8 +134,8 @@ class Network:
 
 def added(network: Network) -> float:
     """The expected squared error of int8 tensors by their histograms, each relative to its energy: the sum."""
-    scales = network.quantised.scales
-    known = ((each, scales.get(int8_name(name))) for name, each in network.histograms.items())
+    scales, forms = network.quantised.scales, network.quantised.forms
+    known = ((each, scales.get(forms.get(name, name))) for name, each in network.histograms.items())
     return sum(
         float(each.error(np.array([scale]))[0]) / each.energy for each, scale in known if scale and each.energy
     )

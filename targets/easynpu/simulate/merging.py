@@ -2,7 +2,8 @@
 
 A program computes its layers in tiles, and neighbouring tiles overlap in their halo. In a network each tile costs
 operators of its own, slices and concatenations for its inputs, and the halo. Here every tensor is a window of a
-map: a convolution of a window of a map is a window of the map's convolution.
+map: a convolution of a window of a map is a window of the map's convolution. A map has all rows, columns and
+channels that are computed alike; a convolution's map has a channel for each row of weights that meets its operand.
 
 An element of a map has the same value in all tiles that contain it: their windows contain the same elements, and
 where a tile is padded the map ends. If it does not end there, the network stays as it is.
@@ -25,8 +26,6 @@ WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """The input with the weights."""
 PER_CHANNEL = {"Conv": (1, 2), "ConvInteger": (1,), "QLinearConv": (3, 4, 5, 8)}
 """The inputs with a row for each channel of the result."""
-MOST_LEVELS = 64
-"""The most operators, one before the other, that become one over all channels at once."""
 Extents = tuple[int, int, int]
 """Channels, rows and columns."""
 NOWHERE = 1 << 40
@@ -89,8 +88,10 @@ class _View:
 class _Source:
     """What computes a map: an operator without its operands, which are windows, and padding.
 
-    operands: with rows and columns from those of the first. slots: their places among the inputs. phase: the first
-    row and column that result 0 sees.
+    phase: the first row and column that result 0 sees. slots: the places of the operands among the inputs.
+    operands: with rows and columns from those of the first. per_channel: the places of constants with a row for
+    each channel. channelwise: a result is computed from the elements of its channel, and the operands' channels
+    are from those of the first, too; if not, from all of their channels.
     """
 
     operator: Operator
@@ -98,28 +99,47 @@ class _Source:
     phase: Pair
     slots: tuple[int, ...]
     operands: tuple[_View, ...]
+    per_channel: tuple[int, ...]
+    channelwise: bool
 
 
 @dataclass
 class _Map:
-    """A feature map, which reaches from the first to the last row and column of all its tiles.
+    """A feature map, which reaches from the first to the last channel, row and column of all its tiles.
 
-    source: None for a tensor that the network has anyway. name: of its tensor, once computed. parts: maps with
-    some of its channels. unbound: groups of them with all its channels, whose rows and columns are yet unknown.
+    source: None for a tensor that the network has anyway. name: of its tensor, once computed. rows: the number of
+    the row that constants have for each channel. channels: those with each row.
     """
 
-    channels: int
     source: _Source | None = None
-    low: Pair = (NOWHERE, NOWHERE)
-    high: Pair = (-NOWHERE, -NOWHERE)
+    low: Extents = (NOWHERE, NOWHERE, NOWHERE)
+    high: Extents = (-NOWHERE, -NOWHERE, -NOWHERE)
     name: str = ""
-    parts: set[int] = field(default_factory=set[int])
-    unbound: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+    rows: dict[int, int] = field(default_factory=dict[int, int])
+    channels: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
-    def grow(self, low: Sequence[int], high: Sequence[int]) -> None:
-        """Reaches over these rows and columns, too."""
-        self.low = min(self.low[0], low[0]), min(self.low[1], low[1])
-        self.high = max(self.high[0], high[0]), max(self.high[1], high[1])
+    def grow(self, window: _View) -> None:
+        """Reaches over this window, too."""
+        (a, b, c), (d, e, f) = self.low, window.start
+        self.low = min(a, d), min(b, e), min(c, f)
+        g, h, i = (max(end, window.end(axis)) for axis, end in enumerate(self.high))
+        self.high = g, h, i
+
+    def agrees(self, rows: Sequence[int], first: int) -> bool:
+        """Whether the map has no other rows from this channel on."""
+        return all(self.rows.get(channel, row) == row for channel, row in enumerate(rows, first))
+
+    def hold(self, rows: Sequence[int], first: int) -> None:
+        """Has these rows from this channel on."""
+        for channel, row in enumerate(rows, first):
+            if channel not in self.rows:
+                self.rows[channel] = row
+                self.channels.setdefault(row, []).append(channel)
+
+    def channel_of(self, rows: Sequence[int]) -> int:
+        """The first channel with these rows; some or all may still be missing behind the last channel."""
+        places = (at for row in rows[:1] for at in self.channels.get(row, ()) if self.agrees(rows, at))
+        return next(places, len(self.rows))
 
 
 @dataclass
@@ -127,7 +147,7 @@ class Merging:
     """A network whose tiles are merged.
 
     extents: of those tensors that are feature maps. constants: by name; those that are equal have the same name.
-    constant: adds one. over_channels: merges tiles of channels, too.
+    constant: adds one. over_channels: a map has the channels of several constants, too.
     """
 
     extents: Mapping[str, Extents]
@@ -136,14 +156,18 @@ class Merging:
     over_channels: bool = True
     maps: list[_Map] = field(default_factory=list[_Map])
     views: dict[str, _View] = field(default_factory=dict[str, _View])
-    numbers: dict[Any, int] = field(default_factory=dict[Any, int])
-    """The number of each map, by what computes it."""
+    numbers: dict[Any, list[int]] = field(default_factory=dict[Any, list[int]])
+    """The numbers of maps, by what computes them; constants with a row for each channel tell them apart."""
     edges: list[tuple[int, int, int, bool]] = field(default_factory=list[tuple[int, int, int, bool]])
     """Where tiles are padded: a map, an axis, and the row or column where the map has to begin (True) or end."""
     done: list[Operator] = field(default_factory=list[Operator])
     cuts: dict[_View, str] = field(default_factory=dict[_View, str])
-    joined: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict[tuple[tuple[int, ...], ...], int])
-    """The number of the map with the channels of several: by the number, first channel and channels of each."""
+    distinct: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
+    """The number of each row that constants have for a channel."""
+    held: list[tuple[tuple[str, ...], int]] = field(default_factory=list[tuple[tuple[str, ...], int]])
+    """Where that row is: the constants, and its place in them."""
+    numbered: dict[tuple[str, ...], list[int]] = field(default_factory=dict[tuple[str, ...], list[int]])
+    """The numbers of the rows of constants."""
     strides: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     """The stride of convolutions with these weights along an axis of the result (0 rows, 1 columns)."""
 
@@ -152,8 +176,6 @@ class Merging:
         for each in operators:
             self._note_strides(each)
         rest = [each for each in operators if not self._seen(each)]
-        for each in self.maps:
-            self._bound(each)
         if not self._ended():
             return None
         try:
@@ -186,21 +208,10 @@ class Merging:
         weights = operator.inputs[WEIGHTS[operator.op]]
         return weights, _sweep(self.constants[weights].shape[2:], operator.attributes)
 
-    def _bound(self, found: _Map) -> None:
-        """Gives a map the rows and columns that all parts of a group have."""
-        while found.unbound:
-            group = [self.maps[part] for part in found.unbound.pop()]
-            for each in group:
-                self._bound(each)
-            low = [max(each.low[at] for each in group) for at in range(2)]
-            high = [min(each.high[at] for each in group) for at in range(2)]
-            if low[0] < high[0] and low[1] < high[1]:
-                found.grow(low, high)
-
     def _ended(self) -> bool:
         """Whether maps end where their tiles are padded."""
         return all(
-            edge == (self.maps[number].low if begins else self.maps[number].high)[axis - 1]
+            edge == (self.maps[number].low if begins else self.maps[number].high)[axis]
             for number, axis, edge, begins in self.edges
         )
 
@@ -217,42 +228,46 @@ class Merging:
     def _view(self, name: str) -> _View | None:
         """The window that a tensor is; one that no operator here makes is a map of its own."""
         if name not in self.views and name in self.extents:
-            channels, height, width = self.extents[name]
-            self.views[name] = _View(len(self.maps), (0, 0, 0), (channels, height, width))
-            self.maps.append(_Map(channels, None, (0, 0), (height, width), name))
+            whole = self.views[name] = _View(len(self.maps), (0, 0, 0), self.extents[name])
+            self.maps.append(_Map(None, whole.start, whole.extents, name))
         return self.views.get(name)
 
     def _result(self, operator: Operator, slots: tuple[int, ...], operands: tuple[_View, ...]) -> _View | None:
         first, *others = operands
         op, attributes, inputs = operator.op, operator.attributes, operator.inputs
         if op == "Slice":
-            return _sliced(first, *(self.constants[name].tolist() for name in inputs[1:]))
+            cut = _sliced(first, *(self.constants[name].tolist() for name in inputs[1:]))
+            pieces = self._pieces(cut)
+            return pieces[0] if len(pieces) == 1 else cut
         if op == "Concat":
             beside = _beside(attributes["axis"] - 1, operands)
-            if beside is not None or attributes["axis"] != 1:
-                return beside
-            if self.over_channels and all(each.start[1:] == first.start[1:] for each in others):
-                return self._side_by_side(operands)
-            return self._tile(operator, slots, operands, _Sweep(), sum(each.extents[0] for each in operands))
+            return self._side_by_side(operands) if beside is None and attributes["axis"] == 1 else beside
         if op == "MaxPool":
-            sweep = _sweep(attributes["kernel_shape"], attributes)
-            return self._tile(operator, slots, operands, sweep, first.extents[0])
+            return self._tile(operator, slots, operands, _sweep(attributes["kernel_shape"], attributes))
         if op in WEIGHTS:
             operator = self._with_strides(operator, first)
             weights, sweep = self._convolution(operator)
-            return self._tile(operator, slots, operands, sweep, len(self.constants[weights]))
+            count = len(self.constants[weights])
+            if attributes.get("group", 1) == count == first.extents[0]:
+                return self._tile(operator, slots, operands, sweep)
+            return self._tile(operator, slots, operands, sweep, count)
         alike = all(each.extents == first.extents for each in others) and not attributes.get("axis")
         held = (self.constants[name] for name in inputs if name in self.constants)
         alike &= op == "Gather" or all(each.size == 1 or each.shape[-2:] == (1, 1) for each in held)
-        sweep = _Sweep()
-        return (
-            self._tile(operator, slots, operands, sweep, first.extents[0]) if op in ELEMENTWISE and alike else None
-        )
+        return self._tile(operator, slots, operands, _Sweep()) if op in ELEMENTWISE and alike else None
 
     def _tile(
-        self, operator: Operator, slots: tuple[int, ...], operands: tuple[_View, ...], sweep: _Sweep, channels: int
+        self,
+        operator: Operator,
+        slots: tuple[int, ...],
+        operands: tuple[_View, ...],
+        sweep: _Sweep,
+        channels: int | None = None,
     ) -> _View:
-        """The window that a tile is of the map of all tiles that are computed alike."""
+        """The window that a tile is of the map of all tiles that are computed alike.
+
+        channels: of the result, if each is computed from all channels of the operands.
+        """
         first = operands[0]
         for axis in (1, 2):
             if sweep.before[axis - 1] > 0:
@@ -262,104 +277,64 @@ class Merging:
         (row, up), (column, left) = (
             divmod(first.start[at + 1] - sweep.before[at] + sweep.centre[at], sweep.strides[at]) for at in range(2)
         )
-        height, width = sweep.results(first.extents)
+        channelwise, per_channel = channels is None, self._per_channel(operator)
+        removed = ("pads", "group") if channelwise else ("pads",)
         source = _Source(
             replace(
                 operator,
-                inputs=tuple("" if at in slots else name for at, name in enumerate(operator.inputs)),
+                inputs=tuple("" if at in slots + per_channel else name for at, name in enumerate(operator.inputs)),
                 output="",
-                attributes={name: value for name, value in operator.attributes.items() if name != "pads"},
+                attributes={name: value for name, value in operator.attributes.items() if name not in removed},
             ),
             replace(sweep, before=(0, 0), after=(0, 0)),
             (up - sweep.centre[0], left - sweep.centre[1]),
             slots,
-            tuple(_apart(each, first) for each in operands),
+            tuple(_apart(each, first, channelwise=channelwise) for each in operands),
+            per_channel,
+            channelwise,
         )
-        number = self._number(source, channels)
-        self.maps[number].grow((row, column), (row + height, column + width))
-        return _View(number, (0, row, column), (channels, height, width))
+        names = tuple(operator.inputs[at] for at in per_channel)
+        number, channel = self._place(source, names, first.start[0])
+        extents = first.extents[0] if channels is None else channels, *sweep.results(first.extents)
+        found = _View(number, (channel, row, column), extents)
+        self.maps[number].grow(found)
+        return found
 
-    def _number(self, source: _Source, channels: int) -> int:
-        """The number of the map that a source computes."""
-        operator = source.operator
-        attributes = tuple((name, str(value)) for name, value in sorted(operator.attributes.items()))
-        key = operator.op, operator.inputs, attributes, source.phase, source.operands
-        if key not in self.numbers:
-            self.numbers[key] = len(self.maps)
-            self.maps.append(_Map(channels, source))
-        return self.numbers[key]
+    def _place(self, source: _Source, names: tuple[str, ...], first: int) -> tuple[int, int]:
+        """The map that a source computes with these constants, and their first channel.
 
-    def _side_by_side(self, parts: Sequence[_View], levels: int = MOST_LEVELS) -> _View:
-        """Channels of several maps, with the same rows and columns, as channels of one; extents: of the first.
-
-        levels: how many operators before may become one over all channels.
+        first: the first channel of a channelwise result.
         """
-        parts = _without_cuts([each for part in parts for each in self._concatenated(part)])
-        if len(parts) == 1:
-            return parts[0]
-        channels = sum(each.extents[0] for each in parts)
-        window = (0, *parts[0].start[1:]), (channels, *parts[0].extents[1:])
-        key = tuple((each.number, each.start[0], each.extents[0]) for each in parts)
-        if key in self.joined:
-            return _View(self.joined[key], *window)
-        source = self._as_one(parts, levels - 1) if levels else None
-        if source is None:
-            operands = tuple(
-                replace(each, start=(each.start[0], 0, 0), extents=(each.extents[0], 0, 0)) for each in parts
-            )
-            concat = Operator("Concat", ("",) * len(parts), "", {"axis": 1})
-            source = _Source(concat, _Sweep(), (0, 0), tuple(range(len(parts))), operands)
-        number = self._number(source, channels)
-        group = tuple(each.number for each in parts)
-        self.maps[number].parts.update(group)
-        self.maps[number].unbound.add(group)
-        self.joined[key] = number
-        return _View(number, *window)
-
-    def _concatenated(self, part: _View) -> list[_View]:
-        """The parts of a concatenation that is read whole; any other window is its only part."""
-        found = self.maps[part.number]
-        source = found.source
-        if source is None or source.operator.op != "Concat" or part.extents[0] != found.channels:
-            return [part]
-        if any(each.start[1:] != (0, 0) for each in source.operands):
-            return [part]
-        return [
-            _View(each.number, (each.start[0], *part.start[1:]), (each.extents[0], *part.extents[1:]))
-            for each in source.operands
-        ]
-
-    def _as_one(self, parts: Sequence[_View], levels: int) -> _Source | None:
-        """The operator that computes all of these maps, if theirs differ in weights or channels only."""
-        maps = [self.maps[each.number] for each in parts]
-        sources = [each.source for each in maps if each.source is not None]
-        whole = all(
-            each.start[0] == 0 and each.extents[0] == of.channels for each, of in zip(parts, maps, strict=True)
-        )
-        if not whole or len(sources) < len(parts) or len({self._kind(each) for each in sources}) > 1:
-            return None
-        first, per_channel = sources[0], self._per_channel(sources[0].operator)
-        if first.operator.op == "Concat":
-            return None
-        attributes, has_weights = dict(first.operator.attributes), first.operator.op in WEIGHTS
-        columns = [each.operands for each in sources]
-        if attributes.get("group", 1) > 1 or not has_weights:
-            operands = tuple(self._side_by_side(column, levels) for column in zip(*columns, strict=True))
-            if has_weights:
-                if any(each.operator.attributes["group"] != each.operands[0].extents[0] for each in sources):
-                    return None
-                attributes["group"] = operands[0].extents[0]
-        elif len(set(columns)) == 1:
-            operands = columns[0]
+        operator, rows = source.operator, self._rows(names)
+        attributes = tuple((name, str(value)) for name, value in sorted(operator.attributes.items()))
+        extends = self.over_channels and (source.channelwise or operator.attributes.get("group", 1) == 1)
+        kinds = tuple((value.shape[1:], value.dtype) for value in map(self.constants.__getitem__, names))
+        key = operator.op, operator.inputs, attributes, source.phase, source.operands, kinds if extends else names
+        numbers = self.numbers.setdefault(key, [])
+        for number in numbers:
+            channel = first if source.channelwise else self.maps[number].channel_of(rows)
+            if self.maps[number].agrees(rows, channel):
+                break
         else:
-            return None
-        inputs = [*first.operator.inputs]
-        for at in per_channel:
-            rows = [self.constants[each.operator.inputs[at]] for each in sources]
-            inputs[at] = self.constant(np.concatenate(rows))
-        return replace(
-            first, operator=replace(first.operator, inputs=tuple(inputs), attributes=attributes), operands=operands
-        )
+            number, channel = len(self.maps), first if source.channelwise else 0
+            numbers.append(number)
+            self.maps.append(_Map(source))
+        self.maps[number].hold(rows, channel)
+        return number, channel
+
+    def _rows(self, names: tuple[str, ...]) -> list[int]:
+        """The number of each row of constants that have one for each channel."""
+        if names not in self.numbered:
+            columns = (self.constants[name] for name in names)
+            rows = [
+                *zip(*([(each.tobytes(), each.shape, each.dtype) for each in of] for of in columns), strict=True)
+            ]
+            for at, row in enumerate(rows):
+                if row not in self.distinct:
+                    self.distinct[row] = len(self.held)
+                    self.held.append((names, at))
+            self.numbered[names] = [self.distinct[row] for row in rows]
+        return self.numbered[names]
 
     def _per_channel(self, operator: Operator) -> tuple[int, ...]:
         """The inputs with a row for each channel of the result."""
@@ -367,26 +342,38 @@ class Merging:
         elementwise = tuple(at for at, value in held if value is not None and value.ndim > 2 and value.size > 1)
         return PER_CHANNEL.get(operator.op, elementwise)
 
-    def _kind(self, source: _Source) -> tuple[object, ...]:
-        """What operators have in common that may be one over more channels."""
-        operator = source.operator
-        rows = self._per_channel(operator)
-        attributes = sorted((name, str(value)) for name, value in operator.attributes.items() if name != "group")
-        places = tuple(each.start[1:] for each in source.operands)
-        grouped = operator.attributes.get("group", 1) > 1
-        inputs = tuple("" if at in rows else name for at, name in enumerate(operator.inputs))
-        return operator.op, inputs, rows, grouped, tuple(attributes), source.sweep, source.phase, places
+    def _side_by_side(self, parts: Sequence[_View]) -> _View:
+        """Channels of several maps as channels of one."""
+        parts = _without_cuts([each for part in parts for each in self._pieces(part)])
+        if len(parts) == 1:
+            return parts[0]
+        concat = Operator("Concat", ("",) * len(parts), "", {"axis": 1})
+        slots, channels = tuple(range(len(parts))), sum(each.extents[0] for each in parts)
+        return self._tile(concat, slots, tuple(parts), _Sweep(), channels)
+
+    def _pieces(self, view: _View) -> list[_View]:
+        """The windows of which a window of concatenated channels consists; any other is the only one."""
+        source, at = self.maps[view.number].source, 0
+        if source is None or source.operator.op != "Concat":
+            return [view]
+        found: list[_View] = []
+        for each in source.operands:
+            begin, end = max(view.start[0], at), min(view.end(0), at + each.extents[0])
+            if begin < end:
+                channel, row, column = each.start[0] + begin - at, *each.start[1:]
+                start = channel, view.start[1] + row, view.start[2] + column
+                found.append(_View(each.number, start, (end - begin, *view.extents[1:])))
+            at += each.extents[0]
+        return found
 
     def _cut(self, view: _View) -> str:
         """The tensor that is a window."""
         if view not in self.cuts:
             self._compute(view.number)
             found = self.maps[view.number]
-            name = found.name
-            whole = found.channels, found.high[0] - found.low[0], found.high[1] - found.low[1]
-            axes = [at for at in range(3) if view.extents[at] != whole[at]]
+            name, low = found.name, found.low
+            axes = [at for at in range(3) if (view.start[at], view.end(at)) != (low[at], found.high[at])]
             if axes:
-                low = 0, *found.low
                 starts = [view.start[at] - low[at] for at in axes]
                 ends = [view.end(at) - low[at] for at in axes]
                 given = (self.constant(np.array(each)) for each in (starts, ends, [at + 1 for at in axes]))
@@ -412,38 +399,37 @@ class Merging:
         """
         assert found.source is not None
         source, operator = found.source, found.source.operator
-        self._expect_parts(found, source)
         inputs, attributes = [*operator.inputs], dict(operator.attributes)
         for slot, operand in zip(source.slots, source.operands, strict=True):
             seen, pads = self._needed(found, source, operand)
             if operator.op in (*WEIGHTS, "MaxPool"):
                 attributes["pads"] = pads
             inputs[slot] = self._cut(seen)
+        if operator.op in WEIGHTS and source.channelwise:
+            attributes["group"] = found.high[0] - found.low[0]
+        for slot, value in zip(source.per_channel, self._constants(found), strict=True):
+            inputs[slot] = self.constant(value)
         found.name = self._add(replace(operator, inputs=tuple(inputs), attributes=attributes))
 
-    def _expect_parts(self, found: _Map, source: _Source) -> None:
-        """Raises _Clash unless a part's operands end where those of the map do, for the results of both."""
-        for part in (self.maps[number] for number in found.parts):
-            low = max(found.low[0], part.low[0]), max(found.low[1], part.low[1])
-            high = min(found.high[0], part.high[0]), min(found.high[1], part.high[1])
-            of_part = part.source
-            if of_part is None or source.operator.op == "Concat" or low[0] >= high[0] or low[1] >= high[1]:
-                continue
-            common = replace(found, low=low, high=high)
-            for mine, its in zip(source.operands, of_part.operands, strict=True):
-                (seen, pads), (given, edges) = (self._needed(common, source, each) for each in (mine, its))
-                if (seen.start[1:], seen.extents[1:], pads) != (given.start[1:], given.extents[1:], edges):
-                    raise _Clash
+    def _constants(self, found: _Map) -> list[Array]:
+        """The constants with a row for each channel of a map; channels of no tile have another channel's."""
+        any_row = next(iter(found.rows.values()), 0)
+        rows = (found.rows.get(at, any_row) for at in range(found.low[0], found.high[0]) if found.rows)
+        places = [self.held[row] for row in rows]
+        columns = zip(*([self.constants[name][at] for name in names] for names, at in places), strict=True)
+        return [np.stack(each) for each in columns]
 
     def _needed(self, found: _Map, source: _Source, operand: _View) -> tuple[_View, list[int]]:
         """The window of an operand that a map is computed from, and its padding: top, left, bottom, right."""
         given, sweep = self.maps[operand.number], source.sweep
         starts, extents, before, after = [operand.start[0]], [operand.extents[0]], list[int](), list[int]()
+        if source.channelwise:
+            starts, extents = [found.low[0] + operand.start[0]], [found.high[0] - found.low[0]]
         for at in range(2):
             from_first = source.phase[at] + operand.start[at + 1]
-            low = found.low[at] * sweep.strides[at] + from_first
-            high = (found.high[at] - 1) * sweep.strides[at] + from_first + sweep.reach[at]
-            inside = max(low, given.low[at]), min(high, given.high[at])
+            low = found.low[at + 1] * sweep.strides[at] + from_first
+            high = (found.high[at + 1] - 1) * sweep.strides[at] + from_first + sweep.reach[at]
+            inside = max(low, given.low[at + 1]), min(high, given.high[at + 1])
             starts.append(inside[0])
             extents.append(inside[1] - inside[0])
             before.append(inside[0] - low)
@@ -498,7 +484,8 @@ def _without_cuts(parts: Sequence[_View]) -> list[_View]:
     return found
 
 
-def _apart(view: _View, first: _View) -> _View:
-    """An operand's channels, and its rows and columns from those of the first."""
-    channel, row, column = view.start
-    return _View(view.number, (channel, row - first.start[1], column - first.start[2]), (view.extents[0], 0, 0))
+def _apart(view: _View, first: _View, *, channelwise: bool) -> _View:
+    """An operand's channels, rows and columns from those of the first; if not channelwise, its own channels."""
+    (channel, row, column), (of_first, top, left) = view.start, first.start
+    start = channel - of_first * channelwise, row - top, column - left
+    return _View(view.number, start, (0 if channelwise else view.extents[0], 0, 0))

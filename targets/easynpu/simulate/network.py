@@ -15,8 +15,9 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.reference import integers_are_exact, session
+from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.simulate.merging import Merging, Operator
-from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Value, ValuePart
+from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Value, ValuePart, Words
 
 MOST_BYTES = 1 << 26
 """Limit of the constants, which are float32 and take memory in addition to the program's own."""
@@ -231,13 +232,17 @@ class Network:
             self._window.setdefault(found.number, window)
         return self._cut[window]
 
-    def corner(self, value: Value) -> tuple[int, int]:
-        """The first row and column in the value that this one is cut from."""
+    def words(self, value: Value) -> Words:
+        """The words of a value, or of the value that it is cut from where these have the same lanes."""
         window = self._window.get(value.number)
-        if window is None or window.value == value:  # a map, whole
-            return 0, 0
-        (_, row, column), (top, left) = window.start, self.corner(window.value)
-        return top + row, left + column
+        if window is None or window.value == value:
+            return value.everything
+        (first, row, column), end = window.start, window.start[0] + value.channels
+        if first % LANES or (end % LANES and end != window.value.channels):
+            return value.everything
+        of = self.words(window.value)
+        at = np.s_[row : row + value.height, column : column + value.width, first // LANES : groups(end)]
+        return Words(of.number[at], of.word[at], value.channels)
 
     def joined(self, axis: int, parts: Sequence[Value]) -> Value:
         """Values concatenated along an axis of their tensors. Raises NotOneNetwork if other extents differ."""

@@ -17,12 +17,21 @@ from npuc.targets.easynpu.machine.memory import LANES, groups, steps
 
 NOTHING = -1
 """Marks words where no map was written."""
-AXES = ((2, 1), (0, 2), (1, 3))
+AXES = ((0, 2), (1, 3), (2, 1))
 """Pairs of axes: of a map's words (H, W, C / 16), and of its tensor (channels, rows, columns)."""
 
 
 class NotOneNetwork(Exception):
     """A program reads its memories in a way that slices and concatenations of maps cannot express."""
+
+
+@frozen
+class Words:
+    """The words of a map (H, W, C / 16): the number of the value that each is of, and its own in that value."""
+
+    number: Array
+    word: Array
+    channels: int
 
 
 @frozen
@@ -43,6 +52,11 @@ class Value:
         per_pixel = groups(self.channels)
         return steps((self.height, self.width, per_pixel), (self.width * per_pixel, per_pixel, 1))
 
+    @property
+    def everything(self) -> Words:
+        """Its words as those of a map."""
+        return Words(np.full(self.words.shape, self.number), self.words, self.channels)
+
 
 class Origins:
     """The origins of the words of a memory or host tensor: the value that each is from, and its number there."""
@@ -51,9 +65,13 @@ class Origins:
         self.value = np.full(words, NOTHING, np.int64)
         self.word = np.zeros(words, np.int64)
 
-    def write(self, addresses: Array, value: Value) -> None:
-        """Records a value at addresses (H, W, C / 16)."""
-        self.value[addresses], self.word[addresses] = value.number, value.words
+    def write(self, addresses: Array, words: Words) -> None:
+        """Records words at addresses (H, W, C / 16)."""
+        self.value[addresses], self.word[addresses] = words.number, words.word
+
+    def at(self, addresses: Array, channels: int) -> Words:
+        """The words at addresses (H, W, C / 16)."""
+        return Words(self.value[addresses], self.word[addresses], channels)
 
 
 @frozen
@@ -69,29 +87,12 @@ Joined = Callable[[int, Sequence[Value]], Value]
 """Concatenates values along an axis of their tensors."""
 
 
-def read(
-    origins: Origins,
-    addresses: Array,
-    channels: int,
-    values: Sequence[Value],
-    cut: Callable[[ValuePart], Value],
-    joined: Joined,
-) -> Value:
-    """The value at addresses (H, W, C / 16). Raises NotOneNetwork.
+def read(words: Words, values: Sequence[Value], cut: Callable[[ValuePart], Value], joined: Joined) -> Value:
+    """The value that a map is. Raises NotOneNetwork.
 
-    An address may repeat along a whole axis: the value then has one row or column there.
+    A word may repeat along a whole axis: the value then has one row or column there.
     """
-    return _read(origins.value[addresses], origins.word[addresses], channels, values, cut, joined)
-
-
-def _read(
-    number: Array,
-    word: Array,
-    channels: int,
-    values: Sequence[Value],
-    cut: Callable[[ValuePart], Value],
-    joined: Joined,
-) -> Value:
+    number, word, channels = words.number, words.word, words.channels
     first = int(number.flat[0])
     if (number == first).all():
         if first == NOTHING:
@@ -108,7 +109,8 @@ def _read(
             inside = [slice(None)] * 3
             inside[axis] = slice(begin, end)
             left = min(channels - begin * LANES, (end - begin) * LANES) if axis == 2 else channels
-            parts.append(_read(number[tuple(inside)], word[tuple(inside)], left, values, cut, joined))
+            part = Words(number[tuple(inside)], word[tuple(inside)], left)
+            parts.append(read(part, values, cut, joined))
         return joined(of_tensor, parts)
     raise NotOneNetwork("what it reads is put together word by word")
 

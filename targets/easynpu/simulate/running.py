@@ -101,17 +101,10 @@ class Runner:
             window[...] = planes
 
 
-WORDS = 512
-"""Instruction words per sample that must have run before the program is opened as one network.
-
-Measured: programs of 2,651 and 8,121 words open in the time of 13 and 11 samples word by word.
-"""
-
-
 class QuickRunner:
     """A program that runs as one network, or whose segments do; otherwise, or if observed, word by word.
 
-    Opening the network takes longer than running some samples word by word, so the first samples run that way.
+    Opening the network takes as long as running the first sample word by word, so a sample alone runs that way.
     """
 
     def __init__(self, program: Program) -> None:
@@ -122,8 +115,7 @@ class QuickRunner:
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
         self._asked += count_of(feeds)
-        few = self._asked <= max(1, len(self._words.contents.instructions) // WORDS)
-        if few or observe is not None:
+        if self._asked == 1 or observe is not None:
             return self._words(feeds, observe)
         if self._program_network is not None and self._program_network.takes(feeds):
             return self._program_network(feeds)

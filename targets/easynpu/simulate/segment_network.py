@@ -9,7 +9,7 @@ the simulator, which also reports what is wrong with a program.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -32,27 +32,14 @@ from npuc.targets.easynpu.machine.memory import (
 )
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import rearranged
-from npuc.targets.easynpu.machine.rules import check, expect_kept
-from npuc.targets.easynpu.machine.timing import is_dense
+from npuc.targets.easynpu.machine.rules import POINTWISE, check, expect_kept
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
 from npuc.targets.easynpu.simulate.convolution import kept, window_attributes
 from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISED, Network, factors
-from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value, ValuePart, read
-
-
-@frozen
-class Product:
-    """A multiplying word, its weights, and the rows and columns of its map that windows reach."""
-
-    layer: isa.Layer
-    kernel: arithmetic.Convolution
-    x: Value
-
-
-Sums = tuple[Product, ...]
-"""The terms of kept psums; the first one has the bias."""
+from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value, ValuePart, Words, read
+from npuc.targets.easynpu.simulate.products import Product, Sums, over_channels, product, with_whole_kernels
 
 
 @frozen
@@ -148,7 +135,7 @@ class Walk:
         """Loads, runs and stores a segment. Raises NotOneNetwork, ArtefactError."""
         first = load_images(segment, self.files, self.machine, self)
         for move in segment.loads:
-            self._write(move.map, self._read(self._of_host(move), _words(move), move.channels))
+            self._write(move.map, self._read(self._of_host(move).at(_words(move), move.channels)))
         self.low, self.weights_at = True, 0
         for chain in chains(self.itcm[: segment.count], first):
             check(chain, self.machine, self.low)
@@ -159,7 +146,8 @@ class Walk:
                 raise NotOneNetwork("a tensor is stored that was given")
             self.stored.setdefault(move.tensor, move)
             origins = self.host.setdefault(move.tensor, Origins(_size(move)))
-            origins.write(_words(move), self._map(move.map, move.channels))
+            value = self._read(self._at(move.map, move.channels))
+            origins.write(_words(move), self.network.words(value))
 
     def opened(self, wanted: set[str]) -> SegmentNetwork:
         """The network with the wanted tensors as outputs."""
@@ -176,7 +164,7 @@ class Walk:
         """The whole map of a tensor that was stored."""
         channels, height, width = move.map_shape
         everything = np.arange(_size(move)).reshape(height, width, -1)
-        return self._read(self.host[move.tensor], everything, channels)
+        return self._read(self.host[move.tensor].at(everything, channels))
 
     def of_host_step(self, name: str) -> HostTensor:
         """A tensor that a host step reads. Raises NotOneNetwork if nothing has written it."""
@@ -193,7 +181,7 @@ class Walk:
         if move.tensor not in self.host:
             self.host[move.tensor] = Origins(_size(move))
             value = self._given(move)
-            self.host[move.tensor].write(value.words, value)
+            self.host[move.tensor].write(value.words, value.everything)
         return self.host[move.tensor]
 
     def _given(self, move: TensorMove) -> Value:
@@ -205,52 +193,54 @@ class Walk:
             raise NotOneNetwork("a tensor of the host has another type or size than its map")
         return network.value(network.reshaped(computed.name, move.map_shape), *move.map_shape, raised=True)
 
-    def _read(self, origins: Origins, addresses: Array, channels: int) -> Value:
-        return read(origins, addresses, channels, self.network.values, self.network.cut, self.network.joined)
-
-    def _map(self, place: Map, channels: int) -> Value:
-        """The map at a place in a DTCM."""
-        found = self._read(self.memories[place.place.memory], _addresses(place, self.machine), channels)
-        if (found.height, found.width) == (place.height, place.width):
+    def _read(self, words: Words) -> Value:
+        """The value that a map is, with as many rows and columns as the map has words."""
+        network, (height, width, _) = self.network, words.word.shape
+        found = read(words, network.values, network.cut, network.joined)
+        if (found.height, found.width) == (height, width):
             return found
-        shape = self.network.constant(np.array([1, channels, place.height, place.width]))
-        name = self.network.node("Expand", found.name, shape)
-        return self.network.value(name, channels, place.height, place.width, raised=found.bytes)
+        shape = network.constant(np.array([1, words.channels, height, width]))
+        name = network.node("Expand", found.name, shape)
+        return network.value(name, words.channels, height, width, raised=found.bytes)
+
+    def _at(self, place: Map, channels: int) -> Words:
+        """The words of the map at a place in a DTCM."""
+        return self.memories[place.place.memory].at(_addresses(place, self.machine), channels)
 
     def _write(self, place: Map, value: Value) -> None:
         if not place.distinct:
             raise NotOneNetwork("several words go to one address")
-        self.memories[place.place.memory].write(_addresses(place, self.machine), value)
+        self.memories[place.place.memory].write(_addresses(place, self.machine), self.network.words(value))
 
     def _chain(self, chain: Sequence[Stage]) -> None:
         """Runs a chain as Simulator._run_chain does."""
         sums = self.sums if chain[0].takes else None
-        x = self._ifmap(chain[0])
+        x: Value | None = None
         for stage in chain:
-            if sums is not None:
-                x = self._ifmap(stage)
+            words = self._ifmap(stage) if x is None else self.network.words(x)
             if stage.control is not None and stage.control.set_weights:
                 self.weights_at = stage.control.weights
-            result = self._stage(stage, x, sums)
-            if isinstance(result, tuple):
-                sums = result
-                continue
-            x, sums = result, None
-            if stage.layer.stored:
+            result = self._stage(stage, words, sums)
+            x, sums = (None, result) if isinstance(result, Sums) else (result, None)
+            if x is not None and stage.layer.stored:
                 self._write(stage.stored(), x)
         self.sums = sums
-        if sums is not None:
+        if x is None:
             return
         self._write(chain[-1].ofmap(self.machine, not self.low), x)
         if "dst" not in chain[-1].operands:
             self.low = not self.low
 
-    def _ifmap(self, stage: Stage) -> Value:
-        return self._map(stage.ifmap(self.machine, self.low), stage.layer.Ci)
+    def _ifmap(self, stage: Stage) -> Words:
+        return self._at(stage.ifmap(self.machine, self.low), stage.layer.Ci)
 
-    def _stage(self, stage: Stage, x: Value, sums: Sums | None) -> Value | Sums:
+    def _stage(self, stage: Stage, words: Words, sums: Sums | None) -> Value | Sums:
         """The result of a word on a map: the next map, or sums that it keeps."""
         layer = stage.layer
+        if stage.name not in (*POINTWISE, "maxpool"):
+            kernel = arithmetic.Convolution(layer, self._take(arithmetic.block_words(layer)))
+            return self._convolved(stage, kernel, words, sums)
+        x = self._read(words)
         if stage.reshape is not None:
             return self._rearranged(stage.reshape, x)
         match stage.name:
@@ -269,9 +259,8 @@ class Walk:
                 return self._looked_up(x, table, 256 * np.arange(layer.Co).reshape(-1, 1, 1))
             case "add" | "mul":
                 return self._combined(stage, x)
-            case _:
-                kernel = arithmetic.Convolution(layer, self._take(arithmetic.block_words(layer)))
-                return self._convolved(stage, kernel, x, sums)
+            case name:
+                raise NotOneNetwork(f"a word of another kind: {name}")
 
     def _rearranged(self, word: isa.Reshape, x: Value) -> Value:
         """The elements of a map in the order of a reshape word."""
@@ -340,71 +329,72 @@ class Walk:
 
     def _operand(self, stage: Stage) -> Value:
         """The second map, which may be a single pixel."""
-        place = stage.operand()
-        return self._read(self.memories[place.place.memory], _addresses(place, self.machine), stage.layer.Co)
+        words = self._at(stage.operand(), stage.layer.Co)
+        return read(words, self.network.values, self.network.cut, self.network.joined)
 
     def _convolved(
-        self, stage: Stage, kernel: arithmetic.Convolution, x: Value, sums: Sums | None
+        self, stage: Stage, kernel: arithmetic.Convolution, x: Words, sums: Sums | None
     ) -> Value | Sums:
         """A convolution's results, including kept sums; or the sums that it keeps, to be computed later."""
         if sums and kernel.bias.any():
             raise NotOneNetwork("a bias where psums are kept")
-        products = (*(sums or ()), Product(stage.layer, kernel, self._reached(stage.layer, x)))
-        if stage.keeps:
-            return products
-        bound = sum(each.kernel.bound for each in products)
-        if self.network.quantised and _is_fine(kernel, bound):
-            corners = [self.network.corner(each.x) for each in products]
-            if _are_one(products, corners):
-                return self._in_bytes(products, axis=1)
-            if _are_rows(products, corners):
-                return self._in_bytes(products, axis=2)
-            return self._in_integers(products)
-        return self._in_floats(products, bound)
+        before = sums or Sums(kernel.bias, (), 0)
+        products = *before.products, product(stage.layer, kernel.w, x)
+        sums = Sums(before.bias, products, before.bound + kernel.bound)
+        return sums if stage.keeps else self._requantised(sums, kernel)
 
-    def _in_bytes(self, products: Sums, axis: int) -> Value:
-        """Convolutions that differ only in their input channels or rows (axis 1 or 2), as one in integers."""
-        network, (first, *_, last) = self.network, (*products, products[-1])
-        x = network.joined(axis, [each.x for each in products]) if len(products) > 1 else first.x
-        weights = np.concatenate([each.kernel.w for each in products], axis=axis)
-        given, relu = (weights, first.kernel.bias, last.kernel.scale), last.kernel.relu
-        name = network.convolution(x, *given, window_attributes(last.layer), relu=relu)
+    def _requantised(self, sums: Sums, last: arithmetic.Convolution) -> Value:
+        """The results of psums, with the scale and ReLU of the last word."""
+        products = with_whole_kernels(sums.products, self.network.values)
+        sums = replace(sums, products=products)
+        if not (self.network.quantised and _is_fine(last, sums.bound)):
+            return self._in_floats(sums, last)
+        if len(products) == 1 or over_channels(products):
+            return self._in_bytes(sums, last)
+        return self._in_integers(sums, last)
+
+    def _in_bytes(self, sums: Sums, last: arithmetic.Convolution) -> Value:
+        """Convolutions that differ only in their input channels, as one in integers."""
+        network, products = self.network, sums.products
+        x = network.joined(1, [self._read(each.x) for each in products])
+        weights = np.concatenate([each.w for each in products], axis=1)
+        window = window_attributes(products[0].layer)
+        name = network.convolution(x, weights, sums.bias, last.scale, window, relu=last.relu)
         found = self._result(last.layer, name, raised=True)
-        return self._positive(found) if relu else found
+        return self._positive(found) if last.relu else found
 
-    def _in_integers(self, products: Sums) -> Value:
+    def _in_integers(self, sums: Sums, last: arithmetic.Convolution) -> Value:
         """The sum of the products in int32, requantised."""
-        network, (first, *_, last) = self.network, products
-        given = ((each.x, each.kernel.w, window_attributes(each.layer)) for each in products)
-        lowest = 0 if last.kernel.relu else -RAISED
-        name = network.rounded(network.sums(given, first.kernel.bias), last.kernel.scale, lowest)
+        network = self.network
+        given = ((self._read(each.x), each.w, window_attributes(each.layer)) for each in sums.products)
+        lowest = 0 if last.relu else -RAISED
+        name = network.rounded(network.sums(given, sums.bias), last.scale, lowest)
         return network.raised(self._result(last.layer, name))
 
-    def _in_floats(self, products: Sums, bound: int) -> Value:
+    def _in_floats(self, sums: Sums, last: arithmetic.Convolution) -> Value:
         """The sum of the products in float32. Raises NotOneNetwork for accumulators of 2^24 and more."""
-        network, last = self.network, products[-1]
-        scale, lowest = last.kernel.scale, 0 if last.kernel.relu else -RAISED
-        if bound + (1 << max(-int(scale.min()) - 1, 0)) >= arithmetic.EXACT_FLOAT32:
+        network, scale, lowest = self.network, last.scale, 0 if last.relu else -RAISED
+        if sums.bound + (1 << max(-int(scale.min()) - 1, 0)) >= arithmetic.EXACT_FLOAT32:
             raise NotOneNetwork("sums of 2^24 and more")
-        if len(products) == 1:
-            if not last.kernel.exact:
-                raise NotOneNetwork("sums of 2^24 and more, or left shifts")
+        bias = sums.bias.astype(np.float32)
+        if len(sums.products) == 1:
+            if scale.min() < -31 or scale.max() > 0:
+                raise NotOneNetwork("left shifts")
             power, half = factors(scale)
-            name = self._products(last, power, half)
+            name = self._products(sums.products[0], power, bias * power + half)
             name = network.node("Clip", name, network.scalar(lowest), network.scalar(127))
             return self._result(last.layer, network.node("Floor", name) if scale.any() else name)
-        one, zero = np.ones(last.layer.Co, np.float32), np.zeros(last.layer.Co, np.float32)
-        name, *others = (self._products(each, one, zero) for each in products)
+        one, zero = np.ones_like(bias), np.zeros_like(bias)
+        name, *others = (self._products(each, one, zero if at else bias) for at, each in enumerate(sums.products))
         for other in others:
             name = network.node("Add", name, other)
         return self._result(last.layer, network.rounded(name, scale, lowest))
 
-    def _products(self, product: Product, power: Array, added: Array) -> str:
-        """A convolution times a factor per channel, plus an added value."""
-        weights = product.kernel.w.astype(np.float32) * power[:, None, None, None]
-        bias = product.kernel.bias.astype(np.float32) * power + added
+    def _products(self, product: Product, power: Array, bias: Array) -> str:
+        """A convolution, whose weights are multiplied by a factor per channel, and a bias, in float32."""
+        weights = product.w.astype(np.float32) * power[:, None, None, None]
         constants = map(self.network.constant, (weights, bias))
-        x = self.network.floats(product.x)
+        x = self.network.floats(self._read(product.x))
         return self.network.node("Conv", x.name, *constants, **window_attributes(product.layer))
 
 
@@ -413,32 +403,6 @@ def _is_fine(kernel: arithmetic.Convolution, bound: int) -> bool:
     least = FINEST_POSITIVE if kernel.relu else FINEST
     raised = RAISED << max(-int(kernel.scale.min()), 0)
     return least <= kernel.scale.min() and kernel.scale.max() <= 0 and bound + raised < arithmetic.ACCUMULATOR
-
-
-def _are_one(products: Sums, corners: Sequence[tuple[int, int]]) -> bool:
-    """Whether there is one product, or all are dense convolutions of the same rows and columns."""
-    windows = {(*window_attributes(each.layer).items(), each.x.height, each.x.width) for each in products}
-    shapes = {each.kernel.w.shape[2:] for each in products}
-    return len(products) == 1 or (
-        len(windows) == len(shapes) == len({*corners}) == 1 and all(is_dense(each.layer) for each in products)
-    )
-
-
-def _are_rows(products: Sums, corners: Sequence[tuple[int, int]]) -> bool:
-    """Whether each product has one result, whose window is its whole map: successive rows may be rows of one."""
-    shapes = {(each.layer.Co, each.x.channels, each.kernel.w.shape[1], each.x.width) for each in products}
-    row, column = corners[0]
-    for each, corner in zip(products, corners, strict=True):
-        if corner != (row, column):
-            return False
-        row += each.x.height
-    return len(shapes) == 1 and all(
-        (each.layer.Ho, each.layer.Wo) == (1, 1)
-        and each.kernel.w.shape[2:] == (each.x.height, each.x.width)
-        and (each.layer.Dh, each.layer.Dw) == (0, 0)
-        and not any(window_attributes(each.layer)["pads"])
-        for each in products
-    )
 
 
 def _size(move: TensorMove) -> int:
