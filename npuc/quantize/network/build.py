@@ -42,6 +42,7 @@ from npuc.quantize.scales.constraints import (
     largest_weight,
     tensors_of,
 )
+from npuc.quantize.scales.exact_factors import with_exact_factors
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, steps_of
 from npuc.quantize.scales.reach import expect_within_reach
 from npuc.quantize.scales.spans import ANYTHING, Span, limits_of, spans
@@ -100,7 +101,9 @@ def free_steps(
     rounds: int = MOST_ROUNDS,
 ) -> dict[str, Steps]:
     """The chosen scales; chosen again with coarser results if weights do not fit."""
-    steps = {name: Steps(scale) for name, scale in choose_scales(free, constraints, method).items()}
+    fixed = {name: each.scale for name, each in given.items()}
+    scales = with_exact_factors(graph, choose_scales(free, constraints, method), constraints, fixed)
+    steps = {name: Steps(scale) for name, scale in scales.items()}
     finest = _weight_floors(graph, nodes, {**steps, **given})
     too_fine = {name: floor for name, floor in finest.items() if name in free}
     if not too_fine or rounds == 1:

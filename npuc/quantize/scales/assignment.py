@@ -61,6 +61,8 @@ class ScaleConstraints:
     precedence."""
     unsaturated: frozenset[str] = frozenset()
     """Tensors whose calibration values must not saturate, whatever the method."""
+    sums: tuple[tuple[str, str, str], ...] = ()
+    """Operands and results of sums that multiply each operand by a factor of 8 bits."""
 
 
 def in_powers_of_two(constraints: ScaleConstraints, tensors: Iterable[str]) -> ScaleConstraints:

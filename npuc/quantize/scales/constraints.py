@@ -114,12 +114,14 @@ def constraints_of(
 
     given: tensors with known scales. An operator with its own arithmetic accepts these as they are, so it imposes
     no constraint. histograms: of tensors with known values. factors: whether sums multiply each operand by a
-    factor of 8 bits, for any ratio of scales.
+    factor of 8 bits, for any ratio of scales. A sum of a tensor and itself, or its positive part, does not: powers
+    of two are exact.
     """
     equal = [pair for pair in equal_scales(graph, nodes) if pair[0] not in given]
     ratios: list[Ratio] = []
     ceilings: dict[str, float] = {}
     powers: list[str] = []
+    sums = [node for node in nodes if factors and node.op == "Add" and not _of_one_tensor(graph, node)]
     for node in nodes:
         x, y = node.inputs[0], node.output
         if y not in given and ((node.op == "Clip" and is_relu(node)) or ACTIVATION(node) == "Clip"):
@@ -127,12 +129,10 @@ def constraints_of(
         steps = steps_of(graph, node) if node.op == "FakeQuantize" and y not in given else None
         if steps is not None:
             ceilings[y] = min(ceilings.get(y, np.inf), steps.reach / 127)
-        if any(name in given for name in (*data_inputs(node), y)):
+        if node in sums or any(name in given for name in (*data_inputs(node), y)):
             continue
         if node.op in ("Neg", "FakeQuantize") or selects(graph, node):
             equal.append((x, y))
-        elif factors and node.op == "Add":
-            continue
         elif node.op in AVERAGES:
             exponent = average_taps(average_kernel(graph, node))[1]
             ratios.append(Ratio(y, x, -exponent, MOST_SHIFT - exponent))
@@ -145,7 +145,25 @@ def constraints_of(
             gain = _gain(histograms.get(node.inputs[which]))
             ratios.append(Ratio(y, node.inputs[1 - which], -gain, MOST_SHIFT))
     finite = {k: v for k, v in ceilings.items() if np.isfinite(v)}
-    return ScaleConstraints(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=visible(graph, nodes))
+    return ScaleConstraints(
+        tuple(equal),
+        tuple(ratios),
+        finite,
+        tuple(powers),
+        unsaturated=visible(graph, nodes),
+        sums=tuple((node.inputs[0], node.inputs[1], node.output) for node in sums),
+    )
+
+
+def _of_one_tensor(graph: Graph, node: Node) -> bool:
+    """Whether both operands of a sum are one tensor or what a ReLU makes of it, which has the same scale."""
+    return len({_limited(graph, name) for name in node.inputs}) == 1
+
+
+def _limited(graph: Graph, name: str) -> str:
+    """The tensor whose elements a ReLU, if any, has limited to this one."""
+    producer = graph.producers.get(name)
+    return producer.inputs[0] if producer is not None and is_relu(producer) else name
 
 
 def visible(graph: Graph, nodes: Collection[Node]) -> frozenset[str]:

@@ -11,6 +11,7 @@ as 8-bit weights are needed for its largest sum of weights (border_weights).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -62,10 +63,7 @@ def with_borders(graph: Graph) -> Graph:
 
 
 def _copied(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """The padding that a convolution reads as part of a copy of its map; None if that is not cheaper.
-
-    The copy takes two words of one tap, one over the map and one over the pixel.
-    """
+    """The padding that a convolution reads as part of a copy of its map; None if that is not cheaper."""
     x, w = node.inputs[0], graph.constants[node.inputs[1]]
     window = window_of(node, w.shape[2:])
     pads = (*window.begins, *(max(end, 0) for end in window.ends))
@@ -74,9 +72,12 @@ def _copied(graph: Graph, node: Node) -> tuple[int, ...] | None:
     dense = conv_mnemonic(GROUP(node), channels, len(w)) == "conv"
     added = sum(prod(each.shape[1:]) for each in border_weights(w, dense=dense))
     words = added * prod(graph.shape(node.output)[2:]) * groups(len(w))
-    if 2 * height * width * groups(channels) >= words:
-        return None
-    return pads
+    return pads if _copy_cycles(channels, (height, width)) < words else None
+
+
+def _copy_cycles(channels: int, extents: Sequence[int]) -> int:
+    """Cycles of a copy: two words of one tap, one over the map and one over the pixel."""
+    return 2 * prod(extents) * groups(channels)
 
 
 LITTLE = 12
@@ -86,8 +87,8 @@ LITTLE = 12
 def pads_cheaply(graph: Graph, node: Node) -> bool:
     """Whether a float convolution takes many more cycles than a copy of its map with padding."""
     channels, *extents = graph.shape(node.inputs[0])[1:]
-    copy = 2 * prod(extents) * groups(channels)
-    return node.op == "Conv" and macs(node, graph.tensors) >= LITTLE * copy * LANES
+    least = LITTLE * _copy_cycles(channels, extents) * LANES
+    return node.op == "Conv" and macs(node, graph.tensors) >= least
 
 
 def border_weights(w: Array, *, dense: bool) -> list[Array]:
