@@ -20,6 +20,7 @@ from tests.bm1684.kernels import need_compiler
 from tests.conftest import Reference
 from tests.graphs.compiling import Case, check_compile, compiled_program, samples_of, verified
 from tests.passes.networks import feeds, network, node
+from tests.runtime import RUNTIME
 
 RELU = node("Relu", "x", "a")
 CONV = node("Conv", "a w", "b", pads=(1, 1, 1, 1))
@@ -70,6 +71,8 @@ SLICED = {
 def test_what_is_computed_in_slices_is_what_onnxruntime_computes_whole(
     name: str, local_bytes: int, onnxruntime_values: Reference
 ) -> None:
+    if RUNTIME < (1, 29) and name == "an average in ceil_mode":
+        pytest.skip("this onnxruntime divides windows that reach beyond the padding by another size")
     graph = SLICED[name]
     sliced = slicing.fit(graph, Machine(local_bytes=local_bytes))
     given = feeds(graph)
@@ -225,6 +228,8 @@ def test_a_constant_that_is_rounded_behind_a_concat_is_no_layer(tmp_path: Path) 
 @pytest.mark.parametrize("end", [-1, 0])
 def test_padding_alone_is_left_where_all_of_a_map_is_cut_away(end: int, tmp_path: Path) -> None:
     """A row is put before the only one, which the end takes away or leaves."""
+    if RUNTIME < (1, 29) and end < 0:
+        pytest.skip("this onnxruntime reads beyond a map that a Pad cuts away")
     graph = network(
         (2, 1, 2, 4),
         "y",

@@ -16,6 +16,7 @@ from npuc.reference import session
 from npuc.target import Options
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
+from tests.runtime import RUNTIME
 
 ROWS = "m = MatMul(x, w)\n a = Add(m, b)\n r = Relu(a)\n"
 IMAGE = (1, 16, 24, 20)
@@ -98,6 +99,8 @@ def _compiled(form: str) -> api.Compiled:
 def test_forms_are_rewritten_for_layers_of_8_bits(form: str) -> None:
     """Before, the host computed them."""
     need_compiler()
+    if RUNTIME < (1, 29) and form == "padding of unsigned maps":
+        pytest.skip("this onnxruntime refuses a Pad before a MaxPool that is as large as its window")
     (model, x), found = _form(form), _compiled(form)
     assert found.report["proof"]["bit_exact"]
     wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])
