@@ -17,17 +17,38 @@ from npuc.ir import Array, Attr
 MOST_BYTES = 1 << 16
 """The largest result that is folded, so that weights stay in integers and a model's size stays bounded."""
 
+
+def _cast(x: Array, *, to: int) -> Array:
+    return x.astype(helper.tensor_dtype_to_np_dtype(to))
+
+
+def _gather(x: Array, places: Array, *, axis: int = 0) -> Array:
+    return np.take(x, places, axis)
+
+
+def _gather_elements(x: Array, places: Array, *, axis: int = 0) -> Array:
+    return np.take_along_axis(x, places, axis)
+
+
+def _max(*values: Array) -> Array:
+    return reduce(np.maximum, values)
+
+
+def _reduce_sum(x: Array, axes: Array, *, keepdims: int = 1) -> Array:
+    return x.sum(tuple(axes), x.dtype, keepdims=bool(keepdims))
+
+
 FOLDED: Mapping[str, Callable[..., Array]] = {
     "Add": np.add,
-    "Cast": lambda x, to: x.astype(helper.tensor_dtype_to_np_dtype(to)),
+    "Cast": _cast,
     "Clip": np.clip,
     "Floor": np.floor,
-    "Gather": lambda x, places, axis=0: np.take(x, places, axis),
-    "GatherElements": lambda x, places, axis=0: np.take_along_axis(x, places, axis),
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
     "GreaterOrEqual": np.greater_equal,
-    "Max": lambda *values: reduce(np.maximum, values),
+    "Max": _max,
     "Mul": np.multiply,
-    "ReduceSum": lambda x, axes, keepdims=1: x.sum(tuple(axes), x.dtype, keepdims=bool(keepdims)),
+    "ReduceSum": _reduce_sum,
     "Reshape": np.reshape,
     "Sub": np.subtract,
 }

@@ -111,7 +111,7 @@ class Table:
 
     def as_attr(self) -> tuple[float, ...]:
         """The table as a node's attribute."""
-        return (self.alu, self.alu_shift, self.multiply, self.prelu, self.shift, self.relu)
+        return astuple(self)
 
     def end(self, entries: int) -> float:
         """The input of the last entry."""
