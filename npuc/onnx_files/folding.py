@@ -18,15 +18,15 @@ MOST_BYTES = 1 << 16
 """The largest result that is folded, so that weights stay in integers and a model's size stays bounded."""
 
 
-def _cast(x: Array, to: int) -> Array:
+def _cast(x: Array, *, to: int) -> Array:
     return x.astype(helper.tensor_dtype_to_np_dtype(to))
 
 
-def _gather(x: Array, places: Array, axis: int = 0) -> Array:
+def _gather(x: Array, places: Array, *, axis: int = 0) -> Array:
     return np.take(x, places, axis)
 
 
-def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
+def _gather_elements(x: Array, places: Array, *, axis: int = 0) -> Array:
     return np.take_along_axis(x, places, axis)
 
 
@@ -34,7 +34,7 @@ def _max(*values: Array) -> Array:
     return reduce(np.maximum, values)
 
 
-def _reduce_sum(x: Array, axes: Array, keepdims: int = 1) -> Array:
+def _reduce_sum(x: Array, axes: Array, *, keepdims: int = 1) -> Array:
     return x.sum(tuple(axes), x.dtype, keepdims=bool(keepdims))
 
 
