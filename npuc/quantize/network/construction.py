@@ -28,7 +28,7 @@ class Quantised:
     """The integer graph, the scale of every int8 tensor, and the float tensor that each one represents.
 
     zeros: the zero points that are not 0. factors: for equalised tensors, what the scale of each channel (axis 1)
-    is multiplied by. forms: the integer form of every float tensor that has its own. sources: the result of the float
+    is multiplied by. forms: the integer form of every float tensor with its own. sources: the result of the float
     convolution to which integer weights belong.
     """
 
