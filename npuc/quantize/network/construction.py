@@ -28,7 +28,7 @@ class Quantised:
     """The integer graph, the scale of every int8 tensor, and the float tensor that each one represents.
 
     zeros: the zero points that are not 0. factors: for equalised tensors, what the scale of each channel (axis 1)
-    is multiplied by. forms: the integer form of every float tensor that has one. sources: the result of the float
+    is multiplied by. forms: the integer form of every float tensor with its own. sources: the result of the float
     convolution to which integer weights belong.
     """
 
@@ -166,7 +166,7 @@ class GraphBuilder:
         floats |= {name: self._onnx_tensor(tensor) for tensor, name in self._shared.items() if name in present}
         zeros = {name: self.zeros[tensor] for name, tensor in present.items() if self.zeros[tensor]}
         scales = {name: self.scales[tensor] for name, tensor in present.items()}
-        forms = {tensor: self.int8(tensor) for tensor in self.scales if self.int8(tensor) in graph.tensors}
+        forms = {tensor: self.own(tensor) for tensor in self.scales if self.own(tensor) in graph.tensors}
         return Quantised(graph, scales, floats, zeros, forms=forms, sources=self.sources)
 
     def _onnx_tensor(self, tensor: str) -> str:
