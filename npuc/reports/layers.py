@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from npuc.quantize.network.construction import float_name
 from npuc.text.terminal import csv_table
 
 Report = Mapping[str, Any]
@@ -22,7 +23,7 @@ def layers_of(report: Report, verification: Report | None = None) -> Iterator[di
     errors = {layer["name"]: layer for layer in verification["layers"]} if verification else {}
     total = max(report["cycles"], 1)
     for layer in report["layers"]:
-        error = errors.get(layer["name"], {})
+        error = errors.get(float_name(layer["name"]), {})
         ideal = layer.get("ideal_cycles")
         yield {
             **layer,

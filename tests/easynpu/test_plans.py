@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper, parser
 
@@ -17,7 +18,8 @@ import npuc
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node, TensorType
 from npuc.ops import OPS
-from npuc.target import Options
+from npuc.registry import target
+from npuc.target import Options, Request
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Grid, shares_of, tiles_of
@@ -26,8 +28,9 @@ from npuc.targets.easynpu.plan.placement import Run, explicit
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
 from npuc.targets.easynpu.plan.strips import Plan, Strip, plans, units
 from npuc.targets.easynpu.program.lowering import computed, placed
+from npuc.verification.metrics import Tolerance
 from tests.easynpu_rewrites.nets import Net
-from tests.easynpu_rewrites.test_networks import verified
+from tests.verified import verified
 
 SMALL = Machine(fmap_words=70, skip_words=70, weight_words=320)
 
@@ -358,7 +361,10 @@ TILED = {
 
 @pytest.mark.parametrize("name", TILED)
 def test_what_moves_elements_is_tiled_along_the_axes_that_it_leaves_alone(name: str, tmp_path: Path) -> None:
-    loaded, report = verified(TILED[name].model(), "default", tmp_path)
+    onnx.save(TILED[name].model(), tmp_path / "m.onnx")
+    loaded, report = verified(
+        Request(tmp_path / "m.onnx", target("easynpu"), Options()), tmp_path, (3, 5), Tolerance()
+    )
     assert report["bit_exact"] is True
     assert loaded.manifest["report"]["host_steps"] == []
     assert loaded.manifest["report"]["host_traffic"]["ratio"] < 1.5
