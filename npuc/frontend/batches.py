@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 
 from npuc.custom_ops import STANDARD
-from npuc.onnx_files.subgraphs import tensor_names
+from npuc.onnx_files.subgraphs import graphs, tensor_names, within
 from npuc.target import RECURRENT
 from npuc.text.names import Names
 
@@ -21,18 +21,19 @@ LAST = (2, 0, 1, 3)
 
 
 def steps_first(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with every LSTM, GRU and RNN in layout 0; the same object if none has layout 1.
+    """The model with every LSTM, GRU and RNN in layout 0, those in branches too; itself if none has layout 1.
 
     Source: ONNX, the attribute layout of these operators.
     """
-    if not any(map(_batch_first, model.graph.node)):
+    if not any(map(_batch_first, within(model.graph.node))):
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
     names = Names(tensor_names(made.graph))
-    nodes = [new for node in model.graph.node for new in _in_layout_0(node, names)]
-    del made.graph.node[:]
-    made.graph.node.extend(nodes)
+    for graph in graphs(made.graph):
+        nodes = [new for node in graph.node for new in _in_layout_0(node, names)]
+        del graph.node[:]
+        graph.node.extend(nodes)
     return made
 
 

@@ -1,7 +1,7 @@
 """Results of ONNX operators on constants, in numpy: onnxruntime takes longer to fold a node when it opens a model.
 
-Every operator here gives the same bits in both: it selects or moves values, or rounds each one once, as IEEE 754
-demands.
+Every operator here gives the same bits in both: it selects or moves values, adds integers, or rounds each value
+once, as IEEE 754 demands. Forms that npuc does not write, such as sums of floats or shapes with 0, are not met.
 """
 
 from __future__ import annotations

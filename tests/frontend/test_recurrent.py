@@ -161,6 +161,20 @@ def test_a_file_with_the_batch_first_runs_on_npu_or_host(tmp_path: Path, target:
         np.testing.assert_allclose(outputs[name].reshape(value.shape), value, rtol=0, atol=2e-3)
 
 
+def test_the_batch_may_come_first_in_a_branch() -> None:
+    model = batch_first(model_of("GRU"))
+    feed = feed_of(model)
+    wanted = ReferenceEvaluator(model).run(None, feed)
+    node, outputs = model.graph.node[0], [*model.graph.output]
+    branch = helper.make_graph([node], "branch", [], outputs)
+    chosen = helper.make_node("If", ["true"], ["y", "h"], then_branch=branch, else_branch=branch)
+    model.graph.node[0].CopyFrom(chosen)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "true"))
+    found = run(import_model(model), feed)
+    for name, value in zip("yh", wanted, strict=True):
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("place", "told"), [(4, "sequence_lens"), (7, "P (peepholes)")])
 def test_lengths_and_peepholes_have_no_steps(place: int, told: str) -> None:
     model = model_of("LSTM", states=True)

@@ -104,7 +104,7 @@ class Runner:
 class QuickRunner:
     """A program that runs as one network, or whose segments do; otherwise, or if observed, word by word.
 
-    Opening the network takes as long as running the first sample word by word, so a sample alone runs that way.
+    Opening the network takes as long as running one to four samples word by word, so a sample alone runs that way.
     """
 
     def __init__(self, program: Program) -> None:
