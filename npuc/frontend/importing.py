@@ -53,7 +53,7 @@ def graph_of(
     outputs = list(dict.fromkeys(each.name for each in model.graph.output))
     to.check_computed([to.aliases.get(each, each) for each in outputs])
     nodes = _with_output_names(outputs, to, types)
-    return build(model.graph.name, nodes, types, outputs, to.constants)
+    return build(model.graph.name, nodes, types, outputs, to.constants, reserved=to.names.taken())
 
 
 def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelProto, int | NpucError]:
