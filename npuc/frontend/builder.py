@@ -94,13 +94,14 @@ class Builder:
         self._node_names = Names()
 
     def reserve(self, names: Sequence[str]) -> None:
-        """Reserves names of the model, so that new tensors do not get them."""
+        """Reserves names of the model, so that new tensors do not get them; those of constants and inputs are."""
         self.names.take(names)
 
     def take_inputs(self, types: Mapping[str, TensorType]) -> None:
         """Adds the inputs of the model."""
         self.inputs = frozenset(types)
         self.types.update(types)
+        self.names.take(types)
 
     def node_name(self, stem: str) -> str:
         """A node name that is not taken yet."""
@@ -121,6 +122,7 @@ class Builder:
             self._held[id(whole)] = whole
         self.constants[name] = made
         self.types[name] = type_of(self.constants[name])
+        self.names.take((name,))
 
     def constant(self, node: OnnxNode, stem: str, value: ArrayLike) -> str:
         """The name of a new constant."""
