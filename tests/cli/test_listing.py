@@ -22,7 +22,7 @@ def test_operators_come_with_their_constraints() -> None:
     report = npuc("operators", "--target", "easynpu", "--json").json
     rows = {row["op"]: row for row in report["operators"]}
     assert report["target"] == "easynpu" and {"Conv", "MaxPool", "Add", "Softmax"} <= rows.keys()
-    assert rows["Softmax"]["runs as"] == "host step" and "group" in rows["Conv"]["constraints"]
+    assert rows["Softmax"]["runs_as"] == "host step" and "group" in rows["Conv"]["constraints"]
     text = npuc("operators", "--target", "easynpu").done()
     assert len(text.splitlines()) == len(rows) + 1
 
