@@ -27,6 +27,12 @@ def test_operators_come_with_their_constraints() -> None:
     assert len(text.splitlines()) == len(rows) + 1
 
 
+@pytest.mark.parametrize("target", names())
+def test_the_keys_of_the_operators_table_are_identifiers(target: str) -> None:
+    rows = npuc("operators", "--target", target, "--json").json["operators"]
+    assert rows and all(row.keys() == {"op", "runs_as", "constraints"} for row in rows)
+
+
 def test_a_model_that_runs_passes_the_check(digits: Digits) -> None:
     assert npuc("check", digits.model, "--target", "easynpu").done().endswith("easynpu runs all of it\n")
     assert npuc("check", digits.model, "--target", "easynpu", "--json").json == {
