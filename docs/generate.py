@@ -60,7 +60,7 @@ def _supported(names: Sequence[str]) -> list[str]:
     places: dict[tuple[str, str, str], list[str]] = {}
     for name in names:
         for row in target(name).operators():
-            places.setdefault((row["op"], row["runs as"], row["constraints"]), []).append(name)
+            places.setdefault((row["op"], row["runs_as"], row["constraints"]), []).append(name)
     rows: dict[tuple[str, str, str], list[str]] = {}
     for (op, how, constraints), found in places.items():
         rows.setdefault(("all" if found == names else ", ".join(found), how, constraints), []).append(op)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from npuc.errors import ModelError, UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.text.escaping import terminal
+from npuc.text.names import Names
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -146,6 +147,8 @@ class Graph:
     """A typed network: nodes in topological order, constants by name, a type for every tensor.
 
     operators: the declarations of the operators available to its nodes, by name.
+    reserved: the names of the model's tensors, also of those that passes have removed. No new tensor gets one of
+    them: reports and comparisons take a name of the model for the model's tensor.
     """
 
     name: str
@@ -155,6 +158,7 @@ class Graph:
     constants: Mapping[str, Array]
     tensors: Mapping[str, TensorType]
     operators: Mapping[str, Op]
+    reserved: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
@@ -173,6 +177,10 @@ class Graph:
             for name in dict.fromkeys(filter(None, node.inputs)):
                 found[name].append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
+
+    def names(self) -> Names:
+        """The names that new tensors must not have: those of its tensors, and the reserved ones."""
+        return Names(self.reserved.union(self.tensors))
 
     def only_reader(self, tensor: str) -> Node | None:
         """The node that alone reads the tensor; None if several or none do, or if it is a graph output."""

@@ -24,6 +24,7 @@ from npuc.samples.structured import objects, row
 from npuc.target import FLOATING, Options, usual_options
 
 CALIBRATION_SAMPLES = 8
+BFLOAT16 = helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
 EVERYTHING = "everything"
 """Fallback if the target refuses a model and it cannot be calibrated: the host runs all of it."""
 
@@ -32,6 +33,12 @@ def _typed(value: Any, port: onnx.ValueInfoProto) -> Any:
     """A result in the model's own type where npuc reads half precision as float32."""
     code = port.type.tensor_type.elem_type
     return value.astype(helper.tensor_dtype_to_np_dtype(code)) if code in HALF else value
+
+
+def _fed(value: Any) -> Any:
+    """An input as a program takes it: numbers as arrays, and bfloat16, which a program has not, as float32."""
+    made = np.asarray(value) if isinstance(value, np.generic) else value
+    return made.astype(np.float32) if isinstance(made, np.ndarray) and made.dtype == BFLOAT16 else made
 
 
 class Prepared(BackendRep):
@@ -100,7 +107,7 @@ class Prepared(BackendRep):
             limit = f"the inputs {', '.join(self.names) or 'none'}"
             raise DataError("E401", f"{len(inputs)} inputs are fed", tensor=(*missing, None)[0], limit=limit)
         feeds = {name: values[name] for name in self.names}
-        return {name: np.asarray(each) if isinstance(each, np.generic) else each for name, each in feeds.items()}
+        return {name: _fed(each) for name, each in feeds.items()}
 
     def _program(self, feeds: Mapping[str, Any], count: int, fallback: str) -> Compiled:
         data, constants = list(feeds.items())[:count], list(feeds.items())[count:]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import process_time
 from typing import Protocol
 
-from npuc.errors import NpucError
+from npuc.errors import ModelError, NpucError
 from npuc.ir import Graph
 from npuc.storage.mapped import kept, release
 
@@ -55,12 +55,20 @@ def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -
         try:
             after = _with_mapped(each(graph))
             after.check()
+            _check_names(graph, after)
         except NpucError as error:
             raise error.within(f"in pass {name}") from error
         if hook is not None:
             hook(name, graph, after, process_time() - started)
         graph = after
     return graph
+
+
+def _check_names(before: Graph, after: Graph) -> None:
+    """Raises ModelError (E104) if a pass gave a new tensor the name of a tensor that the model had."""
+    new = after.tensors.keys() - before.tensors.keys()
+    for name in sorted(new & before.reserved):
+        raise ModelError("E104", "a new tensor has the name of one of the model's", tensor=name)
 
 
 def _with_mapped(graph: Graph) -> Graph:

@@ -388,7 +388,7 @@ class Target(Protocol):
         return ["default"]
 
     def operators(self) -> list[dict[str, str]]:
-        """The supported-operators table: operator, how it runs, its constraints."""
+        """The supported-operators table; the keys of a row are op, runs_as and constraints."""
         return []
 
 

@@ -52,6 +52,19 @@ def test_a_part_of_the_suite_has_no_failure(target: str) -> None:
     assert kinds["test_where_example_cpu"] == 0
 
 
+@pytest.mark.parametrize("others", ["float", "double", "int32", "bfloat16"])
+def test_numbers_are_cast_from_and_to_bfloat16(target: str, others: str) -> None:
+    values = np.linspace(-3, 3, 12).reshape(3, 4)
+    for source, result in (("bfloat16", others), (others, "bfloat16")):
+        types = [onnx.TensorProto.DataType.Value(each.upper()) for each in (source, result)]
+        given, wanted = (helper.tensor_dtype_to_np_dtype(each) for each in types)
+        text = f"g ({source}[3, 4] x) => ({result}[3, 4] y) {{ y = Cast<to = {types[1]}>(x) }}"
+        model = parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> {text}')
+        (found,) = npuc.backend(target).prepare(model).run([values.astype(given)])
+        assert found.dtype == wanted
+        np.testing.assert_array_equal(found.astype(float), values.astype(given).astype(wanted).astype(float))
+
+
 def test_a_wrong_result_fails_the_suite() -> None:
     """The tolerance of an int8 target is no blank cheque."""
     tests = suite("easynpu")

@@ -71,7 +71,7 @@ def table(supported: Mapping[str, Support], rewritten: Rewritten) -> list[dict[s
     """The rows of a supported-operators table: operators that a machine runs, then those that passes replace."""
     rows = [(op, row.runs_as, " ".join(map(sentence, row.constraints))) for op, row in supported.items()]
     rows += [(op, f"{place} (rewritten)", when) for op, (place, when) in rewritten.items()]
-    return [{"op": op, "runs as": place, "constraints": constraints} for op, place, constraints in rows]
+    return [{"op": op, "runs_as": place, "constraints": constraints} for op, place, constraints in rows]
 
 
 SPLIT = "split the layer"

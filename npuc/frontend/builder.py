@@ -89,17 +89,19 @@ class Builder:
         """Operators of the model that read each tensor; OUTPUT for its outputs."""
         self._held: dict[int, Array] = {}
         """Base arrays of constants, by identity."""
-        self._tensor_names = Names()
+        self.names = Names()
+        """The tensors of the model, and those made since."""
         self._node_names = Names()
 
     def reserve(self, names: Sequence[str]) -> None:
-        """Reserves names of the model, so that new tensors do not get them."""
-        self._tensor_names.take(names)
+        """Reserves names of the model, so that new tensors do not get them; those of constants and inputs are."""
+        self.names.take(names)
 
     def take_inputs(self, types: Mapping[str, TensorType]) -> None:
         """Adds the inputs of the model."""
         self.inputs = frozenset(types)
         self.types.update(types)
+        self.names.take(types)
 
     def node_name(self, stem: str) -> str:
         """A node name that is not taken yet."""
@@ -107,7 +109,7 @@ class Builder:
 
     def fresh(self, stem: str) -> str:
         """A tensor name that is not taken yet."""
-        return self._tensor_names.new(stem)
+        return self.names.new(stem)
 
     def add_constant(self, name: str, value: ArrayLike) -> None:
         """Makes a tensor of the model a constant."""
@@ -120,6 +122,7 @@ class Builder:
             self._held[id(whole)] = whole
         self.constants[name] = made
         self.types[name] = type_of(self.constants[name])
+        self.names.take((name,))
 
     def constant(self, node: OnnxNode, stem: str, value: ArrayLike) -> str:
         """The name of a new constant."""

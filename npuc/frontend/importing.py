@@ -47,13 +47,13 @@ def graph_of(
     constants_into(to, model.graph)
     types = input_types(model.graph, to.constants, shapes)
     to.take_inputs(types)
-    to.reserve([*to.types, *(name for node in model.graph.node for name in node.output)])
+    to.reserve([name for node in model.graph.node for name in node.output])
     with np.errstate(all="ignore"):
         _import_nodes(ordered(model.graph, to, {*to.constants, *to.types}), to)
     outputs = list(dict.fromkeys(each.name for each in model.graph.output))
     to.check_computed([to.aliases.get(each, each) for each in outputs])
     nodes = _with_output_names(outputs, to, types)
-    return build(model.graph.name, nodes, types, outputs, to.constants)
+    return build(model.graph.name, nodes, types, outputs, to.constants, reserved=to.names.taken())
 
 
 def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelProto, int | NpucError]:

@@ -88,6 +88,8 @@ class Network:
     protos: Mapping[str, TypeProto]
     opsets: tuple[onnx.OperatorSetIdProto, ...]
     ir_version: int
+    reserved: frozenset[str]
+    """The tensors of the model, and those made while it was surveyed: no pass on a part makes one of this name."""
     written: frozenset[str] = frozenset()
     """Operators and names of all nodes in the file, including those that were folded or left out."""
 
@@ -192,6 +194,7 @@ class _Survey:
             self.protos,
             tuple(self.opsets),
             self.model.ir_version,
+            to.names.taken(),
         )
 
     def _constant_outputs(self, outputs: dict[str, str]) -> Iterator[Unit]:

@@ -33,8 +33,9 @@ def is_half(model: onnx.ModelProto) -> bool:
 
 
 def _computes_in_bfloat16(graph: onnx.GraphProto) -> bool:
-    """Whether an input is bfloat16, or what a Cast makes bfloat16 is not only cast back."""
-    if any(each.type.tensor_type.elem_type == TensorProto.BFLOAT16 for each in graph.input):
+    """Whether an input or output is bfloat16, or what a Cast makes bfloat16 is not only cast back."""
+    ports = (*graph.input, *graph.output)
+    if any(each.type.tensor_type.elem_type == TensorProto.BFLOAT16 for each in ports):
         return True
     to = helper.make_attribute("to", int(TensorProto.BFLOAT16))
     cast = {node.output[0] for node in graph.node if node.op_type == "Cast" and to in node.attribute}

@@ -44,7 +44,7 @@ class Emitter:
         self.folded = folded
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, Array] = {}
-        self._names = Names(graph.tensors)
+        self._names = graph.names()
         self._node_names = Names()
         self._current = Node("", (), ("",))
 

@@ -72,6 +72,7 @@ def build(
     outputs: Sequence[str],
     constants: Mapping[str, Array],
     operators: Operators = OPS,
+    reserved: frozenset[str] = frozenset(),
 ) -> Graph:
     """A typed and checked graph of these nodes, ordered, without nodes that no output needs.
 
@@ -90,7 +91,7 @@ def build(
         found = infer(node, [types[key] if key else ABSENT for key in node.inputs], operators)
         types.update(zip(node.outputs, found, strict=True))
     types.pop("", None)
-    graph = Graph(name, tuple(reversed(alive)), tuple(inputs), tuple(outputs), kept, types, operators)
+    graph = Graph(name, tuple(reversed(alive)), tuple(inputs), tuple(outputs), kept, types, operators, reserved)
     graph.check()
     return graph
 
@@ -99,4 +100,4 @@ def rebuild(graph: Graph, nodes: Iterable[Node], new_constants: Mapping[str, Arr
     """The graph with other nodes and additional constants, as passes return it."""
     inputs = {key: graph.tensors[key] for key in graph.inputs}
     constants = {**graph.constants, **(new_constants or {})}
-    return build(graph.name, nodes, inputs, graph.outputs, constants, graph.operators)
+    return build(graph.name, nodes, inputs, graph.outputs, constants, graph.operators, graph.reserved)

@@ -13,9 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
-from npuc.ops import build as build_graph
+from npuc.ops import OPS, rebuild
 from npuc.quantize.improvement.search import Network
-from npuc.text.names import Names
 
 
 def qdq_graph(network: Network) -> Graph:
@@ -33,7 +32,7 @@ class _Writer:
         read = ((node, network.layers.layer(self.found, node)) for node in self.found.graph.nodes)
         self.layers = {layer.source: (node.inputs[0], layer) for node, layer in read if layer is not None}
         self.constants = dict(network.graph.constants)
-        self.names = Names(network.graph.tensors)
+        self.names = network.graph.names()
         self.nodes: list[Node] = []
 
     def written(self) -> Graph:
@@ -52,8 +51,7 @@ class _Writer:
             for name in node.outputs:
                 if name in inner:
                     self._round(name, inner[name], name)
-        types = {name: self.graph.tensors[name] for name in self.graph.inputs}
-        return build_graph(self.graph.name, self.nodes, types, self.graph.outputs, self.constants)
+        return rebuild(replace(self.graph, operators=OPS), self.nodes, self.constants)
 
     def _round(self, tensor: str, source: str, result: str) -> None:
         integers = self.found.forms[tensor]

@@ -28,7 +28,7 @@ def part_graph(network: Network, units: Sequence[Unit], outside: Iterable[str], 
     wanted = set(outside)
     outputs = [each for node in nodes for each in node.outputs if each in wanted]
     constants = {each: network.constants[each] for each in read if each in network.constants}
-    return build(name, nodes, inputs, outputs, constants)
+    return build(name, nodes, inputs, outputs, constants, reserved=network.reserved)
 
 
 def region_model(network: Network, units: Sequence[Unit], outputs: Sequence[str]) -> onnx.ModelProto:

@@ -66,7 +66,7 @@ def trace(program: Program, timeline: Timeline) -> Trace:
         "target": report["target"],
         "machine": report["machine"],
         "cycles": report["cycles"],
-        "cycles with transfers": timeline.cycles,
+        "cycles_with_transfers": timeline.cycles,
         "time": "1 ns is 1 cycle",
     }
     clock = report.get("clock_mhz")

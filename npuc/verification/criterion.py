@@ -38,7 +38,6 @@ from npuc.samples.streams import Streamed
 from npuc.samples.structured import row
 from npuc.system.budget import budget
 from npuc.target import FLOATING, Options, Runner
-from npuc.text.names import Names
 from npuc.verification.bits import OF_ONE
 from npuc.verification.metrics import Difference, Tolerance
 from npuc.verification.padding import bound_model, static_shapes
@@ -216,7 +215,7 @@ def _widened(span: Range, values: Array) -> Range:
 def _rounded(graph: Graph, precision: str, ranges: Mapping[str, Range]) -> Graph:
     """The graph with inputs, weights and float results rounded, except results that only a Relu or Clip reads."""
     tensors, constants, nodes = dict(graph.tensors), dict(graph.constants), list[Node]()
-    names = Names(graph.tensors)
+    names = graph.names()
 
     def round_off(source: str, name: str, span: Range) -> None:
         tensors[source] = tensors[name] = graph.tensors.get(name) or graph.tensors[source]

@@ -8,6 +8,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.passes.expansion.images import ImageLimits
+from npuc.text.names import Names
 
 
 @frozen
@@ -31,7 +32,7 @@ class GemmToConv:
     def __call__(self, graph: Graph) -> Graph:
         """The graph without Gemms on one row."""
         nodes: list[Node] = []
-        constants: dict[str, Array] = {}
+        constants, names = dict[str, Array](), graph.names()
         maps = {
             node.output: (node.inputs[0], graph.shape(node.inputs[0]))
             for node in graph.nodes
@@ -40,7 +41,7 @@ class GemmToConv:
         for node in graph.nodes:
             rows = graph.shape(node.inputs[0])[0] if node.op == "Gemm" else 0
             if (rows == 1 or (rows and self.batches)) and node.inputs[1] in graph.constants:
-                nodes += self._as_conv(graph, node, constants, maps)
+                nodes += self._as_conv(graph, node, constants, maps, names)
             else:
                 nodes.append(node)
         return rebuild(graph, nodes, constants) if constants else graph
@@ -52,7 +53,12 @@ class GemmToConv:
         return images and max(shape[2:]) <= limit
 
     def _as_conv(
-        self, graph: Graph, node: Node, constants: dict[str, Array], maps: dict[str, tuple[str, tuple[int, ...]]]
+        self,
+        graph: Graph,
+        node: Node,
+        constants: dict[str, Array],
+        maps: dict[str, tuple[str, tuple[int, ...]]],
+        names: Names,
     ) -> list[Node]:
         """The convolution, with a Reshape before it if its input comes from no map, and one after it.
 
@@ -62,12 +68,12 @@ class GemmToConv:
         row, count = node.inputs[0], graph.shape(node.inputs[0])[0]
         if row not in maps:
             shape = (count, *self.limits.folded(graph.shape(row)[1], self.most_extent))
-            vector = f"{node.output}/vector"
+            vector = names.new(f"{node.output}/vector")
             before = [Node("Reshape", (row,), (vector,), {"shape": shape}, f"{node.name}/vector", node.sources)]
             maps[row] = vector, shape
         x, shape = maps[row]
         weights = graph.constants[node.inputs[1]]
-        kernel, y = f"{node.output}/kernel", f"{node.output}/map"
+        kernel, y = names.new(f"{node.output}/kernel"), names.new(f"{node.output}/map")
         constants[kernel] = np.ascontiguousarray(weights.reshape(len(weights), *shape[1:]))
         maps[node.output] = y, (count, len(weights), 1, 1)
         conv = Node("Conv", (x, kernel, *node.inputs[2:]), (y,), dict(node.attrs), node.name, node.sources)

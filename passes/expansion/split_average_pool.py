@@ -11,6 +11,7 @@ from npuc.ir import Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
+from npuc.text.names import Names
 
 
 @frozen
@@ -46,11 +47,11 @@ class SplitAveragePool:
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph with large averages in stages."""
-        nodes: list[Node] = []
+        nodes, names = list[Node](), graph.names()
         for node in graph.nodes:
             source = graph.producers.get(node.inputs[0]) if node.inputs else None
             once = source is not None and source.op in ("FakeQuantize", "DequantizeLinear")
-            stages = list(_stages(graph, node, self.rounded if once and self.rounded else self.limits))
+            stages = list(_stages(graph, node, self.rounded if once and self.rounded else self.limits, names))
             few = self.most_stages is None or len(stages) <= self.most_stages
             nodes += stages if stages and few else [node]
         return rebuild(graph, nodes) if len(nodes) > len(graph.nodes) else graph
@@ -117,7 +118,7 @@ def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
     return [(first, second), ((rest[0].kernel, rest[0].stride, 1), (rest[1].kernel, rest[1].stride, 1))]
 
 
-def _stages(graph: Graph, node: Node, limits: Limits) -> Iterator[Node]:
+def _stages(graph: Graph, node: Node, limits: Limits, fresh: Names) -> Iterator[Node]:
     """The stages along columns and along rows; none if the node is no large average."""
     if node.op not in ("AveragePool", "GlobalAveragePool") or len(graph.shape(node.output)) != 4:
         return
@@ -142,7 +143,7 @@ def _stages(graph: Graph, node: Node, limits: Limits) -> Iterator[Node]:
         steps, names = blocks, ["blocks"]
     if len(steps) < 2:
         return
-    between = [f"{node.output}/{name}" for name in names]
+    between = [fresh.new(f"{node.output}/{name}") for name in names]
     for number, (pair, (x, y)) in enumerate(
         zip(steps, pairwise((node.inputs[0], *between, node.output)), strict=True)
     ):

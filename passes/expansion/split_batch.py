@@ -120,6 +120,7 @@ class _Samples:
         self.pieces: dict[str, list[str]] = {}
         self.stacked: dict[str, str] = {}
         self.constants: dict[str, Array] = {}
+        self.fresh = self.graph.names()
         return rebuild(self.graph, list(self._nodes()), self.constants)
 
     def _nodes(self) -> Iterator[Node]:
@@ -149,18 +150,18 @@ class _Samples:
         if node.op == "Reshape":
             self.stacked[name] = self.stacked[node.inputs[0]]
         elif layer is None:
-            self.stacked[name] = f"{name}/stacked"
+            self.stacked[name] = self.fresh.new(f"{name}/stacked")
             inputs = tuple(self.stacked.get(each, each) for each in node.inputs)
             yield replace(node, inputs=inputs, outputs=(self.stacked[name],))
         else:
             yield from self._together(layer.map, layer.sample, node.sources)
-            names = self.stacked[layer.map], f"{name}/stacked"
-            convolution, constants = stacked_convolution(self.graph, node, layer, names)
+            names = self.stacked[layer.map], self.fresh.new(f"{name}/stacked")
+            convolution, constants = stacked_convolution(self.graph, node, layer, names, self.fresh)
             self.stacked[name] = names[1]
             self.constants |= constants
             yield convolution
         if self._leaves(name):
-            pixels, given = f"{name}/samples", self.graph.shape(name)
+            pixels, given = self.fresh.new(f"{name}/samples"), self.graph.shape(name)
             yield Node("Transpose", (self.stacked[name],), (pixels,), {"perm": (2, 1, 0, 3)}, pixels, node.sources)
             yield Node("Reshape", (pixels,), (name,), {"shape": given}, f"{name}/batch", node.sources)
 
@@ -168,7 +169,7 @@ class _Samples:
         return tuple(self.pieces[name][sample] if name in self.pieces else name for name in names)
 
     def _names(self, name: str) -> list[str]:
-        return [f"{name}/sample{sample}" for sample in range(self.graph.shape(name)[0])]
+        return [self.fresh.new(f"{name}/sample{sample}") for sample in range(self.graph.shape(name)[0])]
 
     def _leaves(self, name: str) -> bool:
         readers = self.graph.readers.get(name, ())
@@ -185,7 +186,7 @@ class _Samples:
             if name not in self.stacked:
                 yield Node("Slice", (name,), (piece,), _cut(0, sample), piece, sources)
                 continue
-            pixel, shape = f"{piece}/pixel", (1, *self.graph.shape(name)[1:])
+            pixel, shape = self.fresh.new(f"{piece}/pixel"), (1, *self.graph.shape(name)[1:])
             yield Node("Slice", (self.stacked[name],), (pixel,), _cut(2, sample), pixel, sources)
             yield Node("Reshape", (pixel,), (piece,), {"shape": shape}, piece, sources)
 
@@ -196,10 +197,10 @@ class _Samples:
         yield from self._apart(name, sources)
         pieces = self.pieces[name]
         if len(self.graph.shape(name)) != 4:
-            pieces = [f"{piece}/pixel" for piece in pieces]
+            pieces = [self.fresh.new(f"{piece}/pixel") for piece in pieces]
             for piece, pixel in zip(self.pieces[name], pieces, strict=True):
                 yield Node("Reshape", (piece,), (pixel,), {"shape": (1, *sample)}, pixel, sources)
-        self.stacked[name] = f"{name}/stacked"
+        self.stacked[name] = self.fresh.new(f"{name}/stacked")
         yield Node("Concat", tuple(pieces), (self.stacked[name],), {"axis": 2}, self.stacked[name], sources)
 
 

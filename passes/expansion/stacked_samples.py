@@ -17,6 +17,7 @@ from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.rewriting.layout import BINARY, UNARY
+from npuc.text.names import Names
 
 Extents = tuple[int, int, int]
 """Channels, height and width of a sample."""
@@ -86,14 +87,14 @@ def _follows(graph: Graph, node: Node, stacked: Collection[str]) -> bool:
 
 
 def stacked_convolution(
-    graph: Graph, node: Node, layer: Covering, names: tuple[str, str]
+    graph: Graph, node: Node, layer: Covering, names: tuple[str, str], fresh: Names
 ) -> tuple[Node, dict[str, Array]]:
     """The convolution of a fully connected layer between two stacked maps, and its weights if they change."""
     window: dict[str, Attr] = {"strides": (layer.sample[1], 1)}
     weight, constants = node.inputs[1], dict[str, Array]()
     if node.op == "Gemm":
         weights = graph.constants[weight]
-        weight = f"{node.output}/kernel"
+        weight = fresh.new(f"{node.output}/kernel")
         constants[weight] = np.ascontiguousarray(weights.reshape(len(weights), *layer.sample))
     inputs = (names[0], weight, *node.inputs[2:])
     return replace(node, op="Conv", inputs=inputs, outputs=names[1:], attrs={**node.attrs, **window}), constants

@@ -82,7 +82,7 @@ class Rewriter:
     def fresh(self, stem: str) -> str:
         """A tensor name that is not in use and was not returned before: the stem, or the stem with a number."""
         name, count = stem, 1
-        while name in self.types or name in self._invented:
+        while name in self.types or name in self._invented or name in self.graph.reserved:
             count += 1
             name = f"{stem}_{count}"
         self._invented.add(name)

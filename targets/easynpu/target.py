@@ -247,7 +247,7 @@ class EasyNpu(Target):
         host = [
             {
                 "op": op,
-                "runs as": "reshape, or host step" if op in MOVES else "host step",
+                "runs_as": "reshape, or host step" if op in MOVES else "host step",
                 "constraints": f"{'On the host: ' if op in MOVES else ''}{why}.",
             }
             for op, why in support.HOST.items()

@@ -299,7 +299,7 @@ class Nvdla(Target):
         for row in device[: len(rows)]:
             row["constraints"] = " ".join([*filter(None, [row["constraints"]]), *only(row["op"])])
         host = [
-            {"op": op, "runs as": "host step", "constraints": f"{why}."}
+            {"op": op, "runs_as": "host step", "constraints": f"{why}."}
             for op, why in support.HOST.items()
             if op not in (*rows, *support.OWN)
         ]

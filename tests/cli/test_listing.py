@@ -22,9 +22,15 @@ def test_operators_come_with_their_constraints() -> None:
     report = npuc("operators", "--target", "easynpu", "--json").json
     rows = {row["op"]: row for row in report["operators"]}
     assert report["target"] == "easynpu" and {"Conv", "MaxPool", "Add", "Softmax"} <= rows.keys()
-    assert rows["Softmax"]["runs as"] == "host step" and "group" in rows["Conv"]["constraints"]
+    assert rows["Softmax"]["runs_as"] == "host step" and "group" in rows["Conv"]["constraints"]
     text = npuc("operators", "--target", "easynpu").done()
     assert len(text.splitlines()) == len(rows) + 1
+
+
+@pytest.mark.parametrize("target", names())
+def test_the_keys_of_the_operators_table_are_identifiers(target: str) -> None:
+    rows = npuc("operators", "--target", target, "--json").json["operators"]
+    assert rows and all(row.keys() == {"op", "runs_as", "constraints"} for row in rows)
 
 
 def test_a_model_that_runs_passes_the_check(digits: Digits) -> None:

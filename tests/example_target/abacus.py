@@ -86,7 +86,7 @@ class Abacus(Target):
 
     def operators(self) -> list[dict[str, str]]:
         return [
-            {"op": "Gemm", "runs as": "a record", "constraints": "One row, constant weights, ReLU or nothing."}
+            {"op": "Gemm", "runs_as": "a record", "constraints": "One row, constant weights, ReLU or nothing."}
         ]
 
 

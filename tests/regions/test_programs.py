@@ -370,3 +370,12 @@ def test_only_scalar_inputs_are_bound(tmp_path: Path) -> None:
         with pytest.raises(NpucError) as refused:
             program_of(model, tmp_path, options={"bind": ((name, 1.0),)})
         assert refused.value.problems[0].code == "E109"
+
+
+@pytest.mark.parametrize("name", ["n/sub", "n/div"])
+def test_a_constant_called_as_a_part_of_a_normalisation_keeps_its_values(tmp_path: Path, name: str) -> None:
+    body = "n = LayerNormalization(x, s, s)\n a = Add(n, c)\n y = Sinh(a)"
+    model = model_of(f"g (float[1, 8, 16] x) => (float[1, 8, 16] y) {{ {body} }}", s=(16,), c=(1, 8, 16))
+    constant = next(each for each in model.graph.initializer if each.name == "c")
+    constant.name = model.graph.node[1].input[1] = name
+    assert checked(program_of(model, tmp_path, "bm1684"), tmp_path)["status"] == "ok"

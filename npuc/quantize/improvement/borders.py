@@ -15,7 +15,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.ops import build
+from npuc.ops import rebuild
 from npuc.quantize.calibration.histograms import Histogram, computed
 from npuc.quantize.improvement import equalisation
 from npuc.quantize.improvement.acceptance import decibels, integer_values, mean_ratio
@@ -32,7 +32,6 @@ from npuc.quantize.improvement.search import (
 )
 from npuc.quantize.network.construction import Quantised
 from npuc.samples.loading import Samples
-from npuc.text.names import Names
 
 SHARE = 0.5
 """How far channels are equalised that a dense convolution reads."""
@@ -103,7 +102,7 @@ def _is_image(graph: Graph, name: str) -> bool:
 
 def _with_products(graph: Graph, names: Sequence[str]) -> _Bordered:
     """The graph with a product with ones behind these inputs and before these outputs."""
-    fresh = Names(graph.tensors)
+    fresh = graph.names()
     inner = {name: fresh.new(f"{name}/channels") for name in names}
     factors = {new: fresh.new(f"{new}/factors") for new in inner.values()}
     ones = {factors[new]: np.ones((1, graph.shape(name)[1], 1, 1), np.float32) for name, new in inner.items()}
@@ -121,9 +120,7 @@ def _with_products(graph: Graph, names: Sequence[str]) -> _Bordered:
         )
         for node in graph.nodes
     ]
-    types = {name: graph.tensors[name] for name in graph.inputs}
-    constants = {**graph.constants, **ones}
-    made = build(graph.name, [*taken, *nodes, *given], types, graph.outputs, constants, graph.operators)
+    made = rebuild(graph, [*taken, *nodes, *given], ones)
     return _Bordered(made, frozenset((*taken, *given)), inner)
 
 

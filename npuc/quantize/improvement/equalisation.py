@@ -167,7 +167,7 @@ def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array]
     constants = dict(graph.constants)
     nodes = {node: node for node in graph.nodes}
     factors: dict[str, Array] = {}
-    fresh = Names(graph.tensors)
+    fresh = graph.names()
     names = {name: fresh.new(f"{name}/equalised") for group in found for name in group.tensors}
     for group in found:
         chosen = _factors(constants, nodes, group, largest, share)

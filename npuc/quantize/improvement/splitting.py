@@ -37,7 +37,7 @@ def split(graph: Graph, feeds: Iterable[Mapping[str, Array]]) -> Graph:
     reached = _reach(graph, [node.output for node in writers], feeds)
     constants, nodes = dict(graph.constants), {node: node for node in graph.nodes}
     names: dict[str, str] = {}
-    fresh = Names(graph.tensors)  # a tensor with more channels differs from the ONNX model's tensor
+    fresh = graph.names()  # a tensor with more channels differs from the ONNX model's tensor
     for writer in writers:
         largest = float(reached[writer.output].max())
         limit = upward(largest, BITS) / 2 if largest > 0 else 0.0

@@ -16,11 +16,9 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
-from npuc.ops import OPS, Operators
-from npuc.ops import build as build_graph
+from npuc.ops import OPS, Operators, rebuild
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.model_scales import Steps, steps_of
-from npuc.text.names import Names
 
 
 @frozen
@@ -86,8 +84,7 @@ class GraphBuilder:
         self.constants: dict[str, Array] = dict(graph.constants)
         self.have: set[str] = {*graph.inputs, *graph.constants}
         self.sources: dict[str, str] = {}
-        self._names = Names(graph.tensors)
-        self._fresh: dict[str, str] = {}
+        self._names = graph.names()
         self._stored: dict[str, tuple[str, str]] = {}
         self._shared: dict[str, str] = {}
         self._stands: dict[str, str] = {}
@@ -106,9 +103,7 @@ class GraphBuilder:
 
     def fresh(self, stem: str) -> str:
         """A name that the model has not, made of a stem: always the same for the same stem."""
-        if stem not in self._fresh:
-            self._fresh[stem] = self._names.new(stem)
-        return self._fresh[stem]
+        return self._names.of(stem)
 
     def share(self, tensor: str, integers: str) -> None:
         """Makes these integers the int8 form of a further tensor."""
@@ -158,8 +153,7 @@ class GraphBuilder:
         """The graph, with the outputs of the float graph."""
         for tensor in self.float.outputs:
             self._border(self.int8(tensor), tensor, "DequantizeLinear", tensor)
-        types = {name: self.float.tensors[name] for name in self.float.inputs}
-        graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants, self.operators)
+        graph = rebuild(replace(self.float, operators=self.operators), self.nodes, self.constants)
         stands = {self.own(name): name for name in self.scales} | self._stands
         present = {name: tensor for name, tensor in stands.items() if name in graph.tensors}
         floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}

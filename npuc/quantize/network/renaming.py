@@ -9,7 +9,6 @@ from typing import TypeVar
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
 from npuc.quantize.network.construction import Quantised
-from npuc.text.names import Names
 
 V = TypeVar("V")
 
@@ -27,7 +26,7 @@ def renamed(
         for node in nodes
     ]
     types = {name: graph.tensors[name] for name in graph.inputs}
-    return build_graph(graph.name, changed, types, graph.outputs, constants, graph.operators)
+    return build_graph(graph.name, changed, types, graph.outputs, constants, graph.operators, graph.reserved)
 
 
 def integers_renamed(graph: Graph, quantised: Quantised, names: Mapping[str, str]) -> Quantised:
@@ -36,7 +35,8 @@ def integers_renamed(graph: Graph, quantised: Quantised, names: Mapping[str, str
     graph: the float graph of the network. names: the model's tensors by those of this graph.
     """
     integer = quantised.graph
-    fresh = Names((*graph.tensors, *names.values(), *integer.tensors))
+    fresh = graph.names()
+    fresh.take((*names.values(), *integer.tensors))
     wanted = {name: _old(graph, names, name) for name in integer.tensors if name not in graph.tensors}
     new = {name: fresh.new(stem) for name, stem in wanted.items() if stem != name}
     nodes = [replace(node, name=_old(graph, names, node.name)) for node in integer.nodes]

@@ -9,6 +9,7 @@ from npuc.ir import Graph, Node, TensorType
 from npuc.ops.attributes import AXES, AXIS, PERM, SCALES, SIDES, SIZES
 from npuc.targets.bm1684.lowering.elementwise import BINARY
 from npuc.targets.bm1684.lowering.functions import RECIPES
+from npuc.text.names import Names
 
 MOST_NODES = 2000
 """The most nodes of all images together; beyond, loading the calls is no faster than computing."""
@@ -28,14 +29,13 @@ def apart(graph: Graph) -> Graph | None:
     if not all(_separable(graph, node, images) for node in graph.nodes):
         return None
     nodes, tensors = list[Node](), dict(graph.tensors)
-    if any(_name(name, image) in tensors for name in graph.tensors for image in range(images)):
-        return None
+    fresh = graph.names()
     for image in range(images):
-        for node, types in _one(graph, image):
+        for node, types in _one(graph, image, fresh):
             nodes.append(node)
             tensors |= types
     nodes += [
-        Node("Concat", tuple(_name(name, at) for at in range(images)), (name,), {"axis": 0}, name)
+        Node("Concat", tuple(_name(fresh, name, at) for at in range(images)), (name,), {"axis": 0}, name)
         for name in graph.outputs
     ]
     return replace(graph, nodes=tuple(nodes), tensors=tensors)
@@ -84,25 +84,29 @@ def _for_all(graph: Graph, node: Node, name: str) -> bool:
     )
 
 
-def _one(graph: Graph, image: int) -> Iterator[tuple[Node, dict[str, TensorType]]]:
+def _one(graph: Graph, image: int, fresh: Names) -> Iterator[tuple[Node, dict[str, TensorType]]]:
     """The nodes of one image, with the types of their outputs."""
+
+    def named(name: str) -> str:
+        return _name(fresh, name, image)
+
     for name in graph.inputs:
         attrs = {"axes": (0,), "starts": (image,), "ends": (image + 1,), "steps": (1,)}
-        cut = _name(name, image)
+        cut = named(name)
         yield Node("Slice", (name,), (cut,), attrs, cut), {cut: _type(graph, name)}
     for node in graph.nodes:
-        inputs = tuple(name if not name or name in graph.constants else _name(name, image) for name in node.inputs)
-        outputs = tuple(name and _name(name, image) for name in node.outputs)
+        inputs = tuple(name if not name or name in graph.constants else named(name) for name in node.inputs)
+        outputs = tuple(name and named(name) for name in node.outputs)
         made = replace(node, inputs=inputs, outputs=outputs, name=outputs[0])
         if node.op == "Reshape":
             made = made.with_attrs(shape=_type(graph, node.output).shape)
         if node.op == "Resize":
             made = made.with_attrs(sizes=(1, *SIZES(node)[1:]))
-        yield made, {_name(name, image): _type(graph, name) for name in node.outputs if name}
+        yield made, {named(name): _type(graph, name) for name in node.outputs if name}
 
 
-def _name(tensor: str, image: int) -> str:
-    return f"{tensor}@images{image}:{image + 1}"
+def _name(fresh: Names, tensor: str, image: int) -> str:
+    return fresh.of(f"{tensor}@images{image}:{image + 1}")
 
 
 def _type(graph: Graph, name: str) -> TensorType:

@@ -11,6 +11,7 @@ from npuc.ops.attributes import COORDINATES, KERNEL_SHAPE, OUTPUT_PADDING, RESIZ
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.resizing import repeats
 from npuc.targets.bm1684.machine.local_memory import ceil_div
+from npuc.text.names import Names
 
 IMAGES, ROWS = 0, 2
 """The axes of slices."""
@@ -107,25 +108,25 @@ def _with_extent(shape: tuple[int, ...], rows: Rows, axis: int) -> tuple[int, ..
 
 
 def sliced(
-    graph: Graph, nodes: tuple[Node, ...], result: str, axis: int, slices: int
+    graph: Graph, nodes: tuple[Node, ...], result: str, axis: int, slices: int, fresh: Names
 ) -> Iterator[tuple[Node, dict[str, TensorType]]]:
     """The nodes of every slice with the types of their outputs, and the Concat that joins the results."""
     names = list[str]()
     for rows in divided(graph.shape(result)[axis], slices):
         part = needed(graph, nodes, result, rows, axis)
-        names.append(_name(result, rows, axis))
-        yield from _slice_of(graph, nodes, part, names[-1], axis)
+        names.append(fresh.new(_stem(result, rows, axis)))
+        yield from _slice_of(graph, nodes, part, names[-1], axis, fresh)
     last = graph.producers[result]
     join = Node("Concat", tuple(names), (result,), {"axis": axis}, f"{last.name}/rows", last.sources)
     yield join, {}
 
 
-def _name(tensor: str, rows: Rows, axis: int) -> str:
+def _stem(tensor: str, rows: Rows, axis: int) -> str:
     return f"{tensor}@{'rows' if axis == ROWS else 'images'}{rows[0]}:{rows[1]}"
 
 
 def _slice_of(
-    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, axis: int
+    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, axis: int, fresh: Names
 ) -> Iterator[tuple[Node, dict[str, TensorType]]]:
     """The nodes of one slice, each after the Slices that cut out the operand rows it reads."""
     inside, cut = {node.output for node in nodes}, set[str]()
@@ -133,27 +134,26 @@ def _slice_of(
         rows = operand_rows(graph, node, part[node.output], axis)
         renamed = dict[str, str]()
         for name in operands(graph, node):
-            own = f"{result}/{name}" if name in inside else name
+            own = fresh.of(f"{result}/{name}") if name in inside else name
             start = part[name][0] if name in inside else 0
             height = part[name][1] - part[name][0] if name in inside else graph.shape(name)[axis]
-            renamed[name] = (
-                own if (rows[0] - start, rows[1] - start) == (0, height) else _name(f"{result}/{name}", rows, axis)
-            )
+            whole = (rows[0] - start, rows[1] - start) == (0, height)
+            renamed[name] = own if whole else fresh.of(_stem(f"{result}/{name}", rows, axis))
             if renamed[name] != own and renamed[name] not in cut:
                 cut.add(renamed[name])
                 yield _cut(graph, name, own, renamed[name], (rows[0] - start, rows[1] - start), axis)
-        output = result if node is nodes[-1] else f"{result}/{node.output}"
+        output = result if node is nodes[-1] else fresh.of(f"{result}/{node.output}")
         inputs = tuple(renamed.get(name, name) for name in node.inputs)
         made = replace(node, inputs=inputs, outputs=(output,), name=output)
         if node.op == "Resize":
-            yield from _resized(graph, made, node, part[node.output], axis)
+            yield from _resized(graph, made, node, part[node.output], axis, fresh)
             continue
         made = _padded(graph, made, node, part[node.output]) if axis == ROWS else made
         yield made, {output: TensorType(shape_of(graph, node.output, part, axis))}
 
 
 def _resized(
-    graph: Graph, made: Node, node: Node, rows: Rows, axis: int
+    graph: Graph, made: Node, node: Node, rows: Rows, axis: int, fresh: Names
 ) -> Iterator[tuple[Node, dict[str, TensorType]]]:
     """A Resize of the rows that it needs, and a Slice of its result if only part of that is wanted."""
     low, high = operand_rows(graph, node, rows, axis)
@@ -163,7 +163,7 @@ def _resized(
     if wanted == (0, (high - low) * times):
         yield made.with_attrs(sizes=whole), {made.output: TensorType(whole)}
         return
-    name = f"{made.output}/whole"
+    name = fresh.new(f"{made.output}/whole")
     yield replace(made, outputs=(name,), name=name).with_attrs(sizes=whole), {name: TensorType(whole)}
     attrs = {"axes": (axis,), "starts": wanted[:1], "ends": wanted[1:], "steps": (1,)}
     cut = Node("Slice", (name,), made.outputs, attrs, made.output)

@@ -48,12 +48,13 @@ ROW_BY_ROW = {*RECIPES, *BINARY, "BatchNormalization", "Identity"}
 def fit(graph: Graph, machine: Machine) -> Graph:
     """The graph with its large layers in slices; the same graph if there are none, or slicing does not help."""
     nodes, tensors, groups = list[Node](), dict(graph.tensors), list(_division(graph, machine))
+    fresh = graph.names()
     for group in groups:
         if group.slices == 1:
             nodes += graph.nodes[group.first : group.behind]
             continue
         run = graph.nodes[group.first : group.behind]
-        for node, types in sliced(graph, run, _results(graph, run)[0], group.axis, group.slices):
+        for node, types in sliced(graph, run, _results(graph, run)[0], group.axis, group.slices, fresh):
             nodes.append(node)
             tensors |= types
     if len(nodes) == len(graph.nodes):

@@ -26,7 +26,6 @@ from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.fusion import conv_mnemonic
 from npuc.targets.easynpu.layers.operators import OPERATORS, PIXEL, VALUE
 from npuc.targets.easynpu.machine.memory import LANES, groups
-from npuc.text.names import Names
 
 
 def with_borders(graph: Graph) -> Graph:
@@ -38,7 +37,7 @@ def with_borders(graph: Graph) -> Graph:
     values = sorted({PADDING(node) for node in graph.nodes if node.op == "IntConv"} - {0})
     if not values:
         return graph
-    names, constants, copies = Names(graph.tensors), dict(graph.constants), dict[tuple[Any, ...], str]()
+    names, constants, copies = graph.names(), dict(graph.constants), dict[tuple[Any, ...], str]()
     pixels = {value: names.new(f"padding/{value}") for value in values}
     nodes = [Node(PIXEL, (), (name,), {VALUE.name: value}, name) for value, name in pixels.items()]
     for node in graph.nodes:

@@ -22,15 +22,15 @@ def with_maps_apart(graph: Graph, exceeds: Callable[[str], bool]) -> Graph:
     """
     apart = {node.output: node for node in graph.nodes if _is_apart(graph, node, exceeds)}
     nodes: list[Node] = []
-    copies: dict[str, int] = dict.fromkeys(apart, 0)
+    names, met = graph.names(), set[str]()
     for node in graph.nodes:
         if node.output in apart:
             continue
         inputs = list(node.inputs)
         for at, name in enumerate(inputs):
             if name in apart:
-                inputs[at] = name if not copies[name] else f"{name}/{copies[name]}"
-                copies[name] += 1
+                inputs[at] = names.new(f"{name}/apart") if name in met else name
+                met.add(name)
                 nodes.append(replace(apart[name], inputs=_parts(apart, name), outputs=(inputs[at],)))
         nodes.append(replace(node, inputs=tuple(inputs)))
     return rebuild(graph, nodes) if apart else graph

@@ -16,14 +16,14 @@ def expand_groups(graph: Graph) -> Graph:
     most of the weights are zero.
     """
     nodes: list[Node] = []
-    constants: dict[str, Array] = {}
+    constants, names = dict[str, Array](), graph.names()
     for node in graph.nodes:
         weights = graph.constant(node.inputs[1]) if node.op == "Conv" else None
         group = GROUP(node) if node.op == "Conv" else 1
         if weights is None or group == 1 or group == weights.shape[0] == graph.shape(node.inputs[0])[1]:
             nodes.append(node)
             continue
-        name = f"{node.output}/dense"
+        name = names.new(f"{node.output}/dense")
         constants[name] = block_diagonal(weights, group)
         inputs = (node.inputs[0], name, *node.inputs[2:])
         nodes.append(

@@ -22,7 +22,6 @@ from npuc.targets.nvdla.arithmetic.integer import IDLE, operands
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.surfaces import Lanes, View, contiguous, is_view, tensor_precision, with_copies
 from npuc.targets.nvdla.selection.parts import sharing
-from npuc.text.names import Names
 
 V = TypeVar("V")
 COPY = re.compile(r".+/copy\d+")
@@ -141,7 +140,7 @@ def _with(
 ) -> Quantised:
     """The graph with a new node between a reader and one of its inputs."""
     graph, name = quantised.graph, reader.inputs[position]
-    names = Names(graph.tensors)
+    names = graph.names()
     copy = names.new(f"{name}/copy{sum(each.output.startswith(f'{name}/copy') for each in graph.nodes)}")
     attrs: dict[str, Attr] = {**more, "x1": IDLE.as_attr(), "x2": IDLE.as_attr(), "converter": IDENTITY}
     named = {names.new(f"{copy}/{key}"): value for key, value in constants.items()}
