@@ -15,7 +15,7 @@ from npuc.quantize.calibration.clipping import METHODS, range_limit
 from npuc.quantize.calibration.histograms import EMPTY, Histogram, histograms
 from npuc.quantize.improvement import proposals, search
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, ends
-from npuc.quantize.improvement.equalisation import equalised, groups, sizes
+from npuc.quantize.improvement.equalisation import Equalised, equalised, groups, sizes
 from npuc.quantize.improvement.evidence import Places, sampled, sums, taps_under
 from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.lockstep import improved, weighted
@@ -283,7 +283,7 @@ def test_scales_that_are_coarser_are_judged_by_thorough_levels_only(
 def test_the_error_that_scales_are_expected_to_add_is_that_of_rounding_and_saturating(method: str) -> None:
     graph = residual()
     data = tailed(graph)
-    network = drawn(graph, RECIPE, data, method)
+    network = drawn(Equalised(graph), RECIPE, data, method)
     names = list(network.histograms)
     values = [{**run(graph, feed, [each for each in names if each != "x"]), **feed} for feed in data.feeds()]
     wanted = 0.0
