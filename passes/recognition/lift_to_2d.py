@@ -53,9 +53,9 @@ def _lift(rewriter: Rewriter, node: Node) -> bool:
     rewriter.replace(
         node,
         *nodes,
-        Node("Reshape", (x,), (image,), {"shape": (N, Ci, 1, L)}, image),
+        Node("Reshape", (x,), (image,), {"shape": (N, Ci, 1, L)}, image, node.sources),
         replace(node, inputs=(image, *inputs), outputs=(result,), attrs=attrs),
-        Node("Reshape", (result,), (y,), {"shape": (N, Co, Lo)}, y),
+        Node("Reshape", (result,), (y,), {"shape": (N, Co, Lo)}, y, node.sources),
     )
     return True
 

@@ -74,6 +74,6 @@ def _whole_image(rewriter: Rewriter, node: Node) -> bool:
         return True
     extents = (*before[:2], *(1 for _ in before[2:]))
     y = rewriter.fresh(f"{node.output}@{'x'.join(map(str, extents))}")
-    back = Node("Reshape", (y,), node.outputs, {"shape": rewriter.shape(node.output)}, node.output)
+    back = rewriter.back(node, y)
     rewriter.replace(node, replace(pooled, outputs=(y,)), back)
     return True

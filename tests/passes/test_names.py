@@ -11,6 +11,8 @@ import pytest
 from npuc.errors import ModelError
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build, rebuild
+from npuc.passes.recognition.lift_to_2d import lift_to_2d
+from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.pipeline import Pass, run_passes
 from npuc.targets.easynpu.network.expand_groups import expand_groups
 from tests.graphs.checking import pipelines
@@ -80,6 +82,16 @@ def test_a_constant_called_as_dense_weights_keeps_its_values() -> None:
     constants = {"w": weights.astype(np.float32), "a/dense": factor.astype(np.float32)}
     graph = built(nodes, constants, (4, 4, 3, 3))
     assert_same_meaning(graph, expand_groups(graph))
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "Conv"])
+def test_what_lifts_a_layer_to_two_dimensions_tells_its_source(op: str) -> None:
+    """A refusal names the source; without one, a node of the model with a similar name was sent to the host."""
+    attrs = {"ReduceMean": {"axes": (2,), "keepdims": 1}, "Conv": {"kernel_shape": (1,)}}[op]
+    constants = {} if op == "ReduceMean" else {"w": np.ones((4, 4, 1), np.float32)}
+    layer = Node(op, ("x", *constants), ("y",), attrs, "layer", ("layer",))
+    graph = run_passes(built([layer], constants, (1, 4, 8)), (unify_pooling, lift_to_2d))
+    assert len(graph.nodes) > 1 and all(node.sources == ("layer",) for node in graph.nodes)
 
 
 def built(
