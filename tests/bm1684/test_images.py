@@ -75,11 +75,18 @@ def test_images_that_meet_stay_together(name: str) -> None:
     assert apart(network((4, 3, 3), "y", *nodes, **constants)) is None
 
 
-def test_one_image_and_names_that_are_taken_stay() -> None:
+def test_one_image_stays() -> None:
     assert apart(network((1, 3, 3), "y", node("Relu", "x", "y"))) is None
-    assert (
-        apart(network((2, 3, 3), "y", node("Relu", "x", "x@images0:1"), node("Relu", "x@images0:1", "y"))) is None
-    )
+
+
+def test_names_that_are_taken_stay_the_models() -> None:
+    graph = network((2, 3, 3), "y", node("Neg", "x", "x@images0:1"), node("Relu", "x@images0:1", "y"))
+    found = apart(graph)
+    assert found is not None
+    x = np.arange(-9, 9, dtype=np.float32).reshape(2, 3, 3)
+    values = run(found, {"x": x}, ["x@images0:1", "y"])
+    np.testing.assert_array_equal(values["x@images0:1"], -x)
+    np.testing.assert_array_equal(values["y"], np.maximum(-x, 0))
 
 
 def _upwards(*, images: int = 3, extent: int = 20) -> Graph:
