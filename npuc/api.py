@@ -141,8 +141,8 @@ def compile(
     TypeError and ValueError for flags that the target does not have, and KeyError for an unknown target.
     """
     given = () if calibration is None else (calibration,)
-    with _request(model, target, options, flags, given) as request:
-        found, _ = compiling.compile_model(replace(request, shapes=_shapes(input_shapes)))
+    with _request(model, target, options, flags, given, input_shapes) as request:
+        found, _ = compiling.compile_model(request)
     return Compiled(programs.as_loaded(found))
 
 
@@ -193,8 +193,8 @@ def check(
     """
     from npuc.compiling.checking import survey_of
 
-    with _request(model, target, options, flags) as request:
-        found = survey_of(replace(request, shapes=_shapes(input_shapes)))
+    with _request(model, target, options, flags, shapes=input_shapes) as request:
+        found = survey_of(request)
     return [each.problem for each in found if each.problem.code != HOST_STEP]
 
 
@@ -248,7 +248,12 @@ def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def _request(
-    model: Model, target: str, options: Options | None, flags: Flags, calibration: Sequence[Data] = ()
+    model: Model,
+    target: str,
+    options: Options | None,
+    flags: Flags,
+    calibration: Sequence[Data] = (),
+    shapes: Shapes | None = None,
 ) -> Generator[Request]:
     """The request for a compile; what is in memory is in files that exist during the block."""
     kind = find(target)
@@ -256,7 +261,7 @@ def _request(
     with ExitStack() as stack:
         path = stack.enter_context(_model_file(model))
         files = [stack.enter_context(_file(each)) for each in calibration]
-        yield Request(path, kind, asked, files)
+        yield Request(path, kind, asked, files, _shapes(shapes))
 
 
 @contextmanager

@@ -28,6 +28,7 @@ class Rewriter:
         self._places: dict[str, tuple[int, ...]] = {}
         self._producers: dict[str, str] = {}
         self._readers: dict[str, dict[str, None]] = {}
+        self._names = graph.names()
         self._invented: set[str] = set()
         self._ranks: dict[str, int] = {}
         for place, node in enumerate(graph.nodes):
@@ -81,10 +82,7 @@ class Rewriter:
 
     def fresh(self, stem: str) -> str:
         """A tensor name that is not in use and was not returned before: the stem, or the stem with a number."""
-        name, count = stem, 1
-        while name in self.types or name in self._invented or name in self.graph.reserved:
-            count += 1
-            name = f"{stem}_{count}"
+        name = self._names.new(stem)
         self._invented.add(name)
         return name
 
@@ -184,6 +182,7 @@ class Rewriter:
         if any(name not in self.types for name in node.outputs if name):
             found = infer(node, [self.types[name] if name else absent for name in node.inputs])
             self.types.update((name, each) for name, each in zip(node.outputs, found, strict=True) if name)
+            self._names.take(node.outputs)
         self._producers.update((name, key) for name in node.outputs if name)
         self._changed = True
 

@@ -10,6 +10,7 @@ from functools import cache, partial
 from npuc.errors import Problem
 from npuc.flag import POWER_OF_TWO
 from npuc.ir import Graph, Node
+from npuc.ops.pooling import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram, source
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
@@ -32,8 +33,6 @@ from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.moments import moments
 
 LAYERS = Multiplied()
-AVERAGES = ("AveragePool", "GlobalAveragePool")
-"""Operators that may become convolutions."""
 
 
 def on_device(graph: Graph, machine: Machine, precision: str = "int8") -> tuple[Node, ...]:
@@ -106,7 +105,7 @@ def _transformed(
 ) -> frozenset[str]:
     """Names of the convolutions whose weights Winograd should transform before they are rounded.
 
-    plain: writes the network without Winograd.
+    plain: writes the network without Winograd. Averages may become convolutions.
     """
     wide = (node.op in AVERAGES or (node.op == "Conv" and _extent(graph, node) >= KERNEL) for node in nodes)
     if not any(wide):
