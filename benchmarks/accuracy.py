@@ -24,8 +24,8 @@ from typing import Any
 import click
 import numpy as np
 
-from npuc import driver
-from npuc.compiling.with_regions import compile_model
+from npuc import driver, running
+from npuc.driver import compile_model
 from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
@@ -95,7 +95,7 @@ def _made_up(model: Path, folder: Path, seed: int) -> tuple[Path, Path]:
     """Files of samples for calibration and for the test."""
     from npuc.frontend import load as import_model
 
-    types = driver.input_types(import_model(model))
+    types = running.input_types(import_model(model))
     files = folder / f"{model.stem}_calibration.npz", folder / f"{model.stem}_test.npz"
     for position, (file, count) in enumerate(zip(files, MADE_UP, strict=True)):
         data.save(file, data.synthetic(types, count, seed=2 * seed + position).inputs)
@@ -108,7 +108,7 @@ def rows(
     """fp32, onnxruntime's int8, and every target with an integer network."""
     from npuc.frontend import load as import_model
 
-    samples = data.load([test], driver.input_types(import_model(model)))
+    samples = data.load([test], running.input_types(import_model(model)))
     labels = samples.labels
     exact = _outputs(model.read_bytes(), samples)
     yield _row(task, "fp32", exact, exact, labels)
@@ -204,7 +204,7 @@ def by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:
 
     from npuc.frontend import load as import_model
 
-    samples = data.load([calibration], driver.input_types(import_model(model)))
+    samples = data.load([calibration], running.input_types(import_model(model)))
 
     class Reader(CalibrationDataReader):
         """Feeds the samples one by one."""

@@ -17,7 +17,7 @@ import click
 import numpy as np
 from compile import cost
 
-from npuc import driver
+from npuc import running
 from npuc.frontend import load as import_model
 from npuc.text.terminal import table
 
@@ -45,7 +45,7 @@ def write(path: Path, shape: tuple[int, ...], count: int, *, compressed: bool) -
 @click.option("--level", type=click.Choice(("0", "1", "2")), default="0", show_default=True)
 def main(model: Path, total: float, level: str) -> None:
     """Print samples, MB at the peak and CPU seconds for files of both kinds."""
-    (each,) = driver.input_types(import_model(model)).values()
+    (each,) = running.input_types(import_model(model)).values()
     size = 8 * int(np.prod(each.shape))
     rows: list[tuple[str, int, str, str]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,6 @@ import onnx
 from accuracy import by_onnxruntime
 from onnx.utils import Extractor
 
-from npuc import driver
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array
 from npuc.models import detector
@@ -36,6 +35,7 @@ from npuc.verification.judging.decoding import Decoding
 from npuc.verification.judging.detections import Detections
 from npuc.verification.judging.metric import FP32
 from npuc.verification.metrics import Difference
+from tests.compiled import compilation
 
 CALIBRATION, TEST = 64, 200
 MEASURED = ("easynpu", "nvdla-small", "nvdla-full", "bm1684")
@@ -87,13 +87,13 @@ def rows(folder: Path, bias: float, seed: int, targets: tuple[str, ...], options
 def _compiled(name: str, model: Path, calibration: Path, options: Options) -> bytes:
     """The integer network that a target compiles; the part up to the logits if it has no Sigmoid of 8 bits."""
     try:
-        compiled = driver.compilation(Request(model, find(name), options, [calibration])).program
+        compiled = compilation(Request(model, find(name), options, [calibration])).program
     except UnsupportedOperator:
         whole = onnx.shape_inference.infer_shapes(onnx.load(model))
         sigmoid, concat = whole.graph.node[-2:]
         part = model.with_name("part.onnx")
         onnx.save(Extractor(whole).extract_model(["input"], [concat.input[0], sigmoid.input[0]]), part)
-        compiled = driver.compilation(Request(part, find(name), options, [calibration])).program
+        compiled = compilation(Request(part, find(name), options, [calibration])).program
     return compiled.evidence["reference.onnx"]
 
 

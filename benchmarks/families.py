@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from npuc import api, driver
+from npuc import api, running
 from npuc.errors import NEEDLESS, NpucError
 from npuc.models.families import FAMILIES, STYLES, build
 from npuc.samples.loading import synthetic
@@ -77,7 +77,7 @@ def row(family: str, style: str, machine: str) -> Row:
     model = build(family, style)
     try:
         compiled = api.compile(model, target, options=Options(precision=precision))
-        samples = synthetic(driver.program_inputs(compiled.program), SAMPLES, seed=1)
+        samples = synthetic(running.program_inputs(compiled.program), SAMPLES, seed=1)
         floating: dict[str, float] = (
             {"min_sqnr_db": LEAST_DB, "min_cosine": 0.999} if precision in FLOATING else {}
         )

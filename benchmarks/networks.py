@@ -127,8 +127,8 @@ def _built(builder: str, folder: Path) -> Path:
 
 def _made_up(model: Path, path: Path) -> Path:
     """Standard normal samples for every input of a model."""
-    from npuc.driver import input_types
     from npuc.frontend import load
+    from npuc.running import input_types
     from npuc.samples.loading import save, synthetic
 
     save(path, synthetic(input_types(load(model)), CALIBRATION_SAMPLES).inputs)

@@ -25,7 +25,6 @@ import onnx
 from accuracy import decibels
 from onnx import helper, numpy_helper
 
-from npuc import driver
 from npuc.ir import Array
 from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.improvement.balance import rounded
@@ -33,6 +32,7 @@ from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.text.terminal import as_json, table
+from tests.compiled import compilation
 
 DISPLACED = 4
 SAMPLES = 32
@@ -199,7 +199,7 @@ def _compiled(path: Path, model: Model, level: str, samples: Array | None) -> by
         if samples is not None:
             data.save(files[0], {model.input: samples})
         shapes = {model.input: tuple(model.shape)}
-        program = driver.compilation(Request(path, target("easynpu"), Options(level=level), files, shapes)).program
+        program = compilation(Request(path, target("easynpu"), Options(level=level), files, shapes)).program
     return program.evidence["reference.onnx"]
 
 

@@ -20,9 +20,10 @@ from history import follow, history_option, note_option
 from networks import Network, networks
 from outcome import conclude
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.samples.loading import synthetic
 from npuc.target import Options, Request, target
+from tests.compiled import compilation
 
 RATIO_LIMITS = {"MobileNetV1-0.25": 1.3}
 """Limits of the ratio on many samples, where they are not 1."""
@@ -53,13 +54,11 @@ class Row:
 def row(network: Network, count: int, folder: Path) -> Row:
     """Measures both on the same samples, after a warm-up."""
     easynpu, directory = target("easynpu"), folder / f"{network.name}.npu"
-    compiled = driver.compilation(
-        Request(Path(network.model), easynpu, Options(), [Path(network.samples)])
-    ).program
+    compiled = compilation(Request(Path(network.model), easynpu, Options(), [Path(network.samples)])).program
     program.save(compiled, directory)
     loaded = program.load(directory)
-    samples = synthetic(driver.program_inputs(loaded), count)
-    batches = [each.inputs for each in samples.batches(driver.batch_of(loaded))]
+    samples = synthetic(running.program_inputs(loaded), count)
+    batches = [each.inputs for each in samples.batches(running.batch_of(loaded))]
     run = easynpu.runner(loaded)
     simulated = _seconds(run, batches)
     alone = _seconds(run, [each.inputs for each in samples.batches(1)])

@@ -20,11 +20,12 @@ from history import follow, history_option, note_option
 from networks import networks
 from outcome import conclude
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.accuracy import Subject, accuracy
 from npuc.verification.judging.choosing import Asked
+from tests.compiled import compilation
 
 NETWORK = "MobileNetV1-0.25"
 FILES = 8
@@ -61,12 +62,12 @@ def main(
     with TemporaryDirectory() as folder:
         found = [each for each in networks(folder) if each.name == NETWORK]
         model, directory, files = Path(found[0].model), Path(folder) / "m.npu", Path(folder) / "samples"
-        made = driver.compilation(Request(model, target("easynpu"), Options(), [Path(found[0].samples)])).program
+        made = compilation(Request(model, target("easynpu"), Options(), [Path(found[0].samples)])).program
         program.save(made, directory)
         loaded = program.load(directory)
         files.mkdir()
         for number in range(FILES):
-            inputs = data.synthetic(driver.program_inputs(loaded), samples // FILES, seed=number).inputs
+            inputs = data.synthetic(running.program_inputs(loaded), samples // FILES, seed=number).inputs
             data.save(files / f"{number}.npz", inputs)
         subject = Subject(model.absolute(), directory)
         alone, report = _seconds(subject, loaded, files)

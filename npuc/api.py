@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
-from npuc import driver
+from npuc import driver, running
 from npuc import program as programs
-from npuc.compiling import with_regions as compiling
 from npuc.errors import HOST_STEP, DataError, NpucError, Problem
 from npuc.flags import Flags, options_of
 from npuc.frozen import frozen
@@ -76,7 +75,7 @@ class Compiled:
 
         Raises DataError (E401, E402) for inputs that the program does not accept.
         """
-        return driver.run_batches(self.runner, self.samples(inputs))
+        return running.run_batches(self.runner, self.samples(inputs))
 
     @cached_property
     def runner(self) -> Runner:
@@ -142,7 +141,7 @@ def compile(
     """
     given = () if calibration is None else (calibration,)
     with _request(model, target, options, flags, given, input_shapes) as request:
-        found, _ = compiling.compile_model(request)
+        found, _ = driver.compile_model(request)
     return Compiled(programs.as_loaded(found))
 
 
@@ -163,7 +162,7 @@ def compile_variants(
     if len(input_shapes) < 2:
         raise ValueError("variants are of two sets of input shapes or more: npuc.compile takes one")
     with _request(model, target, options, flags, calibration) as request:
-        found, _ = compiling.compile_variants(request, [_shapes(each) for each in input_shapes])
+        found, _ = driver.compile_variants(request, [_shapes(each) for each in input_shapes])
     return CompiledVariants(tuple(Compiled(programs.as_loaded(each)) for each in found))
 
 
@@ -214,7 +213,7 @@ def verify(
     from npuc.verification.checking import verify as verified
     from npuc.verification.criterion import tolerance
 
-    types = driver.program_inputs(program.program)
+    types = running.program_inputs(program.program)
     samples = data.varied(types) if inputs is None else program.samples(inputs)
     with _model_file(model) as path, TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")

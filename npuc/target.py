@@ -81,9 +81,9 @@ class Options:
             object.__setattr__(self, "flags", {**self.flags, **given})
 
     @property
-    def divided(self) -> bool:
-        """Whether the model is divided even if the target runs all of it."""
-        return bool(self.deny or self.bind) or self.max_partitions == 0
+    def refuses_host(self) -> bool:
+        """Whether a node that the target does not run is refused."""
+        return self.strict or self.fallback == "refuse"
 
     def flag(self, flag: Flag) -> str:
         """The value of a flag that a target declares."""
@@ -173,15 +173,6 @@ class Quantising(Protocol):
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
         """The integer network that `lower` writes as a program, with its float graph, and the steps tried."""
-        ...
-
-
-@runtime_checkable
-class Foreseeing(Protocol):
-    """A target that can tell from shapes alone what does not fit its memories."""
-
-    def foresee(self, graph: Graph, options: Options) -> None:
-        """Raises DoesNotFit as `lower` would, but before many samples are run; never for what `lower` accepts."""
         ...
 
 

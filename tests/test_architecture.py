@@ -41,7 +41,7 @@ LIGHT = (
     "npuc", "npuc.errors", "npuc.ir", "npuc.ops", "npuc.pipeline", "npuc.passes", "npuc.bits", "npuc.program",
     "npuc.target", "npuc.samples.loading", "npuc.allocation", "npuc.host.step", "npuc.storage.records",
     "npuc.interpreter", "npuc.cli", "npuc.storage.machine_files", "npuc.models", "npuc.quantize",
-    "npuc.quantize.network.build", "npuc.driver", "npuc.targets.easynpu.machine.isa",
+    "npuc.quantize.network.build", "npuc.running", "npuc.targets.easynpu.machine.isa",
     "npuc.targets.easynpu.target", "npuc.targets.easynpu.simulate.simulator",
     "npuc.targets.bm1684.machine.packing",
 )  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc import driver
+from npuc import running
 from npuc.errors import ArtefactError
 from npuc.models.digits import FOLDER
 from npuc.program import VERSION, load
@@ -38,8 +38,8 @@ def test_there_is_a_program_of_every_version() -> None:
 
 def test_a_program_of_the_current_version_runs_as_the_model_does() -> None:
     program = load(_folder(VERSION))
-    samples = data.load([FOLDER / "digits_test.npz"], driver.program_inputs(program)).first(40)
-    (found,) = driver.run_program(program, target("easynpu"), samples).values()
+    samples = data.load([FOLDER / "digits_test.npz"], running.program_inputs(program)).first(40)
+    (found,) = running.run_program(program, target("easynpu"), samples).values()
     model = session(FOLDER / "digits.onnx")
     exact = np.stack([model.run(None, feed)[0].ravel() for feed in samples.feeds()])
     error = np.square(found.reshape(exact.shape) - exact).sum()

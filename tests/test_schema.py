@@ -11,11 +11,12 @@ import jsonschema
 import onnx
 import pytest
 
-from npuc import driver
+from npuc import running
 from npuc.errors import NpucError
 from npuc.models import MODELS
 from npuc.program import MANIFEST, save
 from npuc.target import Options, Request, target
+from tests.compiled import compilation
 from tests.regions.nets import model_of, program_of
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[1] / "docs" / "program-schema.json").read_text("utf-8"))
@@ -24,7 +25,7 @@ SCHEMA = json.loads((Path(__file__).resolve().parents[1] / "docs" / "program-sch
 def _manifest(name: str, folder: Path, options: Options) -> Any:
     model = folder / f"{name}.onnx"
     onnx.save(MODELS[name](), model)
-    program = driver.compilation(Request(model, target("easynpu"), options)).program
+    program = compilation(Request(model, target("easynpu"), options)).program
     save(program, folder / "out.npu")
     return json.loads((folder / "out.npu" / MANIFEST).read_text("utf-8"))
 
@@ -85,7 +86,7 @@ def _open(manifest: Any) -> None:
     from npuc.program import Program
 
     program = Program(manifest, {})
-    driver.program_inputs(program)
+    running.program_inputs(program)
     target("easynpu").runner(program)
 
 

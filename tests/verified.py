@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.regions.composite import target_of
 from npuc.samples.loading import Samples, synthetic
 from npuc.target import Request
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
+from tests.compiled import compilation
 
 
 def verified(
@@ -25,18 +26,18 @@ def verified(
 
     samples: those of the calibration by default, or the count and the seed of synthetic ones.
     """
-    made, directory = driver.compilation(request), folder / "program"
+    made, directory = compilation(request), folder / "program"
     program.save(made.program, directory, force=True)
     loaded = program.load(directory)
     if isinstance(samples, tuple):
         count, seed = samples
-        samples = synthetic(driver.program_inputs(loaded), count, seed=seed)
+        samples = synthetic(running.program_inputs(loaded), count, seed=seed)
     return loaded, verify(request.model, directory, loaded, request.target, samples or made.samples, tolerance)
 
 
 def assert_steps_alike(loaded: program.Program) -> None:
     """The stepping simulator gives the simulator's outputs for a synthetic sample."""
-    target, one = target_of(loaded), synthetic(driver.program_inputs(loaded), 1).inputs
+    target, one = target_of(loaded), synthetic(running.program_inputs(loaded), 1).inputs
     stepper = target.stepper(loaded, None)
     assert stepper is not None
     stepped, run = stepper(one), target.runner(loaded)(one)

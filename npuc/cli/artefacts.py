@@ -265,7 +265,7 @@ SELF_TEST_SAMPLES = 2
 
 def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
     """The inputs of a self-test: the user's, or synthetic ones."""
-    from npuc.driver import program_inputs
+    from npuc.running import program_inputs
     from npuc.samples import loading as samples_of
 
     inputs = program_inputs(program)

@@ -98,7 +98,7 @@ def _page(pair: tuple[Artefact, Artefact], report: dict[str, Any]) -> str:
 
 def _accuracy(pair: Sequence[Artefact], data: tuple[Path, ...], model: Path) -> dict[str, Any]:
     """Accuracy of both programs against the model in fp32, by measure: the first program's and the second's."""
-    from npuc.driver import run_program
+    from npuc.running import run_program
     from npuc.verification import metrics
 
     found: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def _outputs(pair: Sequence[Artefact], data: tuple[Path, ...]) -> list[Any]:
 
     Raises DataError if the programs do not accept the same samples, by the second's inputs.
     """
-    from npuc.driver import run_program
+    from npuc.running import run_program
     from npuc.verification.metrics import Difference
 
     first, second = (run_program(each.program, each.target, each.samples(data)) for each in pair)

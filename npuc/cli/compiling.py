@@ -118,7 +118,7 @@ def compile_command(
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program
-    from npuc.compiling.with_regions import compile_variants
+    from npuc.driver import compile_variants
     from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
     from npuc.reports import summaries
@@ -199,7 +199,7 @@ def _tell_variants(
 
 def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]) -> None:
     """Raises UsageError for passes that this target does not run."""
-    from npuc.driver import passes_of
+    from npuc.regions.planning import passes_of
 
     known = [each.__name__ for each in passes_of(target, options)]
     for name in dump_after:

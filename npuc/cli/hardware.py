@@ -70,7 +70,7 @@ def rtl(
 
 def _samples(program: Program, data: Sequence[Path]) -> Samples:
     """The user's samples, or a synthetic one."""
-    from npuc.driver import program_inputs
+    from npuc.running import program_inputs
     from npuc.samples import loading as samples_of
 
     inputs = program_inputs(program)

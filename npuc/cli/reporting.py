@@ -119,7 +119,7 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
 
 def _samples(artefact: Artefact, data: tuple[Path, ...]) -> Samples:
     """Samples of the data, or a few synthetic ones."""
-    from npuc.driver import program_inputs
+    from npuc.running import program_inputs
     from npuc.samples.loading import varied
 
     if data:

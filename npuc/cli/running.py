@@ -43,7 +43,7 @@ def run(
       npuc run resnet8.npu --data test.npz -o y.npz
       npuc run resnet8.npu --data test.npz -o y.npz --stepping --trace s.vcd
     """
-    from npuc import driver
+    from npuc import running
     from npuc.reports import summaries
     from npuc.samples.loading import save
     from npuc.target import cycles_of
@@ -63,8 +63,8 @@ def run(
     with progress("running", quiet=as_json) as bar:
         bar.begin("simulating", len(samples))
         runner = stepper or target.runner(program, chip_model)
-        batch = driver.batch_of(program) if stepper is None else 1
-        outputs = driver.run_batches(runner, samples, bar.advance, batch)
+        batch = running.batch_of(program) if stepper is None else 1
+        outputs = running.run_batches(runner, samples, bar.advance, batch)
         bar.begin("writing")
         save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
@@ -222,7 +222,7 @@ def _decibels(layer: dict[str, Any]) -> float:
 
 def _samples(artefact: Artefact, data: tuple[Path, ...], count: int | None) -> Samples:
     """The samples of the data files, or announced synthetic ones."""
-    from npuc.driver import program_inputs
+    from npuc.running import program_inputs
     from npuc.samples.loading import varied
 
     if data:

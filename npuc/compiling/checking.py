@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npuc import driver
-from npuc.compiling.with_regions import may_fall_back
 from npuc.errors import HOST_STEP, NpucError, Problem
-from npuc.frontend.units import Network
 from npuc.frozen import frozen
 from npuc.ir import Graph
-from npuc.regions.hosting import expect_host, loads
-from npuc.regions.planning import (
-    Plan,
-    absorbed,
-    optimised,
-    quick,
-    read_outside,
-    refusals,
-    refused,
-    settled,
-    surveyed,
-)
-from npuc.samples.loading import synthetic
+from npuc.program import Program
+from npuc.regions.assembling import Lowered
+from npuc.regions.compilation import lowered_parts
+from npuc.regions.hosting import loads
+from npuc.regions.planning import Key, Plan, absorbed, key_of, partitioned, planned, read_outside
+from npuc.samples.loading import Samples, synthetic
 from npuc.system.budget import budget
 from npuc.target import Request
 from npuc.text.escaping import shown
@@ -43,13 +33,29 @@ class Found:
 
 @budget()
 def survey_of(request: Request) -> list[Found]:
-    """Every node that does not run on the target; a model that nothing can run gives its own problems.
+    """Every node that does not run on the target, in model order; a model that nothing can run gives its problems.
 
-    With `strict`, a layer that the target could run but would leave to the host is a problem, E203.
+    The model is compiled as `npuc compile -O0` does, on synthetic samples. With `strict`, a layer that the target
+    could run but would leave to the host is a problem, E203.
     """
-    strict = request.options.strict
-    found = _surveyed(replace(request, options=replace(request.options, strict=False)))
-    return [replace(each, problem=_refused(each.problem)) for each in found] if strict else found
+    options = replace(
+        request.options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None
+    )
+    asked = replace(request, options=replace(options, strict=False, fallback="host"), calibration=())
+    try:
+        plan = planned(asked)
+    except NpucError as error:
+        return [Found(each, NOWHERE) for each in error.problems]
+    try:
+        found = _found(plan, lowered_parts(plan, _synthetic))
+    except NpucError as error:
+        return _nowhere(plan, error)
+    return [replace(each, problem=_refused(each.problem)) for each in found] if request.options.strict else found
+
+
+def _synthetic(graphs: Sequence[Graph]) -> Samples:
+    """A synthetic sample of everything that these graphs read."""
+    return synthetic({name: graph.tensors[name] for graph in graphs for name in graph.inputs}, 1)
 
 
 def _refused(problem: Problem) -> Problem:
@@ -60,79 +66,39 @@ def _refused(problem: Problem) -> Problem:
     return replace(problem, code="E203", reason=f"it would run on the host: {problem.reason}", remedy=remedy)
 
 
-def _surveyed(request: Request) -> list[Found]:
-    options = request.options
-    refusal: NpucError | None = None
-    if not options.divided:
-        try:
-            return _host_steps(request, driver.accepted(request))
-        except NpucError as error:
-            refusal = error
-        if not may_fall_back(refusal):
-            return [Found(each, NOWHERE) for each in refusal.problems]
-    try:
-        request.target.machine_values(options.machine)
-        network = surveyed(request.model, options, request.shapes)
-        found = _partitioned(network, request, refusal)
-    except NpucError as error:
-        return [Found(each, NOWHERE) for each in error.problems]
-    return found if refusal is None else _hosted(network, refusal, found)
+def _nowhere(plan: Plan, error: NpucError) -> list[Found]:
+    """The problems of a model that the host cannot run either; onnxruntime's own come last."""
+    units, refused = plan.network.by_name, plan.refusals()
+    found = [Found(each, HOST if loads(plan.network, units[each.node or ""]) else NOWHERE) for each in refused]
+    if not any(each.place == NOWHERE for each in found):
+        found = [Found(each, NOWHERE) for each in refused]
+    return [*found, *(Found(each, NOWHERE) for each in error.problems if each not in refused)]
 
 
-def _hosted(network: Network, refusal: NpucError, found: list[Found]) -> list[Found]:
-    """What was found; the refusal of the target first, and onnxruntime's last, if the host cannot run the rest."""
-    try:
-        expect_host(network, refusal)
-    except NpucError as error:
-        nowhere = [Found(each, NOWHERE) for each in refusal.problems]
-        wrong = [each for each in nowhere if each.problem.node not in network.by_name or _nowhere(network, each)]
-        told = {name for each in wrong or nowhere for name in (each.problem.node, each.problem.tensor)}
-        others = [each for each in found if each.place == HOST and each.problem.code[:2] in ("E2", "E3")]
-        others = [each for each in others if each.problem.node not in told]
-        own = [Found(each, NOWHERE) for each in error.problems[len(refusal.problems) :]]
-        return [*(wrong or nowhere), *others, *own]
-    return found
-
-
-def _nowhere(network: Network, found: Found) -> bool:
-    """Whether not even the host runs a node."""
-    return not loads(network, network.by_name[found.problem.node or ""])
-
-
-def _partitioned(network: Network, request: Request, refusal: NpucError | None) -> list[Found]:
-    """Every node that does not run on the target, of a model that the target cannot run whole, in model order."""
-    denied = refused(network, request.target, request.options)
-    plan = Plan(network, request, denied, refusals=refusals(network, refusal))
-    parts = settled(plan)
+def _found(plan: Plan, lowered: Mapping[Key, Lowered]) -> list[Found]:
+    """Every node that does not run on the target, of a divided model."""
+    network, parts = plan.network, partitioned(plan)
     outside = read_outside(network, parts)
     found = [
-        Found(problem, HOST if loads(network, network.by_name[name]) else NOWHERE)
-        for name, problem in plan.denied.items()
+        Found(each, HOST if loads(network, network.by_name[each.node or ""]) else NOWHERE)
+        for each in plan.denied.values()
     ]
     for part in parts:
-        if not part.on_npu:
-            found += [
-                Found(absorbed(plan, network.by_name[name]), HOST)
-                for name in part.blocks
-                if name not in plan.denied
-            ]
+        if part.on_npu:
+            found += _host_steps(lowered[key_of(network, outside, part)].program)
         else:
-            found += _host_steps(request, optimised(plan, outside, part)[0])
+            units = (network.by_name[name] for name in part.blocks if name not in plan.denied)
+            found += [Found(absorbed(unit), HOST) for unit in units]
     order = {unit.name: at for at, unit in enumerate(network.units)}
     return sorted(found, key=lambda each: order.get(each.problem.node or "", len(order)))
 
 
-def _host_steps(request: Request, graph: Graph) -> list[Found]:
-    """The nodes that the target's own program leaves to the host.
-
-    Raises NpucError for limits that only lowering shows (memories, the documented instructions).
-    """
-    samples = synthetic(driver.input_types(graph), 1)
-    program = request.target.lower(graph, samples, quick(request.options))
-    steps = program.manifest["report"]["host_steps"]
+def _host_steps(program: Program) -> list[Found]:
+    """The nodes that the target's own program leaves to the host."""
     remedy = "cut the network before it, or choose a target that has it"
     return [
-        Found(Problem(HOST_STEP, each["reason"], each["node"], each["op"], remedy=remedy), HOST) for each in steps
+        Found(Problem(HOST_STEP, each["reason"], each["node"], each["op"], remedy=remedy), HOST)
+        for each in program.manifest["report"]["host_steps"]
     ]
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from npuc.driver import Compilation, batch_of, input_types
 from npuc.errors import Mismatch, ModelError, NpucError, Problem
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.regions.assembling import Lowered
+from npuc.running import batch_of, input_types
 from npuc.samples.loading import Samples, varied
 from npuc.storage.mapped import trim
 from npuc.target import FLOATING, Request, Runner, Target, quickest
@@ -51,7 +52,7 @@ class Proof:
     """The graph after the passes agrees with the model; None if onnxruntime cannot run it."""
 
 
-def proved(found: Compilation, request: Request) -> Program:
+def proved(found: Lowered, request: Request) -> Program:
     """The program, checked as the options demand; its report records the results.
 
     Raises Mismatch (E603) if it does not compute what the model does.
@@ -70,7 +71,7 @@ def proved(found: Compilation, request: Request) -> Program:
 class _Prover:
     """A program with its references. few_runs: one sample is enough."""
 
-    def __init__(self, found: Compilation, model: Path, target: Target, *, few_runs: bool) -> None:
+    def __init__(self, found: Lowered, model: Path, target: Target, *, few_runs: bool) -> None:
         self.program, self.graph, self.one = _as_read(found.program), found.graph, few_runs
         self.target = target
         self.calibration = found.samples

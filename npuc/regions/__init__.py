@@ -3,5 +3,5 @@
 planning: the division of a model into parts; partition: which node runs where; graphs: the parts as graphs and as
 ONNX; assembling: a program from its parts; artefact: their description in the manifest; running: runs the parts
 one after the other; composite: the target of such a program; reporting: combined costs; in_c: the regions as C.
-npuc.compiling.with_regions compiles a model with them.
+compilation: from a model to a program.
 """

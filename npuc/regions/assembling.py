@@ -11,13 +11,13 @@ from npuc.errors import HOST_STEP, NpucError, Problem
 from npuc.frontend.units import Network, Unit
 from npuc.frozen import frozen
 from npuc.ir import Graph
-from npuc.ops.macs import macs
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, part_path, region_path
 from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, read_outside
 from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares, utilised
 from npuc.regions.running import within
+from npuc.samples.loading import Samples
 from npuc.storage.pieces import Content, Files
 from npuc.target import Options
 
@@ -27,21 +27,33 @@ if TYPE_CHECKING:
 
 @frozen
 class Lowered:
-    """An NPU part: its graph and its program."""
+    """An NPU part: its float graph after the passes, the samples that calibrated it, and its program."""
 
     graph: Graph
+    samples: Samples
     program: Program
 
 
 def entire(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program | None:
     """The program of the only part, if that is the whole network; None if the host has a part too."""
-    network = plan.network
-    if len(parts) != 1 or not parts[0].on_npu or any(name != tensor for name, tensor in network.outputs.items()):
+    if not parts or not parts[0].on_npu:
         return None
+    network = plan.network
     found = lowered[key_of(network, read_outside(network, parts), parts[0])]
-    if found.graph.inputs != network.inputs or found.graph.outputs != tuple(network.outputs):
+    if not is_whole(plan, parts, found.graph):
         return None
     return _reported(found.program, _told_part(network, parts[0], None, found), plan.options)
+
+
+def is_whole(plan: Plan, parts: Sequence[partition.Part], graph: Graph) -> bool:
+    """Whether these parts, of which the first has this graph, are the whole model on the NPU."""
+    network = plan.network
+    return (
+        len(parts) == 1
+        and all(name == tensor for name, tensor in network.outputs.items())
+        and graph.inputs == network.inputs
+        and graph.outputs == tuple(network.outputs)
+    )
 
 
 def _reported(program: Program, told: Sequence[Told], options: Options) -> Program:
@@ -138,7 +150,7 @@ def _told_region(plan: Plan, part: partition.Part, step: ProgramPart) -> Told:
     nodes: list[OnHost] = []
     for name in part.blocks:
         unit = network.by_name[name]
-        problem = plan.denied.get(name) or absorbed(plan, unit)
+        problem = plan.denied.get(name) or absorbed(unit)
         crossed = sum(
             graphs.size_bytes(network, each) for each in border.intersection((*unit.reads, *unit.writes))
         )
@@ -206,19 +218,6 @@ def _graph(programs: Sequence[Program]) -> dict[str, Any]:
 def _layer(number: int, layer: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [within(number, name) for name in layer["inputs"]]
     return {**layer, "inputs": inputs, "tensor": within(number, layer["tensor"])}
-
-
-def with_shares(program: Program, graph: Graph, options: Options) -> Program:
-    """The program of one part, with a report on which of the model's nodes run where.
-
-    graph: as imported from the model.
-    """
-    counted = {name: 0 for node in graph.nodes for name in (node.sources or (node.name,))}
-    for node in graph.nodes:
-        counted[(node.sources or (node.name,))[0]] += macs(node, graph.tensors)
-    report = program.manifest["report"]
-    taken, given = (sum(graph.tensors[name].bytes for name in names) for names in (graph.inputs, graph.outputs))
-    return _reported(program, _told(report, counted, None, taken, given), options)
 
 
 def _told(

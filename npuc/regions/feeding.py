@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from npuc.driver import program_inputs
 from npuc.program import Program
 from npuc.regions.artefact import of_host_alone
+from npuc.running import program_inputs
 from npuc.samples import loading as data
 from npuc.samples.loading import Samples
 

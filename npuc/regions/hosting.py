@@ -10,26 +10,28 @@ from npuc.frontend.units import Network, Unit
 from npuc.onnx_files.external_weights import without_weights
 from npuc.reference import session
 from npuc.regions import graphs
+from npuc.regions.planning import Plan
 from npuc.samples.loading import synthetic
 
 
-def expect_host(network: Network, refusal: NpucError) -> None:
-    """Raises the refusal if onnxruntime cannot run the model either.
+def expect_host(plan: Plan) -> None:
+    """Raises what the target refuses if onnxruntime cannot run the model either.
 
     Where an input may choose a branch, onnxruntime's refusal is the last problem: shapes may exclude one branch.
     onnxruntime may load even an inconsistent model (E105), so such a model must also run on a sample.
     """
-    if not network.units:  # the outputs are inputs
+    network = plan.network
+    refused = [each for each in plan.refusals() if each.code.startswith("E")]
+    if plan.on_host or not refused:
         return
-    contradicts = any(each.code == "E105" for each in refusal.problems)
+    contradicts = any(each.code == "E105" for each in refused)
     outputs = list(dict.fromkeys(network.outputs.values()))
     found = _refusal(network, network.units, outputs, once=contradicts)
-    remedy = _binding(network)
-    if found is not None and remedy is None:
-        raise refusal
+    plan.on_host = found is None
     if found is not None:
-        told = Problem("E105", found, remedy=remedy)
-        raise type(refusal).of((*refusal.problems, told)) from refusal
+        remedy = _binding(network)
+        told = () if remedy is None else (Problem("E105", found, remedy=remedy),)
+        raise NpucError.of((*refused, *told))
 
 
 def _binding(network: Network) -> str | None:

@@ -7,17 +7,17 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from npuc import driver
-from npuc.errors import HOST_STEP, NEEDLESS, ModelError, NpucError, Problem
+from npuc.conditions import masks, undefined
+from npuc.errors import NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit, survey
-from npuc.ir import Graph, Node
+from npuc.ir import Array, Graph, Node
 from npuc.ops.macs import macs
-from npuc.pipeline import Step, recorder, run_passes
+from npuc.passes import FLOAT_PASSES
+from npuc.pipeline import Pass, Step, recorder, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
-from npuc.samples.loading import synthetic
 from npuc.target import Options, Request, Shapes, Target
 from npuc.text.terminal import closest
 
@@ -28,7 +28,7 @@ FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", "E203", "E305")
 
 Key = tuple[tuple[str, ...], tuple[str, ...]]
 """Units of a part, and its outputs."""
-Made = tuple[Graph, Sequence[Step]]
+Made = tuple[Graph, list[Step]]
 """A part's graph after all passes, and their changes."""
 
 
@@ -40,13 +40,19 @@ class Plan:
     request: Request
     denied: dict[str, Problem]
     graphs: dict[Key, Made] = field(default_factory=dict[Key, Made])
-    tried: set[Key] = field(default_factory=set[Key])
+    accepted: set[Key] = field(default_factory=set[Key])
+    """Parts in which the target refuses nothing."""
     divided: dict[frozenset[str], tuple[partition.Part, ...]] = field(
         default_factory=dict[frozenset[str], tuple[partition.Part, ...]]
     )
     """Divisions so far, by the units that run on the host."""
-    refusals: Mapping[str, Problem] = field(default_factory=dict[str, Problem])
-    """The target's refusals of the whole model, by unit."""
+    on_host: bool = False
+    """Whether onnxruntime is known to run the model."""
+
+    def refusals(self) -> list[Problem]:
+        """Why units run on the host, in the order of the model."""
+        order = {unit.name: at for at, unit in enumerate(self.network.units)}
+        return sorted(self.denied.values(), key=lambda each: order[each.node or ""])
 
     @property
     def target(self) -> Target:
@@ -59,9 +65,33 @@ class Plan:
         return self.request.options
 
 
+def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
+    """The passes for a model on its way to the target, in order.
+
+    Raises ValueError if the target leaves out an unknown pass.
+    """
+    shared = {each.__name__: each for each in FLOAT_PASSES}
+    if unknown := set(target.left_out) - shared.keys():
+        raise ValueError(f"{target.name} leaves out passes that are not shared: {', '.join(sorted(unknown))}")
+    return (*(each for name, each in shared.items() if name not in target.left_out), *target.passes(options))
+
+
+def planned(request: Request) -> Plan:
+    """The plan of a model, of which no part was offered to the target yet.
+
+    Raises NpucError for a machine that does not exist, and for what the host cannot run either.
+    """
+    request.target.machine_values(request.options.machine)
+    network = surveyed(request.model, request.options, request.shapes)
+    fatal = [unit.problem for unit in network.units if unit.problem is not None and unit.problem.code in FATAL]
+    if fatal:
+        raise NpucError.of(each.on(request.target.name) for each in fatal)
+    return Plan(network, request, refused(network, request.target, request.options))
+
+
 def surveyed(model: Path, options: Options, shapes: Shapes) -> Network:
     """The units of a model file. Raises ModelError as the frontend does, and as `bound_values`."""
-    proto = read_model(model)
+    proto = read_model(model, whole=False)
     return survey(proto, model.parent, shapes, bound_values(proto, options.bind))
 
 
@@ -106,10 +136,15 @@ def _beyond(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:
         for unit in network.units
         for node in unit.nodes or (Node(unit.op, tuple(unit.proto.input), tuple(unit.proto.output)),)
     ]
-    for problem in driver.wrong_here(nodes, network.constants, precision):
+    for problem in _wrong_here(nodes, network.constants, precision):
         unit = network.producers.get(problem.tensor or "")
         if unit is not None:
             yield unit.name, replace(problem, node=unit.name, op=unit.op)
+
+
+def _wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
+    """A problem for each node whose operator runs here, but whose values need another range or NaN."""
+    return [*masks.problems(nodes, constants, precision), *undefined.problems(nodes, constants, precision)]
 
 
 def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
@@ -172,46 +207,32 @@ def settled(plan: Plan) -> tuple[partition.Part, ...]:
 def _refuses(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> bool:
     """Whether the target refuses anything in a part; refused units are denied from now on."""
     key = key_of(plan.network, outside, part)
-    if key in plan.tried:
+    if key in plan.accepted:
         return False
     try:
         graph, _ = optimised(plan, outside, part)
         found = plan.target.problems(graph, plan.options)
         if found:
             raise NpucError.of(found)
-        program = plan.target.lower(graph, synthetic(driver.input_types(graph), 1), quick(plan.options))
     except NpucError as error:
         deny_refused(plan, outside, part, error)
         return True
-    if not program.manifest["report"]["instructions"]:
-        remedy = f"npuc operators --target {plan.target.name}"
-        reason = "the target leaves all of this part to the host"
-        deny(plan, part.blocks, Problem(HOST_STEP, reason, remedy=remedy))
-        return True
-    plan.tried.add(key)
+    plan.accepted.add(key)
     return False
 
 
-def refusals(network: Network, error: NpucError | None) -> dict[str, Problem]:
-    """The units of the whole model that the target cannot run, with the first problem of each."""
-    found: dict[str, Problem] = {}
-    for problem in error.problems if error is not None else ():
-        for name in blamed(network, None, problem) if problem.code[:2] in ("E2", "E3") else ():
-            found.setdefault(name, replace(problem, node=name, op=network.by_name[name].op))
-    return found
+def expect_on_target(plan: Plan, parts: Sequence[partition.Part]) -> None:
+    """Raises NpucError with everything that the target refuses, if it does not run the whole model."""
+    if found := plan.refusals():
+        raise NpucError.of(found)
+    if len(parts) != 1 or any(name != tensor for name, tensor in plan.network.outputs.items()):
+        raise UnsupportedOperator("E202", "nothing is left to compute: the outputs are inputs of the model")
 
 
-def absorbed(plan: Plan, unit: Unit) -> Problem:
-    """Why a node runs on the host without being offered to the target: refusal, or needless transfers."""
-    if unit.name in plan.refusals:
-        return plan.refusals[unit.name]
+def absorbed(unit: Unit) -> Problem:
+    """Why a node runs on the host that the target does not refuse."""
     reason = "it lies among nodes of the host: on the NPU it would only add transfers"
     return Problem(NEEDLESS, reason, unit.name, unit.op)
-
-
-def quick(options: Options) -> Options:
-    """Options for a trial compile that only shows whether a program is possible."""
-    return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None)
 
 
 def deny_refused(plan: Plan, outside: AbstractSet[str], part: partition.Part, error: NpucError) -> None:
@@ -267,7 +288,7 @@ def optimised(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> Ma
         network = plan.network
         units = [network.by_name[name] for name in part.blocks]
         graph = parts_of.part_graph(network, units, outside, network.name)
-        passes = driver.passes_of(plan.target, plan.options)
+        passes = passes_of(plan.target, plan.options)
         plan.graphs[key] = run_passes(graph, passes, recorder(changes, plan.request.hook)), changes
     graph, steps = plan.graphs[key]
     constant = [name for name in graph.outputs if name in graph.constants or not graph.inputs]

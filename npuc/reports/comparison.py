@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npuc import driver
-from npuc.compiling.with_regions import compile_model
+from npuc import running
+from npuc.driver import compile_model
 from npuc.errors import DataError, ModelError, NpucError
 from npuc.frozen import frozen
 from npuc.ir import Array
@@ -58,7 +58,7 @@ def compare(
     for each in candidates:
         program, row = compiled(subject, each, options)
         if program is not None and subject.data:
-            samples = samples or load_samples(subject.data, driver.program_inputs(program))
+            samples = samples or load_samples(subject.data, running.program_inputs(program))
             exact = exact or metrics.expected(subject.model, samples)
             row |= _scores(program, samples, exact)
         rows.append(row)
@@ -122,7 +122,7 @@ def _refused(each: Candidate, error: NpucError) -> dict[str, Any]:
 def _scores(program: Program, samples: Samples, exact: Mapping[str, Array]) -> dict[str, Any]:
     """Scores of the simulated outputs; the problem if the program cannot be simulated here."""
     try:
-        outputs = driver.run_program(program, target_of(program), samples)
+        outputs = running.run_program(program, target_of(program), samples)
     except NpucError as error:
         return {"errors": [problem.as_json() for problem in error.problems]}
     return metrics.scores(exact, outputs, samples.labels)

@@ -70,6 +70,12 @@ class Samples:
         for position, inputs in enumerate(self._blocks(size)):
             yield self._with(inputs, slice(position * size, (position + 1) * size))
 
+    def of(self, names: Iterable[str]) -> Samples:
+        """The same samples with these of their inputs, in this order."""
+        if isinstance(self.inputs, Streamed):
+            return replace(self, inputs=Streamed({name: self.inputs.rows[name] for name in names}))
+        return replace(self, inputs={name: self.inputs[name] for name in names})
+
     def first(self, count: int | None) -> Samples:
         """At most this many samples."""
         return self if count is None else self.part(0, count)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from npuc.custom_ops import custom_ops, libraries
-from npuc.driver import batch_of, run_batches
 from npuc.errors import NpucError
 from npuc.frontend.binding import with_bound
 from npuc.frontend.reading import read_model
@@ -22,6 +21,7 @@ from npuc.program import Program, load, load_evidence
 from npuc.reference import session, values_of
 from npuc.regions.composite import target_of
 from npuc.regions.feeding import samples_of
+from npuc.running import batch_of, run_batches
 from npuc.samples.loading import Samples
 from npuc.system import budget
 from npuc.system.cluster import on_cluster

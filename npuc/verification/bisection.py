@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npuc.driver import batch_of, recompiled
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, save_files
 from npuc.reference import session, values_of, with_outputs
+from npuc.regions.compilation import recompiled
+from npuc.running import batch_of
 from npuc.samples import loading as data
 from npuc.target import FLOATING, Origin, Runner, Target
 from npuc.text.escaping import shell_word

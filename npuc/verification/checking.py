@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from npuc.driver import batch_of
 from npuc.errors import ArtefactError
 from npuc.frontend.reading import read_model
 from npuc.program import Program, file_sha256, load_evidence
 from npuc.regions.artefact import is_composite
+from npuc.running import batch_of
 from npuc.samples.loading import Samples
 from npuc.storage.records import read
 from npuc.target import FLOATING, Target

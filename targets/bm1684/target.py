@@ -41,7 +41,6 @@ from npuc.targets.bm1684.simulate.running import Runner
 if TYPE_CHECKING:
     from npuc.host.step import HostStep
     from npuc.quantize.improvement.search import Network, Trial
-    from npuc.quantize.network.construction import Quantised
 
 
 FIRMWARE_HEADER = "okk_fix8b.h"
@@ -79,24 +78,6 @@ class Bm1684(Target):
             return _fixed_problems(graph, strict=options.strict)
         found = (emptiness(graph, node) or support.refusal(graph, node) for node in graph.nodes)
         return [problem for problem in found if problem is not None]
-
-    def foresee(self, graph: Graph, options: Options) -> None:
-        """Raises DoesNotFit (E302) if an 8-bit layer does not fit local memory; fp32 needs no samples."""
-        from npuc.quantize.calibration.foresight import expect_foreseen, one_sample, without_search
-        from npuc.targets.bm1684.lowering import fixed
-        from npuc.targets.bm1684.network import quantising
-
-        if options.precision != "int8":
-            return
-        machine = machines.load(options.machine)
-
-        def trial() -> Quantised:
-            return quantising.network(graph, one_sample(graph), without_search(options))[0].quantised
-
-        def planned(made: Quantised) -> Kernel:
-            return planner.plan(fixed.lower(fixed.parts(made.graph).words, made, machine), machine)
-
-        expect_foreseen(trial, lambda _made: True, planned)
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Lowers, plans and emits; for int8 also calibrates and quantises."""

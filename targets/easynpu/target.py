@@ -26,7 +26,6 @@ from npuc.targets.easynpu.program.artefact import Contents
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Trial
-    from npuc.quantize.network.construction import Quantised
     from npuc.targets.easynpu.simulate.running import SteppingRunner
 
 LISTED = 512
@@ -82,25 +81,6 @@ class EasyNpu(Target):
             support.HOST,
             lambda node: support.refusal(graph, node, machine),
             strict=options.strict,
-        )
-
-    def foresee(self, graph: Graph, options: Options) -> None:
-        """Raises DoesNotFit (E302, E303) where a layer has no tile, whatever its scales."""
-        from npuc.quantize.calibration.foresight import expect_foreseen, one_sample, without_search
-        from npuc.targets.easynpu.layers.borders import with_borders
-        from npuc.targets.easynpu.network import quantising
-        from npuc.targets.easynpu.program import foresight, lowering
-
-        machine, documented = machines.load(options.machine, options.scales), options.flag(ISA) == DOCUMENTED
-
-        def trial() -> Quantised:
-            network, _ = quantising.network(graph, one_sample(graph), machine, without_search(options))
-            return replace(network.quantised, graph=with_borders(network.quantised.graph))
-
-        expect_foreseen(
-            trial,
-            lambda made: foresight.doubtful(made.graph, machine, documented=documented),
-            lambda made: lowering.lower(made, machine, documented=documented, objective=options.flag(OBJECTIVE)),
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:

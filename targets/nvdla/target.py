@@ -30,7 +30,6 @@ from npuc.targets.nvdla.program.timeline import timeline
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Trial
-    from npuc.quantize.network.construction import Quantised
     from npuc.targets.nvdla.program.running import Runner
 
 RECURRENCE = "recurrence"
@@ -97,27 +96,6 @@ class Nvdla(Target):
             support.host(machine, options.precision),
             lambda node: support.refusal(graph, node, machine, options.precision),
             strict=options.strict,
-        )
-
-    def foresee(self, graph: Graph, options: Options) -> None:
-        """Raises DoesNotFit (E302) if no kernel of a layer fits the convolution buffer, whatever the scales."""
-        from npuc.quantize.calibration.foresight import expect_foreseen, one_sample, without_search
-        from npuc.targets.nvdla.network import quantising
-        from npuc.targets.nvdla.program import lowering
-
-        machine, samples = self._machine(options), one_sample(graph)
-        if lowering.roomy(graph, machine, options.precision):
-            return
-
-        def trial() -> Quantised:
-            if options.precision in FLOATING:
-                return quantising.in_fp16(graph, quantising.on_device(graph, machine, "fp16"))
-            return quantising.network(graph, samples, machine, without_search(options))[0].quantised
-
-        expect_foreseen(
-            trial,
-            lambda made: lowering.doubtful(made.graph, machine),
-            lambda made: lowering.expect_room(made, machine),
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:

@@ -21,11 +21,11 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import driver
 from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.target import Options, Request
 from npuc.targets.bm1684.target import BM1684
+from tests.compiled import compilation
 
 EXTENTS = (1, 1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 63, 64, 65, 97, 127, 128, 129)
 LARGE = (1000, 2047, 2048, 4095, 4096, 4097)
@@ -327,7 +327,7 @@ def judged(model: onnx.ModelProto, seed: int, given: Mapping[str, Array] | None 
         path = Path(folder) / "model.onnx"
         onnx.save(model, path)
         try:
-            program = driver.compilation(Request(path, BM1684, Options(precision="fp32"))).program
+            program = compilation(Request(path, BM1684, Options(precision="fp32"))).program
         except NpucError as error:
             return f"refused: {error}"
     found = BM1684.runner(program)({name: value[np.newaxis] for name, value in feeds.items()})

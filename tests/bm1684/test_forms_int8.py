@@ -10,7 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from npuc import api, driver
+from npuc import api, running
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options
@@ -112,7 +112,7 @@ def test_forms_are_rewritten_for_layers_of_8_bits(form: str) -> None:
 def test_the_vendors_model_gives_the_same_values(form: str) -> None:
     vendor_libraries()
     x, found = _form(form)[1], _compiled(form)
-    theirs = driver.run_batches(found.target.runner(found.program, "vendor"), found.samples({"x": x}))
+    theirs = running.run_batches(found.target.runner(found.program, "vendor"), found.samples({"x": x}))
     np.testing.assert_array_equal(theirs["y"], found.run({"x": x})["y"])
 
 

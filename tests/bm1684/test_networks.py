@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver
 from npuc.models import MODELS
 from npuc.program import as_loaded, load
 from npuc.target import Options, Request
@@ -19,6 +18,7 @@ from npuc.targets.bm1684.simulate import compilation
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
+from tests.compiled import compilation as whole
 from tests.files import arrays
 from tests.given import GIVEN
 
@@ -97,9 +97,7 @@ def test_a_program_runs_without_its_evidence(tmp_path: Path) -> None:
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     path = _path("residual_awkward", tmp_path)
-    first, second = (
-        driver.compilation(Request(path, BM1684, Options(precision="fp32"))).program for _ in range(2)
-    )
+    first, second = (whole(Request(path, BM1684, Options(precision="fp32"))).program for _ in range(2))
     assert first == second
 
 
@@ -117,7 +115,7 @@ def test_the_exported_c_compiles_without_a_warning(tmp_path: Path) -> None:
 
 
 def _exported(name: str, tmp_path: Path, folder: Path) -> Path:
-    program = driver.compilation(Request(_path(name, tmp_path), BM1684, Options(precision="fp32"))).program
+    program = whole(Request(_path(name, tmp_path), BM1684, Options(precision="fp32"))).program
     for file, data in BM1684.exported(as_loaded(program), "okkernel").items():
         (folder / file).write_bytes(data)
     return folder

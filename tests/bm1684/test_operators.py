@@ -13,12 +13,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import driver
+from npuc import running
 from npuc.ir import Array
 from npuc.samples.loading import Samples
 from npuc.target import Options, Request
 from npuc.targets.bm1684.network.support import OPERATORS
 from npuc.targets.bm1684.target import BM1684
+from tests.compiled import compilation
 
 RNG = np.random.default_rng(7)
 
@@ -161,7 +162,7 @@ def test_an_operator_gives_what_onnxruntime_gives(name: str, tmp_path: Path) -> 
         feeds = {key: np.abs(value) + 0.1 for key, value in feeds.items()}
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     expected = dict(zip([f"y{i}" for i in range(case.outputs)], session.run(None, feeds), strict=True))
-    program = driver.compilation(Request(path, BM1684, Options(precision="fp32"))).program
+    program = compilation(Request(path, BM1684, Options(precision="fp32"))).program
     found = BM1684.runner(program)({key: value[np.newaxis] for key, value in feeds.items()})
     for output, values in expected.items():
         assert found[output][0].shape == values.shape
@@ -178,7 +179,7 @@ def test_every_operator_of_the_table_has_a_case() -> None:
 def test_samples_follow_one_another(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(_model(CASES["Relu"]), path)
-    program = driver.compilation(Request(path, BM1684, Options(precision="fp32"))).program
+    program = compilation(Request(path, BM1684, Options(precision="fp32"))).program
     x = _normal(3, 1, 70, 4, 4)
-    found = driver.run_program(program, BM1684, Samples({"x0": x}))
+    found = running.run_program(program, BM1684, Samples({"x0": x}))
     np.testing.assert_array_equal(found["y0"], np.maximum(x, 0)[:, 0])

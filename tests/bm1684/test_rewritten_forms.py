@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from npuc import driver
-from npuc.compiling.with_regions import compile_model
+from npuc import running
+from npuc.driver import compile_model
 from npuc.program import Program, load, save
 from npuc.regions.artefact import is_composite
 from npuc.samples.loading import synthetic
@@ -138,7 +138,7 @@ def _compiled(model: onnx.ModelProto, precision: str, folder: Path) -> Program:
 def test_the_network_runs_without_the_host(precision: str, text: str, shapes: Shapes, tmp_path: Path) -> None:
     program = _compiled(model_of(f"g {text}", **shapes), precision, tmp_path)
     assert not is_composite(program)
-    found = checked(program, tmp_path, synthetic(driver.program_inputs(program), 5, seed=5))
+    found = checked(program, tmp_path, synthetic(running.program_inputs(program), 5, seed=5))
     assert found["status"] == "ok"
     assert found["bit_exact"] is (True if precision == "int8" else None)
 

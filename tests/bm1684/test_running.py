@@ -12,7 +12,6 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import driver
 from npuc.ir import Array
 from npuc.program import Program, load, save
 from npuc.target import Options, Request
@@ -21,6 +20,7 @@ from npuc.targets.bm1684.simulate.running import Runner
 from npuc.targets.bm1684.simulate.simulator import Part
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler
+from tests.compiled import compilation
 
 ROWS, COLUMNS = 700, 5000
 X = np.random.default_rng(3).normal(0.2, 1, (2, 1, COLUMNS)).astype(np.float32)
@@ -54,7 +54,7 @@ def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="program", scope="module")
 def _program(model: Path) -> Program:
     need_compiler()
-    return driver.compilation(Request(model, BM1684, Options(precision="fp32"))).program
+    return compilation(Request(model, BM1684, Options(precision="fp32"))).program
 
 
 @pytest.fixture(name="made")
@@ -108,7 +108,7 @@ def test_layers_are_observed_in_the_order_of_the_program(tmp_path: Path) -> None
     graph = helper.make_graph(nodes, "chain", [x], [y])
     path, seen = tmp_path / "chain.onnx", list[str]()
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    program = driver.compilation(Request(path, BM1684, Options(precision="fp32"))).program
+    program = compilation(Request(path, BM1684, Options(precision="fp32"))).program
     Runner(program, "own")({"x": np.zeros((1, 1, 8), np.float32)}, lambda name, _values: seen.append(name))
     assert seen == names[1:-1]
 

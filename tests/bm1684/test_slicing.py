@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from npuc import driver, interpreter
+from npuc import interpreter
 from npuc.ir import Graph, Node, TensorType, type_of
 from npuc.models import MODELS
 from npuc.ops import OPS
@@ -19,6 +19,7 @@ from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler
+from tests.compiled import compilation, optimised
 
 # local memory in bytes that holds some of the network's maps, but not all
 SMALL = {
@@ -33,7 +34,7 @@ SMALL = {
 def _optimised(name: str, folder: Path) -> tuple[Path, Graph]:
     path = folder / f"{name}.onnx"
     onnx.save(MODELS[name](), path)
-    return path, driver.optimised(Request(path, BM1684, Options(precision="fp32")))
+    return path, optimised(Request(path, BM1684, Options(precision="fp32")))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -165,11 +166,11 @@ def test_decoders_are_computed_in_slices(name: str, images: int, tmp_path: Path)
     path, machine = tmp_path / "model.onnx", tmp_path / "small.toml"
     onnx.save(_decoder(node, constants, images), path)
     machine.write_text("local_bytes = 8192\n")
-    graph = driver.optimised(Request(path, BM1684, Options(precision="fp32")))
+    graph = optimised(Request(path, BM1684, Options(precision="fp32")))
     sliced = slicing.fit(graph, Machine(local_bytes=8192))
     sliced.check()
     assert sum(each.op == node.op_type for each in sliced.nodes) > 1
-    program = driver.compilation(Request(path, BM1684, Options(machine=str(machine), precision="fp32"))).program
+    program = compilation(Request(path, BM1684, Options(machine=str(machine), precision="fp32"))).program
     x = np.random.default_rng(1).standard_normal((images, 8, 24, 20)).astype(np.float32) + 0.5
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     found = BM1684.runner(program)({"x": x[np.newaxis]})["y"][0]

@@ -11,12 +11,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from npuc import driver
 from npuc.program import Program, as_loaded
 from npuc.target import Options, Request
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
+from tests.compiled import compilation
 from tests.regions.nets import model_of
 
 TEXT = "g (float[1,{c},{h},{w}] x) => (float[1,{o},{ho},{wo}] y) {{ {before} y = Conv<{how}>({x}, w, b) }}"
@@ -69,7 +69,7 @@ def _model(name: str, before: str = "", x: str = "x") -> onnx.ModelProto:
 
 def _compiled(model: onnx.ModelProto, folder: Path) -> Program:
     onnx.save(model, folder / "m.onnx")
-    return as_loaded(driver.compilation(Request(folder / "m.onnx", BM1684, Options(precision="fp32"))).program)
+    return as_loaded(compilation(Request(folder / "m.onnx", BM1684, Options(precision="fp32"))).program)
 
 
 def _expect_right(model: onnx.ModelProto, program: Program, chip_model: str = "own") -> None:

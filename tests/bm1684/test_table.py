@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver
 from npuc.errors import ArtefactError
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded, load, save
@@ -27,6 +26,7 @@ from npuc.targets.bm1684.simulate import compilation
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler
 from tests.bm1684.random_graphs import draw
+from tests.compiled import compilation as whole
 
 PRINTED = {
     "local_addr_t": 'printf(" @%u", a{i});',
@@ -94,7 +94,7 @@ def _recorder(folder: Path) -> str:
 def _program(model: onnx.ModelProto, folder: Path, precision: str = "fp32") -> Program:
     path = folder / "model.onnx"
     onnx.save(model, path)
-    return as_loaded(driver.compilation(Request(path, BM1684, Options(precision=precision, level="0"))).program)
+    return as_loaded(whole(Request(path, BM1684, Options(precision=precision, level="0"))).program)
 
 
 @pytest.fixture(scope="module")
@@ -290,9 +290,7 @@ def test_names_of_tensors_stay_in_their_comments(name: str, tmp_path: Path) -> N
     for each in model.graph.output:
         each.name += name
     onnx.save(model, tmp_path / "model.onnx")
-    program = as_loaded(
-        driver.compilation(Request(tmp_path / "model.onnx", BM1684, Options(precision="fp32"))).program
-    )
+    program = as_loaded(whole(Request(tmp_path / "model.onnx", BM1684, Options(precision="fp32"))).program)
     (tmp_path / "kernel.c").write_bytes(_code(program))
     for standard in ("-std=c99", "-std=c11"):
         flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(compilation.MODEL)]
@@ -303,9 +301,7 @@ def test_a_kernel_without_calls_compiles_without_a_warning(tmp_path: Path) -> No
     need_compiler()
     text = '<ir_version: 8, opset_import: ["": 17]> net (float[1,4] x) => (float[1,4] y) { y = Softmax (x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
-    program = as_loaded(
-        driver.compilation(Request(tmp_path / "model.onnx", BM1684, Options(precision="int8"))).program
-    )
+    program = as_loaded(whole(Request(tmp_path / "model.onnx", BM1684, Options(precision="int8"))).program)
     (tmp_path / "kernel.c").write_bytes(_code(program))
     flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(compilation.MODEL)]
     subprocess.run([compilation.compiler(), *flags, str(tmp_path / "kernel.c")], check=True)

@@ -12,11 +12,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import driver
 from npuc.target import Options, Request
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
+from tests.compiled import optimised
 
 Layer = tuple[str, list[str], Mapping[str, Any]]
 Shapes = dict[str, tuple[int, ...]]
@@ -113,7 +113,7 @@ def _check(layers: list[Layer], shapes: Shapes, folder: Path, machine: str | Non
     path = folder / "model.onnx"
     _save(layers, shapes, path)
     options = Options(machine=machine, precision="fp32")
-    graph = driver.optimised(Request(path, BM1684, options))
+    graph = optimised(Request(path, BM1684, options))
     program = BM1684.lower(graph, {}, options)
     x = np.random.default_rng(1).standard_normal(shapes["x"]).astype(np.float32)
     found = next(iter(Runner(program, chip_model)({"x": x[np.newaxis]}).values()))[0]

@@ -275,7 +275,7 @@ def test_a_dask_cluster_gives_the_same_report_to_the_last_bit(
     pair: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distributed = pytest.importorskip("distributed", reason="npuc[dask] is not installed")
-    monkeypatch.setattr("npuc.driver.BATCH", 4)
+    monkeypatch.setattr("npuc.running.BATCH", 4)
     monkeypatch.setattr(streams, "LARGE", 1 << 10)  # blocks begin within files that are streamed
     images = np.random.default_rng(8).normal(0.5, 1, (45, 3, 16, 16)).astype(np.float32)
     folder = split(tmp_path / "parts", images, (7, 1, 30, 7))

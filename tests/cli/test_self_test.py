@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc import driver, program
+from npuc import program
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.target import Request, SelfTesting, target, usual_options
@@ -18,6 +18,7 @@ from npuc.targets.nvdla.model import Nvdla
 from npuc.targets.nvdla.program.artefact import Contents, Segment
 from npuc.targets.nvdla.program.running import Runner
 from tests.cli.process import npuc
+from tests.compiled import compilation
 
 compiling = pytest.mark.skipif(
     None in (shutil.which("gcc"), shutil.which("g++"), shutil.which("make")), reason="there is no gcc or make"
@@ -37,9 +38,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
         if not artefact.exists():
             model, calibration = FOLDER / "digits.onnx", FOLDER / "digits_calibration.npz"
             options = usual_options(target(name))
-            program.save(
-                driver.compilation(Request(model, target(name), options, [calibration])).program, artefact
-            )
+            program.save(compilation(Request(model, target(name), options, [calibration])).program, artefact)
         return artefact
 
     return compiled

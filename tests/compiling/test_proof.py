@@ -12,20 +12,21 @@ import onnx
 import pytest
 from onnx import parser
 
-from npuc import driver
 from npuc.api import compile
-from npuc.compiling.with_regions import compile_model
+from npuc.driver import compile_model
 from npuc.errors import ArtefactError, Mismatch
 from npuc.ir import Graph, Node, TensorType
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.quantize.network.build import Builder
 from npuc.reference import graph_session
+from npuc.regions import planning
 from npuc.samples.loading import KINDS, varied
 from npuc.target import Options, Request, Target, target, usual_options
 from npuc.verification.equivalence import Equivalence
 from npuc.verification.nearness import Nearness
 from tests.cli.process import npuc
+from tests.compiled import optimised
 from tests.passes.networks import network, node
 
 MODEL, CALIBRATION = FOLDER / "digits.onnx", FOLDER / "digits_calibration.npz"
@@ -146,7 +147,7 @@ def _scaled_by(factor: float) -> Callable[[Graph], Graph]:
 
 @pytest.mark.parametrize("factor", [-1.0, 1.01])
 def test_a_pass_that_changes_the_meaning_is_refused(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    monkeypatch.setattr(driver, "FLOAT_PASSES", (*driver.FLOAT_PASSES, _scaled_by(factor)))
+    monkeypatch.setattr(planning, "FLOAT_PASSES", (*planning.FLOAT_PASSES, _scaled_by(factor)))
     with pytest.raises(Mismatch) as caught:
         compile(MODEL, calibration=str(CALIBRATION), options=FAST)
     (problem,) = caught.value.problems
@@ -155,7 +156,7 @@ def test_a_pass_that_changes_the_meaning_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_float32_rounds_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "FLOAT_PASSES", (*driver.FLOAT_PASSES, _scaled_by(1 + 2**-20)))
+    monkeypatch.setattr(planning, "FLOAT_PASSES", (*planning.FLOAT_PASSES, _scaled_by(1 + 2**-20)))
     assert compile(MODEL, options=FAST).report["proof"]["model"] is True
 
 
@@ -175,7 +176,7 @@ CANCELLING = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => 
 
 def test_a_network_that_enlarges_rounding_is_judged_by_its_own_sensitivity(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(CANCELLING), tmp_path / "m.onnx")
-    graph = driver.optimised(Request(tmp_path / "m.onnx", target("bm1684"), usual_options(target("bm1684"))))
+    graph = optimised(Request(tmp_path / "m.onnx", target("bm1684"), usual_options(target("bm1684"))))
     feed = next(varied({"x": TensorType((1, 8, 6, 6), "float32")}).feeds())
     assert _differing(tmp_path / "m.onnx", graph, feed) is None
 
@@ -193,7 +194,7 @@ QUANTISED = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,6] x) => (
 
 def test_ties_of_a_quantised_model_are_no_difference(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(QUANTISED), tmp_path / "m.onnx")
-    graph = driver.optimised(Request(tmp_path / "m.onnx", target("easynpu"), usual_options(target("easynpu"))))
+    graph = optimised(Request(tmp_path / "m.onnx", target("easynpu"), usual_options(target("easynpu"))))
     feed = next(varied({"x": TensorType((1, 4, 6, 6), "float32")}).feeds())
 
     def rescaled(factor: float) -> Graph:

@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
-from npuc import driver
-from npuc.compiling.with_regions import compile_model
+from npuc import running
 from npuc.conditions.masks import masking
+from npuc.driver import compile_model
 from npuc.errors import NpucError
 from npuc.frontend import load as load_model
 from npuc.ir import Node
@@ -97,7 +97,7 @@ def test_a_masked_softmax_is_as_accurate_as_one_without_a_mask(
     )
     save(program, tmp_path / "m.npu")
     program = load(tmp_path / "m.npu")
-    found = driver.run_program(program, target_of(program), held)["y"]
+    found = running.run_program(program, target_of(program), held)["y"]
     session: Any = onnxruntime.InferenceSession(model.SerializeToString())
     feeds = [{key: value[at] for key, value in held.inputs.items()} for at in range(len(held))]
     wanted = np.stack([session.run(None, feed)[0] for feed in feeds])

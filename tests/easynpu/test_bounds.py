@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from npuc import driver, program
+from npuc import program
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.inspect.timeline import timeline
+from tests.compiled import compilation
 
 RESNET8, DS_CNN, MOBILENET = "tiny_resnet8_fp32", "tiny_kws_dscnn_fp32", "tiny_vww_mbv1_fp32"
 
 
 @cache
 def report(shared: Path, name: str, **options: Any) -> dict[str, Any]:
-    compiled = driver.compilation(
+    compiled = compilation(
         Request(shared / "models" / f"{name}.onnx", target("easynpu"), Options(**options))
     ).program
     return dict(compiled.manifest["report"])
@@ -77,9 +78,7 @@ def test_the_report_s_cycles_with_transfers_are_those_of_the_trace(
     name: str, isa: str, shared: Path, tmp_path: Path
 ) -> None:
     model = shared / "models" / f"{name}.onnx"
-    compiled = driver.compilation(
-        Request(model, target("easynpu"), Options(level="0", flags={"isa": isa}))
-    ).program
+    compiled = compilation(Request(model, target("easynpu"), Options(level="0", flags={"isa": isa}))).program
     program.save(compiled, tmp_path / "o")
     traffic = compiled.manifest["report"]["host_traffic"]
     assert traffic["cycles_with_transfers"] == timeline(program.load(tmp_path / "o")).cycles

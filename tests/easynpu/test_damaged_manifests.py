@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc import driver
+from npuc import running
 from npuc.errors import ArtefactError, NpucError
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.samples.loading import Samples, synthetic
 from npuc.target import Options, Request, target
+from tests.compiled import compilation
 
 WRONG: tuple[Any, ...] = (None, -1, 0, 10**7, 1.5, True, "", "other", [], [1, 2, 3, 4, 5], {}, {"a": 1}, [[]])
 
@@ -24,7 +25,7 @@ WRONG: tuple[Any, ...] = (None, -1, 0, 10**7, 1.5, True, "", "other", [], [1, 2,
 @pytest.fixture(scope="module")
 def program() -> Program:
     """The digits network, whose manifest has host steps, a segment, loads and stores."""
-    compiled = driver.compilation(
+    compiled = compilation(
         Request(FOLDER / "digits.onnx", target("easynpu"), Options(level="0"), [FOLDER / "digits_calibration.npz"])
     ).program
     return Program(json.loads(json.dumps(compiled.manifest)), compiled.files)
@@ -32,7 +33,7 @@ def program() -> Program:
 
 @pytest.fixture(scope="module")
 def samples(program: Program) -> Samples:
-    return synthetic(driver.program_inputs(program), 2)
+    return synthetic(running.program_inputs(program), 2)
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -62,9 +63,9 @@ def _changed(manifest: Any, path: tuple[Any, ...], value: Any, *, remove: bool =
 def _outcome(program: Program, manifest: Any, samples: Samples) -> str:
     changed, easynpu = Program(manifest, program.files), target("easynpu")
     for use in (
-        lambda: driver.program_inputs(changed),
+        lambda: running.program_inputs(changed),
         lambda: easynpu.listing(changed),
-        lambda: driver.run_program(changed, easynpu, samples),
+        lambda: running.run_program(changed, easynpu, samples),
     ):
         try:
             use()
@@ -127,7 +128,7 @@ def test_a_contradiction_is_named(
 def test_images_that_are_too_short_are_refused(program: Program, samples: Samples, name: str, size: int) -> None:
     changed = Program(program.manifest, {**program.files, name: program.files[name][:size]})
     with pytest.raises(ArtefactError):
-        driver.run_program(changed, target("easynpu"), samples)
+        running.run_program(changed, target("easynpu"), samples)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -140,7 +141,7 @@ def test_random_bits_in_the_images_give_results_or_an_error_by_number(
     for at in random.integers(0, len(data), 3):
         data[at] ^= 1 << int(random.integers(0, 8))
     try:
-        driver.run_program(
+        running.run_program(
             Program(program.manifest, {**program.files, name: data.tobytes()}), target("easynpu"), samples
         )
     except NpucError as error:
@@ -154,13 +155,13 @@ def test_the_unchanged_manifest_runs(program: Program, samples: Samples) -> None
 def test_the_program_runs_without_its_evidence(tmp_path: Path) -> None:
     from npuc.program import EVIDENCE, load, save
 
-    compiled = driver.compilation(Request(FOLDER / "digits.onnx", target("easynpu"), Options())).program
+    compiled = compilation(Request(FOLDER / "digits.onnx", target("easynpu"), Options())).program
     save(compiled, tmp_path / "digits.npu")
-    data = synthetic(driver.program_inputs(compiled), 3)
-    before = driver.run_program(load(tmp_path / "digits.npu"), target("easynpu"), data)
+    data = synthetic(running.program_inputs(compiled), 3)
+    before = running.run_program(load(tmp_path / "digits.npu"), target("easynpu"), data)
     for name in EVIDENCE:
         (tmp_path / "digits.npu" / name).unlink()
-    after = driver.run_program(load(tmp_path / "digits.npu"), target("easynpu"), data)
+    after = running.run_program(load(tmp_path / "digits.npu"), target("easynpu"), data)
     assert before.keys() == after.keys()
     for name, values in before.items():
         np.testing.assert_array_equal(values, after[name])

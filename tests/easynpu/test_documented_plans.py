@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc import driver, program
+from npuc import program
 from npuc.errors import NpucError
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import FUSED_INPUT
@@ -34,6 +34,7 @@ from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
 from npuc.targets.easynpu.plan.streams import Streams
 from npuc.targets.easynpu.plan.strips import Plan, plans
+from tests.compiled import compilation
 from tests.easynpu.test_plans import Layers, every_plan
 from tests.verified import assert_steps_alike, verified
 
@@ -211,9 +212,7 @@ def test_a_stream_loses_the_words_that_others_overwrite() -> None:
 
 def compiled(shared: Path, name: str, **options: Any) -> program.Program:
     model = shared / "models" / f"{name}.onnx"
-    return driver.compilation(
-        Request(model, EASYNPU, Options(level="0", flags={"isa": "documented"}, **options))
-    ).program
+    return compilation(Request(model, EASYNPU, Options(level="0", flags={"isa": "documented"}, **options))).program
 
 
 @pytest.mark.parametrize("objective", ["traffic", "time"])

@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.models import MODELS
@@ -21,6 +21,7 @@ from npuc.models.digits import FOLDER
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification import checking
+from tests.compiled import compilation
 from tests.easynpu import naive
 
 EASYNPU = target("easynpu")
@@ -41,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _compiled(model: Path, folder: Path, calibration: list[Path], **options: Any) -> tuple[Path, program.Program]:
-    compiled = driver.compilation(Request(model, EASYNPU, Options(**options), calibration)).program
+    compiled = compilation(Request(model, EASYNPU, Options(**options), calibration)).program
     directory = folder / f"{model.stem}.npu"
     program.save(compiled, directory)
     return directory, program.load(directory)
@@ -84,7 +85,7 @@ def test_a_network_is_bit_exact_or_refused(
         return
     on_host = {step["op"] for step in loaded.manifest["report"]["host_steps"]}
     assert allowed is None or on_host <= allowed
-    types = driver.program_inputs(loaded)
+    types = running.program_inputs(loaded)
     count = 1 if sum(each.size for each in types.values()) > LARGE else 2
     report = _verified(model, directory, data.synthetic(types, count, seed=5))
     assert report["bit_exact"] is True
@@ -105,9 +106,9 @@ def test_compiling_twice_gives_the_same_bytes(name: str, models: Path, tmp_path:
 def test_digits_keep_their_accuracy_on_the_default_machine(tmp_path: Path) -> None:
     model = FOLDER / "digits.onnx"
     _, loaded = _compiled(model, tmp_path, [FOLDER / "digits_calibration.npz"])
-    samples = data.load([FOLDER / "digits_test.npz"], driver.program_inputs(loaded))
+    samples = data.load([FOLDER / "digits_test.npz"], running.program_inputs(loaded))
     assert samples.labels is not None
-    (found,) = driver.run_program(loaded, EASYNPU, samples).values()
+    (found,) = running.run_program(loaded, EASYNPU, samples).values()
     accuracy = float((found.reshape(len(samples), -1).argmax(1) == samples.labels).mean())
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     exact = [np.argmax(session.run(None, feed)[0]) for feed in samples.feeds()]
@@ -200,8 +201,8 @@ def test_the_loop_nest_gives_the_simulators_outputs_from_the_same_directory(
     name: str, options: dict[str, Any], models: Path, tmp_path: Path
 ) -> None:
     directory, loaded = _compiled(models / f"{name}.onnx", tmp_path, [], **options)
-    samples = data.synthetic(driver.program_inputs(loaded), 1, seed=3)
-    simulated = driver.run_program(loaded, EASYNPU, samples)
+    samples = data.synthetic(running.program_inputs(loaded), 1, seed=3)
+    simulated = running.run_program(loaded, EASYNPU, samples)
     (feeds,) = samples.feeds()
     for output, values in _naive_outputs(directory, feeds).items():
         np.testing.assert_array_equal(simulated[output].ravel(), values.ravel())
@@ -227,12 +228,12 @@ def _trained(shared: Path, name: str, folder: Path) -> tuple[dict[str, Any], dic
     model = shared / "models" / f"{name}.onnx"
     calibration = [shared / "tasks" / task / "calibration.npz"] if task else []
     directory, loaded = _compiled(model, folder, calibration, machine="large")
-    types = driver.program_inputs(loaded)
+    types = running.program_inputs(loaded)
     test = data.load([shared / "tasks" / task / "test.npz"], types) if task else data.synthetic(types)
     samples = test.first(count)
     assert len(samples) == count
     report = _verified(model, directory, test.first(min(count, COMPARED)))
-    (found,) = driver.run_program(loaded, EASYNPU, samples).values()
+    (found,) = running.run_program(loaded, EASYNPU, samples).values()
     accuracy = None
     if samples.labels is not None:
         accuracy = float((found.reshape(len(samples), -1).argmax(1) == samples.labels).mean())
@@ -287,5 +288,5 @@ def test_documented_words_compute_networks_that_exceed_them(
     model = shared / "models" / f"{name}.onnx"
     directory, compiled = _compiled(model, tmp_path, [], level="0", isa="documented", machine=machine)
     assert compiled.manifest["isa"] == "documented" and "steps" in compiled.manifest  # no regions in float
-    samples = data.synthetic(driver.program_inputs(compiled), 1)
+    samples = data.synthetic(running.program_inputs(compiled), 1)
     assert _verified(model, directory, samples)["bit_exact"]

@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver, program
+from npuc import driver, program, running
 from npuc.program import Program
 from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.checking import Tolerance, verify
+from tests.compiled import compilation
 
 EASYNPU = target("easynpu")
 
@@ -30,16 +31,14 @@ def task(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(model: Path, task: Path) -> Program:
-    return driver.compilation(
-        Request(model, EASYNPU, Options(level="0", mixed=True), [task / "calibration.npz"])
-    ).program
+    return compilation(Request(model, EASYNPU, Options(level="0", mixed=True), [task / "calibration.npz"])).program
 
 
 def test_resnet8_gains_with_layers_on_the_host_and_stays_bit_exact(
     model: Path, task: Path, mixed: Program, tmp_path: Path
 ) -> None:
-    array = driver.compilation(Request(model, EASYNPU, Options(level="0"), [task / "calibration.npz"])).program
-    samples = data.load([task / "test.npz"], driver.program_inputs(array)).first(10)
+    array = compilation(Request(model, EASYNPU, Options(level="0"), [task / "calibration.npz"])).program
+    samples = data.load([task / "test.npz"], running.program_inputs(array)).first(10)
     for on_host, compiled in ((False, array), (True, mixed)):
         directory = tmp_path / str(on_host)
         program.save(compiled, directory)

@@ -11,12 +11,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import npuc
-from npuc import driver, program
+from npuc import program
 from npuc.errors import DoesNotFit, NpucError
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options, Request, target
 from npuc.verification.metrics import Difference
+from tests.compiled import compilation
 from tests.verified import assert_steps_alike, verified
 
 EASYNPU = target("easynpu")
@@ -157,7 +158,7 @@ def test_what_cannot_be_loaded_in_turn_is_refused_by_name(options: dict[str, Any
     (tmp_path / "small.toml").write_text(SMALL.format(weight=weight, maps=1280, itcm=256), encoding="utf-8")
     model = _conv(tmp_path / "model.onnx", 40, 20, 6)
     with pytest.raises(DoesNotFit) as caught:
-        driver.compilation(Request(model, EASYNPU, Options(machine=str(tmp_path / "small.toml"), **options)))
+        compilation(Request(model, EASYNPU, Options(machine=str(tmp_path / "small.toml"), **options)))
     (problem,) = caught.value.problems
     assert isinstance(caught.value, NpucError)
     assert (problem.code, problem.node) == ("E302", "conv")

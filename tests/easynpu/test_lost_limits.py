@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver
 from npuc.ir import Graph, Node
 from npuc.onnx_files.export import to_onnx
 from npuc.program import as_loaded
@@ -21,6 +20,7 @@ from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.layers.tables import best_table
+from tests.compiled import compilation
 from tests.passes.networks import network, node
 
 EASYNPU = target("easynpu")
@@ -68,7 +68,7 @@ def test_values_beyond_the_limits_of_a_rounding_are_limited(chain: str, isa: str
     model, calibration = tmp_path / "model.onnx", tmp_path / "samples.npz"
     model.write_bytes(to_onnx(graph).SerializeToString())
     data.save(calibration, {"x": x[None]})
-    compiled = driver.compilation(Request(model, EASYNPU, Options(flags={"isa": isa}), [calibration])).program
+    compiled = compilation(Request(model, EASYNPU, Options(flags={"isa": isa}), [calibration])).program
     found = EASYNPU.runner(as_loaded(compiled))({"x": x[None]})["y"]
     (wanted,) = session(onnx.load(model)).run(["y"], {"x": x})
     assert np.abs(found - wanted).max() <= 0.03 * np.abs(wanted).max()

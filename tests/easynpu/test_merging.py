@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import driver
+from npuc import running
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded
@@ -23,6 +23,7 @@ from npuc.targets.easynpu.simulate.merging import Merging
 from npuc.targets.easynpu.simulate.network import Network
 from npuc.targets.easynpu.simulate.origins import Value, ValuePart
 from npuc.targets.easynpu.simulate.running import QuickRunner, Runner
+from tests.compiled import compilation
 
 
 @pytest.fixture
@@ -66,8 +67,8 @@ def test_a_program_of_many_tiles_has_one_operator_for_each_layer(
     )
     (tmp_path / "m.toml").write_text(SMALL, encoding="utf-8")
     options = Options(machine=str(tmp_path / "m.toml"), level="0")
-    program = as_loaded(driver.compilation(Request(tmp_path / "m.onnx", target("easynpu"), options)).program)
-    samples = varied(driver.program_inputs(program)).inputs
+    program = as_loaded(compilation(Request(tmp_path / "m.onnx", target("easynpu"), options)).program)
+    samples = varied(running.program_inputs(program)).inputs
     words, quick = Runner(program), QuickRunner(program)
     assert len(words.contents.instructions) > 100
     found = quick(samples)
@@ -85,10 +86,8 @@ def test_an_average_in_several_words_is_one_integer_convolution(
     tmp_path: Path, opened: list[Counter[str]]
 ) -> None:
     onnx.save(MODELS["ds_cnn"](), tmp_path / "m.onnx")
-    program = as_loaded(
-        driver.compilation(Request(tmp_path / "m.onnx", target("easynpu"), Options(level="0"))).program
-    )
-    samples = varied(driver.program_inputs(program)).inputs
+    program = as_loaded(compilation(Request(tmp_path / "m.onnx", target("easynpu"), Options(level="0"))).program)
+    samples = varied(running.program_inputs(program)).inputs
     assert any("keep_psum" in str(each) for each in target("easynpu").listing(program))
     quick, found = QuickRunner(program), dict[str, Array]()
     while not opened:
@@ -108,12 +107,12 @@ def _in_few_words(path: Path, nodes: list[onnx.NodeProto], w: Array, shape: tupl
     onnx.save(model, path / "m.onnx")
     (path / "m.toml").write_text("fmap_words = 300\nskip_words = 300\nweight_words = 300\n", encoding="utf-8")
     options = Options(machine=str(path / "m.toml"), level="0")
-    return as_loaded(driver.compilation(Request(path / "m.onnx", target("easynpu"), options)).program)
+    return as_loaded(compilation(Request(path / "m.onnx", target("easynpu"), options)).program)
 
 
 def _as_by_words(program: Program) -> None:
     """Runs a program as a network, and expects the bits of its words."""
-    samples = varied(driver.program_inputs(program)).inputs
+    samples = varied(running.program_inputs(program)).inputs
     quick, words = QuickRunner(program), Runner(program)
     found = quick(samples)
     for output, values in words(samples).items():

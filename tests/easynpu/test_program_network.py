@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import driver
+from npuc import running
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.models import MODELS
@@ -21,13 +21,14 @@ from npuc.target import Options, Request, target
 from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.simulate.program_network import ProgramNetwork, program_network
 from npuc.targets.easynpu.simulate.running import QuickRunner, Runner
+from tests.compiled import compilation
 
 NAMES = ("digits", "resnet8", "ds_cnn", "autoencoder", "unet_small", "residual_awkward")
 
 
 def _program(model: onnx.ModelProto, folder: Path) -> Program:
     onnx.save(model, folder / "m.onnx")
-    return as_loaded(driver.compilation(Request(folder / "m.onnx", target("easynpu"), Options(level="0"))).program)
+    return as_loaded(compilation(Request(folder / "m.onnx", target("easynpu"), Options(level="0"))).program)
 
 
 def _opened(program: Program) -> ProgramNetwork | None:
@@ -47,7 +48,7 @@ def _small(x: str, *nodes: onnx.NodeProto, output: str = "y") -> onnx.ModelProto
 
 def _extreme(program: Program) -> dict[str, Array]:
     """Samples with ties of the quantisation, values beyond its range, and infinite ones."""
-    samples = dict(varied(driver.program_inputs(program)).inputs)
+    samples = dict(varied(running.program_inputs(program)).inputs)
     steps = [each for each in Contents.of(program.manifest).steps if isinstance(each, HostStep)]
     scales = [each.attrs["scale"] for each in steps if each.op == "QuantizeLinear"]
     for name, values in samples.items():
@@ -75,7 +76,7 @@ def test_a_program_gives_the_same_bits_as_step_by_step(name: str, tmp_path: Path
 def test_a_models_names_are_not_those_of_the_networks_tensors(name: str, tmp_path: Path) -> None:
     for x, y in ((name, "out"), ("in", name)):
         program = _program(_small(x, helper.make_node("Relu", ["c"], [y]), output=y), tmp_path)
-        run, feeds = _opened(program), varied(driver.program_inputs(program)).inputs
+        run, feeds = _opened(program), varied(running.program_inputs(program)).inputs
         assert run is not None
         np.testing.assert_array_equal(run(feeds)[y], Runner(program)(feeds)[y])
 
@@ -83,7 +84,7 @@ def test_a_models_names_are_not_those_of_the_networks_tensors(name: str, tmp_pat
 def test_a_softmax_of_the_last_axis_is_part_of_the_network_and_of_another_is_not(tmp_path: Path) -> None:
     for axis, found in ((-1, True), (1, False)):
         program = _program(_small("x", helper.make_node("Softmax", ["c"], ["y"], axis=axis)), tmp_path)
-        run, quick, feeds = _opened(program), QuickRunner(program), varied(driver.program_inputs(program)).inputs
+        run, quick, feeds = _opened(program), QuickRunner(program), varied(running.program_inputs(program)).inputs
         assert (run is not None) == found
         quick(feeds)
         np.testing.assert_array_equal(quick(feeds)["y"], Runner(program)(feeds)["y"])
@@ -91,7 +92,7 @@ def test_a_softmax_of_the_last_axis_is_part_of_the_network_and_of_another_is_not
 
 def test_inputs_of_another_shape_are_left_to_the_host_steps(tmp_path: Path) -> None:
     program = _program(_small("x", helper.make_node("Relu", ["c"], ["y"])), tmp_path)
-    run, feeds = _opened(program), varied(driver.program_inputs(program)).inputs
+    run, feeds = _opened(program), varied(running.program_inputs(program)).inputs
     assert run is not None and run.takes(feeds)
     assert not run.takes({"x": feeds["x"].reshape(len(feeds["x"]), 4, 6, 6)})
     assert not run.takes({"x": feeds["x"][..., 1:]})
@@ -100,7 +101,7 @@ def test_inputs_of_another_shape_are_left_to_the_host_steps(tmp_path: Path) -> N
 @pytest.mark.parametrize("wrong", [np.nan, None])
 def test_nan_and_other_types_are_left_to_the_host_steps(wrong: float | None, tmp_path: Path) -> None:
     program = _program(_small("x", helper.make_node("Relu", ["c"], ["y"])), tmp_path)
-    feeds = dict(varied(driver.program_inputs(program)).inputs)
+    feeds = dict(varied(running.program_inputs(program)).inputs)
     if wrong is None:
         feeds["x"] = feeds["x"].astype(np.float64)
     else:

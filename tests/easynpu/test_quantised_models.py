@@ -15,10 +15,12 @@ from npuc.errors import NpucError
 from npuc.models.digits import FOLDER
 from npuc.quantize.scales.model_scales import integers_of
 from npuc.reference import session
+from npuc.regions.assembling import Lowered
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
+from tests.compiled import compilation, optimised
 from tests.quantised import FORMS, TRAINED, quantised
 from tests.runtime import RUNTIME
 from tests.verified import verified
@@ -28,16 +30,16 @@ pytestmark = pytest.mark.usefixtures("exact_integers")
 
 
 @cache
-def _trained(path: Path, level: str) -> driver.Compilation:
+def _trained(path: Path, level: str) -> Lowered:
     """The program of a trained model without calibration data, and its samples."""
-    return driver.compilation(Request(path, EASYNPU, Options(level=level), shapes=dict([TRAINED[path.stem]])))
+    return compilation(Request(path, EASYNPU, Options(level=level), shapes=dict([TRAINED[path.stem]])))
 
 
 def _verified(model: Path, folder: Path, isa: str = "extended") -> tuple[program.Program, dict[str, Any]]:
     return verified(Request(model, EASYNPU, Options(isa=isa)), folder)
 
 
-def _judged(made: driver.Compilation, model: Path, folder: Path) -> tuple[program.Program, dict[str, Any]]:
+def _judged(made: Lowered, model: Path, folder: Path) -> tuple[program.Program, dict[str, Any]]:
     directory = folder / "program"
     program.save(made.program, directory)
     loaded = program.load(directory)
@@ -118,7 +120,7 @@ def test_passes_keep_the_integers_of_the_weights(name: str, shared: Path) -> Non
         for each in onnx.load(path).graph.node
         if each.op_type == "DequantizeLinear" and each.input[0] in stored
     }
-    graph = driver.optimised(Request(path, EASYNPU, Options(), shapes=dict([TRAINED[name]])))
+    graph = optimised(Request(path, EASYNPU, Options(), shapes=dict([TRAINED[name]])))
     found = {
         each.inputs[1]: integers_of(graph.constants[each.inputs[1]]) for each in graph.nodes if each.op == "Conv"
     }
@@ -159,7 +161,7 @@ def test_an_activation_with_other_steps_than_8_bits_per_tensor_is_refused(
 ) -> None:
     onnx.save(_conversion(scale, zero), tmp_path / "model.onnx")
     with pytest.raises(NpucError) as caught:
-        driver.compilation(Request(tmp_path / "model.onnx", EASYNPU, Options()))
+        compilation(Request(tmp_path / "model.onnx", EASYNPU, Options()))
     assert {(each.code, each.node, each.reason) for each in caught.value.problems} == {
         ("E202", "to_integers", reason),
         ("E202", "from_integers", reason),
@@ -214,9 +216,7 @@ def test_calibration_data_make_the_weights_fit_the_given_scales_better(shared: P
     np.savez(tmp_path / "some.npz", **{x: random.integers(-128, 128, (48, *shape), np.int8)})
     inputs = random.integers(-128, 128, (40, *shape), np.int8)
     levels = [
-        driver.compilation(
-            Request(path, EASYNPU, Options(level=level), [tmp_path / "some.npz"], {x: shape})
-        ).program
+        compilation(Request(path, EASYNPU, Options(level=level), [tmp_path / "some.npz"], {x: shape})).program
         for level in ("0", "1")
     ]
     runs = [session(each) for each in (path.read_bytes(), *(each.evidence["reference.onnx"] for each in levels))]
@@ -228,9 +228,9 @@ def test_calibration_data_make_the_weights_fit_the_given_scales_better(shared: P
 def test_what_npuc_quantised_compiles_without_data_to_the_weights_it_had(tmp_path: Path) -> None:
     """Made-up samples justify no change: the integers of the QDQ model are those of the program."""
     model, calibration = FOLDER / "digits.onnx", [FOLDER / "digits_calibration.npz"]
-    first = driver.compilation(Request(model, EASYNPU, Options(), calibration)).program
+    first = compilation(Request(model, EASYNPU, Options(), calibration)).program
     written, _ = driver.quantise_model(Request(model, EASYNPU, Options(), calibration))
     (tmp_path / "q.onnx").write_bytes(written)
-    second = driver.compilation(Request(tmp_path / "q.onnx", EASYNPU, Options())).program
+    second = compilation(Request(tmp_path / "q.onnx", EASYNPU, Options())).program
     assert second.files["weight.bin"] == first.files["weight.bin"]
     assert second.manifest["report"]["quantisation"]["steps"] == []

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.driver import passes_of
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
@@ -27,6 +26,7 @@ from npuc.quantize.improvement.search import Network
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.reference import session
+from npuc.regions.planning import passes_of
 from npuc.samples.loading import Samples
 from npuc.target import Options, target
 from npuc.targets.easynpu.machine import parameters

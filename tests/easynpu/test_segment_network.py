@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import driver
+from npuc import running
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.models import MODELS
@@ -29,6 +29,7 @@ from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, Netwo
 from npuc.targets.easynpu.simulate.origins import Value
 from npuc.targets.easynpu.simulate.running import QuickRunner, Runner
 from npuc.targets.easynpu.simulate.segment_network import SegmentNetwork, segment_network
+from tests.compiled import compilation
 
 NAMES = ("digits", "lenet", "resnet8", "ds_cnn", "small_cnn", "unet_small", "residual_awkward", "autoencoder")
 RAISED = 128
@@ -37,7 +38,7 @@ RAISED = 128
 def _compiled(name: str, machine: str | None, folder: Path) -> Program:
     path = folder / f"{name}.onnx"
     onnx.save(MODELS[name](), path)
-    program = driver.compilation(Request(path, target("easynpu"), Options(machine=machine, level="0"))).program
+    program = compilation(Request(path, target("easynpu"), Options(machine=machine, level="0"))).program
     return as_loaded(program)
 
 
@@ -78,7 +79,7 @@ def test_a_program_gives_the_same_bits_as_one_network_as_word_by_word(
     name: str, machine: str | None, quantised: bool, compiled: Callable[[str, str | None], Program]
 ) -> None:
     program = compiled(name, machine)
-    samples = varied(driver.program_inputs(program), 4).inputs
+    samples = varied(running.program_inputs(program), 4).inputs
     tensors: dict[str, Array] = dict(samples)
     for part in _networks(program, quantised=quantised):
         assert part is not None
@@ -98,9 +99,9 @@ def test_psums_that_are_kept_over_channels_are_one_convolution_beyond_24_bits(tm
     )
     (tmp_path / "m.toml").write_text("weight_words = 900\n", encoding="utf-8")
     options = Options(machine=str(tmp_path / "m.toml"), level="0")
-    program = as_loaded(driver.compilation(Request(tmp_path / "m.onnx", target("easynpu"), options)).program)
+    program = as_loaded(compilation(Request(tmp_path / "m.onnx", target("easynpu"), options)).program)
     assert any("keep_psum" in str(each) for each in target("easynpu").listing(program))
-    samples = varied(driver.program_inputs(program)).inputs
+    samples = varied(running.program_inputs(program)).inputs
     tensors: dict[str, Array] = dict(samples)
     for part in _networks(program, quantised=True):
         assert part is not None
@@ -114,7 +115,7 @@ def test_a_runner_takes_the_network_from_the_second_sample_on_and_words_to_be_ob
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = _compiled("digits", None, tmp_path)
-    samples = varied(driver.program_inputs(program)).inputs
+    samples = varied(running.program_inputs(program)).inputs
     one = {name: values[:1] for name, values in samples.items()}
     runs: list[int] = []
     run = SegmentNetwork.run
@@ -142,7 +143,7 @@ def test_results_are_the_same_after_a_sample_alone_where_weights_were_loaded_in_
     machine.write_text("weight_words = 900\n", encoding="utf-8")
     program = _compiled("lenet", str(machine), tmp_path)
     assert sum(isinstance(each, Segment) for each in Contents.of(program.manifest).steps) > 1
-    samples = varied(driver.program_inputs(program)).inputs
+    samples = varied(running.program_inputs(program)).inputs
     run = Runner(program)
     run({name: values[:1] for name, values in samples.items()})
     again, expected = run(samples), Runner(program)(samples)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from npuc import driver
 from npuc.program import Program, as_loaded
 from npuc.target import Options, Request
 from npuc.targets.easynpu.inspect.timeline import timeline
 from npuc.targets.easynpu.target import EASYNPU
+from tests.compiled import compilation
 from tests.given import GIVEN
 
 SHARED = GIVEN / "models"
@@ -19,7 +19,7 @@ DIGITS = Path(__file__).resolve().parents[2] / "models" / "digits.onnx"
 
 
 def _compiled(model: Path, machine: str) -> Program:
-    return as_loaded(driver.compilation(Request(model, EASYNPU, Options(machine=machine))).program)
+    return as_loaded(compilation(Request(model, EASYNPU, Options(machine=machine))).program)
 
 
 @pytest.mark.parametrize("machine", ["default", "large"])

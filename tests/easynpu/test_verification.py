@@ -14,13 +14,14 @@ import pytest
 from onnx import parser
 
 import npuc
-from npuc import driver
+from npuc import running
 from npuc.errors import NpucError
 from npuc.models.digits import FOLDER
 from npuc.program import Program, load, save
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification import checking
+from tests.compiled import compilation
 
 EASYNPU = target("easynpu")
 MODEL = FOLDER / "digits.onnx"
@@ -28,7 +29,7 @@ MODEL = FOLDER / "digits.onnx"
 
 @pytest.fixture(scope="module")
 def digits() -> Program:
-    compiled = driver.compilation(
+    compiled = compilation(
         Request(MODEL, EASYNPU, Options(level="0", method="mse"), [FOLDER / "digits_calibration.npz"])
     ).program
     return Program(json.loads(json.dumps(compiled.manifest)), compiled.files, compiled.evidence)
@@ -37,7 +38,7 @@ def digits() -> Program:
 def _report(program: Program, folder: Path, samples: int = 8) -> dict[str, Any]:
     save(program, folder / "digits.npu")
     loaded = load(folder / "digits.npu")
-    found = data.load([FOLDER / "digits_test.npz"], driver.program_inputs(loaded)).first(samples)
+    found = data.load([FOLDER / "digits_test.npz"], running.program_inputs(loaded)).first(samples)
     return checking.verify(MODEL, folder / "digits.npu", loaded, EASYNPU, found, checking.Tolerance())
 
 
@@ -119,7 +120,7 @@ def test_another_model_is_refused_and_compared_all_the_same_if_that_is_allowed(
     other.write_bytes(MODEL.read_bytes() + b"\x08\x08")  # ir_version once more: the same model, other bytes
     save(digits, tmp_path / "digits.npu")
     loaded = load(tmp_path / "digits.npu")
-    samples = data.synthetic(driver.program_inputs(loaded), 2)
+    samples = data.synthetic(running.program_inputs(loaded), 2)
     arguments = (other, tmp_path / "digits.npu", loaded, EASYNPU, samples, checking.Tolerance())
     with pytest.raises(NpucError) as caught:
         checking.verify(*arguments)
@@ -150,7 +151,7 @@ def test_evidence_that_is_none_is_refused(digits: Program, tmp_path: Path, name:
 
 
 def test_evidence_of_another_program_is_refused_or_differs(digits: Program, tmp_path: Path) -> None:
-    compiled = driver.compilation(Request(MODEL, EASYNPU, Options(machine="large", method="minmax"))).program
+    compiled = compilation(Request(MODEL, EASYNPU, Options(machine="large", method="minmax"))).program
     for name in digits.evidence:
         changed = Program(digits.manifest, digits.files, {**digits.evidence, name: compiled.evidence[name]})
         try:

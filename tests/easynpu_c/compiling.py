@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import target
@@ -71,7 +71,7 @@ def exported(compiled: Program, folder: Path, flags: Sequence[str] = STRICT) -> 
 def run(binary: Path, compiled: Program, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """The outputs (samples, *shape) that the executable writes for inputs (samples, *shape)."""
     count = len(next(iter(inputs.values())))
-    ports = driver.program_inputs(compiled)
+    ports = running.program_inputs(compiled)
     samples = [inputs[name][number].astype(each.dtype) for number in range(count) for name, each in ports.items()]
     source, result = binary.with_name("in.bin"), binary.with_name("out.bin")
     source.write_bytes(b"".join(each.tobytes() for each in samples))

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.samples import loading as data
 from npuc.target import Options, Request
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from tests.cli.process import npuc
+from tests.compiled import compilation
 from tests.easynpu_c import compiling
 from tests.easynpu_c.compiling import EASYNPU
 
@@ -31,7 +32,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
     model, calibration = FOLDER / "digits.onnx", FOLDER / "digits_calibration.npz"
     program.save(
-        driver.compilation(Request(model, EASYNPU, Options(level="0"), [calibration])).program,
+        compilation(Request(model, EASYNPU, Options(level="0"), [calibration])).program,
         folder / "digits.npu",
     )
     return folder / "digits.npu"
@@ -90,7 +91,7 @@ def test_names_that_c_could_stumble_over_stay_names(digits: Path, tmp_path: Path
     names = {"input": '*/ "in" \\ ??/ é\n%s', "n11_Gemm": "//out*/\\", "input/int8": "a */ int x; /*"}
     found = renamed(program.load(digits), names)
     binary = compiling.exported(found, tmp_path / "c")
-    samples = data.load([FOLDER / "digits_test.npz"], driver.program_inputs(found)).first(4)
+    samples = data.load([FOLDER / "digits_test.npz"], running.program_inputs(found)).first(4)
     expected = EASYNPU.runner(found)(samples.inputs)["//out*/\\"]
     np.testing.assert_array_equal(compiling.run(binary, found, samples.inputs)["//out*/\\"], expected)
 

@@ -13,12 +13,13 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.models import resnet8
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.samples import loading as data
 from npuc.target import Options, Request
+from tests.compiled import compilation
 from tests.easynpu_c import compiling
 from tests.easynpu_c.compiling import EASYNPU
 
@@ -119,7 +120,7 @@ def compiled(
         onnx.save(model, folder / "model.onnx")
         model = folder / "model.onnx"
     program.save(
-        driver.compilation(Request(model, EASYNPU, Options(**options), calibration)).program, folder / "model.npu"
+        compilation(Request(model, EASYNPU, Options(**options), calibration)).program, folder / "model.npu"
     )
     return program.load(folder / "model.npu")
 
@@ -141,12 +142,12 @@ def agree(
 
 
 def normal(found: Program, count: int = 3) -> data.Samples:
-    return data.synthetic(driver.program_inputs(found), count, seed=7)
+    return data.synthetic(running.program_inputs(found), count, seed=7)
 
 
 def test_digits_gives_the_simulators_logits_to_the_bit(tmp_path: Path) -> None:
     found = compiled(FOLDER / "digits.onnx", tmp_path, [FOLDER / "digits_calibration.npz"])
-    samples = data.load([FOLDER / "digits_test.npz"], driver.program_inputs(found)).first(50)
+    samples = data.load([FOLDER / "digits_test.npz"], running.program_inputs(found)).first(50)
     agree(found, tmp_path / "c", samples)
 
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from npuc import driver
+from npuc import running
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import OPS
 from npuc.samples import loading as data
@@ -161,7 +161,7 @@ def test_a_map_that_is_added_later_is_stored_before_the_reshape_behind_it(isa: s
     found = outcome(model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 12), (1, 20, 8, 12)), isa=isa)
     assert found.layers == ["conv+reshape", "conv+reshape", "add"]
     assert host_steps(found) == []
-    inputs = data.synthetic(driver.program_inputs(found.program), 1, seed=3).inputs
+    inputs = data.synthetic(running.program_inputs(found.program), 1, seed=3).inputs
     runner = SteppingRunner(found.program)
     np.testing.assert_array_equal(runner(inputs)["y"], EASYNPU.runner(found.program)(inputs)["y"])
     rows = found.program.manifest["report"]["layers"]
@@ -176,7 +176,7 @@ def test_a_reshape_steps_in_the_cycles_that_are_reported(
 ) -> None:
     path = between(tmp_path / "m.onnx", [node(op, "r", "m", **attrs)], (CHANNELS, 8, 12), reshaped)
     program = outcome(path).program
-    inputs = data.synthetic(driver.program_inputs(program), 1, seed=3).inputs
+    inputs = data.synthetic(running.program_inputs(program), 1, seed=3).inputs
     expected = EASYNPU.runner(program)(inputs)
     runner = SteppingRunner(program)
     np.testing.assert_array_equal(runner(inputs)["y"], expected["y"])

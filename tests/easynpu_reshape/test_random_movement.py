@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.errors import NpucError
 from npuc.onnx_files.export import to_onnx
 from npuc.samples.loading import synthetic
 from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
+from tests.compiled import compilation
 from tests.easynpu.networks import Network, random_machine
 
 REFUSALS = ("E202", "E205", "E302", "E303")
@@ -73,14 +74,12 @@ def outcome(folder: Path, seed: int, isa: str) -> tuple[str | None, bool, int]:
     machine.write_text("".join(f"{key} = {value}\n" for key, value in random_machine(seed).items()))
     easynpu = target("easynpu")
     try:
-        compiled = driver.compilation(
-            Request(model, easynpu, Options(machine=str(machine), flags={"isa": isa}))
-        ).program
+        compiled = compilation(Request(model, easynpu, Options(machine=str(machine), flags={"isa": isa}))).program
     except NpucError as error:
         return error.problems[0].code, False, 0
     program.save(compiled, out)
     loaded = program.load(out)
-    samples = synthetic(driver.program_inputs(loaded), 2, seed=1)
+    samples = synthetic(running.program_inputs(loaded), 2, seed=1)
     report = verify(model, out, loaded, easynpu, samples, Tolerance(sqnr_db=-100, cosine=-1))
     words = sum(entry["mnemonic"] == "reshape" for entry in loaded.manifest["instructions"])
     return None, report["bit_exact"] is True, words

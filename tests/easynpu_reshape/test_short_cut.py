@@ -9,11 +9,12 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options, Request
 from npuc.targets.easynpu.target import EASYNPU
+from tests.compiled import compilation
 from tests.easynpu.naive import CONTROL, CONV, CONV_RELU, CTL, DWCONV, FUSED, word
 from tests.easynpu.test_simulator import Writer, compare, noise, run_both
 
@@ -107,7 +108,7 @@ def test_the_compiler_adds_the_ifmap_within_a_depthwise_word_and_rounds_once(tmp
         numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()
     )
     onnx.save(model, tmp_path / "m.onnx")
-    made = driver.compilation(Request(tmp_path / "m.onnx", EASYNPU, Options(flags={"isa": isa})))
+    made = compilation(Request(tmp_path / "m.onnx", EASYNPU, Options(flags={"isa": isa})))
     compiled, samples = made.program, made.samples
     assert [layer["op"] for layer in compiled.manifest["report"]["layers"]] == ["dwconv"]
     assert compiled.manifest["isa"] == "documented"
@@ -115,6 +116,6 @@ def test_the_compiler_adds_the_ifmap_within_a_depthwise_word_and_rounds_once(tmp
     loaded = program.load(tmp_path / "m.npu")
     evidence = program.load_evidence(tmp_path / "m.npu", loaded)
     exact = session(evidence["reference.onnx"])
-    simulated = driver.run_program(loaded, EASYNPU, samples)["y"]
+    simulated = running.run_program(loaded, EASYNPU, samples)["y"]
     for x, y in zip(samples.inputs["x"], simulated, strict=True):
         np.testing.assert_array_equal(exact.run(["y"], {"x": x})[0].reshape(y.shape), y)

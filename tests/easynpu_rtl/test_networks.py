@@ -13,14 +13,15 @@ from tests.given import GIVEN
 
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
 
-from npuc import driver
 from npuc import program as programs
+from npuc import running
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.samples import loading as data
 from npuc.target import Counting, Options, Request, target
 from npuc.targets.easynpu.machine.parameters import load
 from npuc.targets.easynpu.simulate.running import SteppingRunner
+from tests.compiled import compilation
 from tests.easynpu_rtl.rig import needed
 
 pytestmark = pytest.mark.slow
@@ -37,10 +38,10 @@ def expect_the_simulators_bits_and_cycles(
     """observed: the results of every layer are compared too, with a pause after each chain of words."""
     needed(load(machine))
     easynpu = target("easynpu")
-    compiled = driver.compilation(Request(model, easynpu, Options(machine=machine, flags={"isa": isa}))).program
+    compiled = compilation(Request(model, easynpu, Options(machine=machine, flags={"isa": isa}))).program
     programs.save(compiled, folder / "m.npu")
     program = programs.load(folder / "m.npu")
-    samples = data.synthetic(driver.program_inputs(program), 1)
+    samples = data.synthetic(running.program_inputs(program), 1)
     own: dict[str, Array] = {}
     rtl: dict[str, Array] = {}
     expected = easynpu.runner(program)(samples.inputs, own.__setitem__)

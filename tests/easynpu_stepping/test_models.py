@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver
 from npuc import program as programs
+from npuc import running
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Program
@@ -19,6 +19,7 @@ from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.simulate.events import LayerCount
 from npuc.targets.easynpu.simulate.running import SteppingRunner
+from tests.compiled import compilation
 
 EASYNPU = target("easynpu")
 SMALL = ("digits", "lenet", "resnet8", "ds_cnn", "autoencoder", "residual_awkward")
@@ -28,7 +29,7 @@ SMALL = ("digits", "lenet", "resnet8", "ds_cnn", "autoencoder", "residual_awkwar
 def _compiled(name: str, folder: Path, machine: str, isa: str) -> Program:
     model = folder / f"{name}.onnx"
     onnx.save(MODELS[name](), model)
-    compiled = driver.compilation(Request(model, EASYNPU, Options(machine=machine, flags={"isa": isa}))).program
+    compiled = compilation(Request(model, EASYNPU, Options(machine=machine, flags={"isa": isa}))).program
     directory = folder / f"{name}-{machine}-{isa}.npu"
     programs.save(compiled, directory)
     return programs.load(directory)
@@ -43,14 +44,14 @@ def _stepped(program: Program, samples: int) -> tuple[SteppingRunner, dict[str, 
     """The stepping runner after a run, its outputs, and its int8 tensors."""
     runner = SteppingRunner(program)
     seen: dict[str, Array] = {}
-    outputs = runner(data.synthetic(driver.program_inputs(program), samples, seed=5).inputs, seen.__setitem__)
+    outputs = runner(data.synthetic(running.program_inputs(program), samples, seed=5).inputs, seen.__setitem__)
     return runner, outputs, seen
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_layer_is_that_of_the_fast_simulator(name: str, folder: Path) -> None:
     program = _compiled(name, folder, "large", "extended")
-    samples = data.synthetic(driver.program_inputs(program), 2, seed=5)
+    samples = data.synthetic(running.program_inputs(program), 2, seed=5)
     fast: dict[str, Array] = {}
     expected = EASYNPU.runner(program)(samples.inputs, fast.__setitem__)
     _, outputs, seen = _stepped(program, 2)
@@ -87,7 +88,7 @@ def test_with_one_set_of_pads_results_stay_and_cycles_are_the_reported_ones(
     name: str, machine: str, folder: Path
 ) -> None:
     program = _compiled(name, folder, machine, "extended")
-    samples = data.synthetic(driver.program_inputs(program), 1, seed=5)
+    samples = data.synthetic(running.program_inputs(program), 1, seed=5)
     runner, outputs, _ = _stepped(program, 1)
     for output, values in EASYNPU.runner(program)(samples.inputs).items():
         np.testing.assert_array_equal(outputs[output], values)
@@ -97,7 +98,7 @@ def test_with_one_set_of_pads_results_stay_and_cycles_are_the_reported_ones(
 def test_documented_words_step_as_well_and_need_no_addresses(folder: Path) -> None:
     program = _compiled("digits", folder, "default", "documented")
     runner, outputs, _ = _stepped(program, 1)
-    samples = data.synthetic(driver.program_inputs(program), 1, seed=5)
+    samples = data.synthetic(running.program_inputs(program), 1, seed=5)
     for name, values in EASYNPU.runner(program)(samples.inputs).items():
         np.testing.assert_array_equal(outputs[name], values)
     assert runner.report()["cycles"] == program.manifest["report"]["cycles"]

@@ -12,13 +12,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc.driver import compilation, input_types, optimised
 from npuc.ir import Array
 from npuc.program import Program, load, save
+from npuc.running import input_types
 from npuc.samples.loading import synthetic
 from npuc.target import Options, Request, target, usual_options
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
+from tests.compiled import compilation, optimised
 
 EASYNPU = target("easynpu")
 GOOD = Tolerance(sqnr_db=28, cosine=0.999)

@@ -13,10 +13,11 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from npuc import driver
 from npuc.program import Program
+from npuc.regions.planning import passes_of
 from npuc.target import Options, Request, target
 from tests.cli.process import npuc
+from tests.compiled import compilation
 from tests.example_target.test_abacus import install
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "add-a-target.md"
@@ -86,13 +87,13 @@ def test_what_it_has_not_is_refused(model: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("model")
 def test_shared_passes_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     slate = target("slate")
-    names = [each.__name__ for each in driver.passes_of(slate, Options())]
+    names = [each.__name__ for each in passes_of(slate, Options())]
     monkeypatch.setattr(slate, "left_out", ("fuse_activation",))
-    left = [each.__name__ for each in driver.passes_of(slate, Options())]
+    left = [each.__name__ for each in passes_of(slate, Options())]
     assert left == [name for name in names if name != "fuse_activation"] != names
     monkeypatch.setattr(slate, "left_out", ("fuse_everything",))
     with pytest.raises(ValueError, match="fuse_everything"):
-        driver.passes_of(slate, Options())
+        passes_of(slate, Options())
 
 
 def test_a_report_that_lacks_something_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +107,4 @@ def test_a_report_that_lacks_something_is_named(model: Path, monkeypatch: pytest
 
     monkeypatch.setattr(slate, "lower", lower)
     with pytest.raises(ValueError, match=r"slate writes a report .*ideal_cycles"):
-        driver.compilation(Request(model, slate, Options(precision="fp32")))
+        compilation(Request(model, slate, Options(precision="fp32")))

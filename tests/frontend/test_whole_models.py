@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from npuc import driver
-from npuc.compiling.with_regions import compile_model
+from npuc import running
+from npuc.driver import compile_model
 from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.program import as_loaded
@@ -135,9 +135,9 @@ def test_a_model_of_identities_compiles(name: str, body: str, tmp_path: Path) ->
     )
     onnx.save(model, tmp_path / "m.onnx")
     program, _ = compile_model(Request(tmp_path / "m.onnx", target(name), Options(precision="int8")))
-    samples = synthetic(driver.program_inputs(program), 2)
+    samples = synthetic(running.program_inputs(program), 2)
     loaded = as_loaded(program)
-    found = driver.run_program(loaded, target_of(loaded), samples)["y"].reshape(samples.inputs["x"].shape)
+    found = running.run_program(loaded, target_of(loaded), samples)["y"].reshape(samples.inputs["x"].shape)
     tolerance = 0.05 if name == "easynpu" else 0
     assert np.abs(found - samples.inputs["x"]).max() <= tolerance * np.abs(found).max()
 
@@ -201,5 +201,5 @@ def test_an_input_that_is_an_output_too_needs_no_node(name: str, tmp_path: Path)
     program = as_loaded(
         compile_model(Request(tmp_path / "m.onnx", target(name), options, [tmp_path / "c.npz"]))[0]
     )
-    found = driver.run_program(program, target_of(program), Samples({"x": x}))
+    found = running.run_program(program, target_of(program), Samples({"x": x}))
     assert np.array_equal(found["x"].reshape(x.shape), x)

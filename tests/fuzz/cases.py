@@ -20,14 +20,15 @@ import onnx
 from onnx import parser
 
 import npuc
-from npuc import driver
-from npuc.compiling.with_regions import compile_model
+from npuc import running
+from npuc.driver import compile_model
 from npuc.errors import NpucError
 from npuc.ir import TensorType
 from npuc.program import MANIFEST, Program, as_loaded, canonical_json, save, sealed
 from npuc.reports.disassembly import Disassembly
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
+from tests.compiled import compilation
 from tests.fuzz.mutation import changed_bytes, changed_json, changed_lines, changed_model
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
@@ -60,7 +61,7 @@ def program(name: str) -> Program:
     """The network's program."""
     folder = Path(_folder())
     onnx.save(model(), folder / "model.onnx")
-    return as_loaded(driver.compilation(Request(folder / "model.onnx", target(name), Options(level="0"))).program)
+    return as_loaded(compilation(Request(folder / "model.onnx", target(name), Options(level="0"))).program)
 
 
 @cache
@@ -216,7 +217,7 @@ def machines(chance: random.Random, folder: Path) -> None:
     )
     (folder / "m.toml").write_text(text, encoding="utf-8", errors="replace")
     onnx.save(model(), folder / "model.onnx")
-    driver.compilation(Request(folder / "model.onnx", kind, Options(str(folder / "m.toml"), level="0")))
+    compilation(Request(folder / "model.onnx", kind, Options(str(folder / "m.toml"), level="0")))
 
 
 def artefacts(chance: random.Random, folder: Path) -> None:
@@ -351,7 +352,7 @@ def texts(chance: random.Random, folder: Path) -> None:
     original = program("easynpu")
     (folder / "l.txt").write_text(changed_lines(_listing(), chance), encoding="utf-8", errors="surrogatepass")
     made = kind.assembled(original, folder / "l.txt")
-    driver.run_program(made, kind, data.synthetic(driver.program_inputs(made), 1))
+    running.run_program(made, kind, data.synthetic(running.program_inputs(made), 1))
 
 
 def loadables(chance: random.Random, folder: Path) -> None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npuc import driver
-from npuc.compiling.with_regions import compile_model
+from npuc.driver import compile_model
 from npuc.errors import NpucError
 from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.export import to_onnx
@@ -27,6 +26,7 @@ from npuc.samples.loading import Samples
 from npuc.target import FLOATING, Options, Request, Runner, quickest, target
 from npuc.verification.bits import Bits
 from npuc.verification.metrics import Difference, Tolerance
+from tests.compiled import compilation
 from tests.graphs.checking import Finding
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def compiled_program(graph: Graph, stacked: Mapping[str, Array], case: Case, fol
     model, calibration = folder / "model.onnx", folder / "samples.npz"
     model.write_bytes(to_onnx(graph).SerializeToString())
     data.save(calibration, stacked)
-    return model, driver.compilation(Request(model, target(case.target), case.options, [calibration])).program
+    return model, compilation(Request(model, target(case.target), case.options, [calibration])).program
 
 
 def _verified(model: Path, compiled: Program, case: Case, stacked: Mapping[str, Array]) -> Mapping[str, Any]:

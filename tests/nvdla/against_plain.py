@@ -8,12 +8,13 @@ from unittest.mock import patch
 import numpy as np
 import onnx
 
-from npuc import driver
+from npuc import running
 from npuc.ir import Array, Graph
 from npuc.program import as_loaded
 from npuc.samples.loading import varied
 from npuc.target import Options, Request, target
 from npuc.targets.nvdla.program import lowering
+from tests.compiled import compilation
 from tests.nvdla.plain import differences
 
 CONFIGURATIONS = (
@@ -38,12 +39,10 @@ def compared(model: onnx.ModelProto, folder: Path, name: str, precision: str) ->
         return found
 
     with patch.object(lowering, "lower", kept):
-        program = driver.compilation(
-            Request(path, target(name), Options(precision=precision, proof="off"))
-        ).program
+        program = compilation(Request(path, target(name), Options(precision=precision, proof="off"))).program
     program = as_loaded(program)
     seen: dict[str, Array] = {}
-    feeds = varied(driver.program_inputs(program), SAMPLES, seed=3).inputs
+    feeds = varied(running.program_inputs(program), SAMPLES, seed=3).inputs
     reached = {
         key: np.where(np.abs(values) > 2, 4 * values, values).astype(values.dtype) for key, values in feeds.items()
     }

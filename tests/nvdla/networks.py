@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.ir import Array
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.checking import check_of
 from npuc.verification.metrics import Tolerance
+from tests.compiled import compilation
 
 
 def weights(*shape: int) -> Array:
@@ -53,7 +54,7 @@ def compiled(
     """The model file, the program's directory, and the program as loaded from it."""
     path, directory = folder / "network.onnx", folder / "network.npu"
     onnx.save(model, path)
-    made = driver.compilation(Request(path, target(name), Options(**options))).program
+    made = compilation(Request(path, target(name), Options(**options))).program
     program.save(made, directory)
     return path, directory, program.load(directory)
 
@@ -82,7 +83,7 @@ def judged(
     no bits are compared, runs on the noise alone if it is so large that one sample is asked for.
     """
     path, directory, loaded = made
-    inputs, admitted = driver.program_inputs(loaded), tolerance or Tolerance()
+    inputs, admitted = running.program_inputs(loaded), tolerance or Tolerance()
     whole = replace(loaded, evidence=program.load_evidence(directory, loaded))
     check = check_of(path, whole, target(name), "own")
     check.batch(data.synthetic(inputs, samples, seed=1))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npuc import running
 from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.program import Program
@@ -191,11 +192,10 @@ def test_the_image_of_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def _run(program: Program) -> None:
-    from npuc import driver
     from npuc.samples import loading as data
 
-    samples = data.synthetic(driver.program_inputs(program), 1)
-    driver.run_program(program, target("nvdla-small"), samples)
+    samples = data.synthetic(running.program_inputs(program), 1)
+    running.run_program(program, target("nvdla-small"), samples)
 
 
 def _convolution(channels: int, extent: tuple[int, int], size: int, stride: int) -> onnx.ModelProto:

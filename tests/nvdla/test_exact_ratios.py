@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.samples import loading as data
@@ -17,6 +17,7 @@ from npuc.targets.nvdla.arithmetic.integer import Stage, staged
 from npuc.targets.nvdla.quantisation.sums import COLUMN, Sums, two_stages
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
+from tests.compiled import compilation
 
 
 def _after(sums: Array, stages: tuple[Stage, Stage], operands: dict[str, Array]) -> Array:
@@ -73,14 +74,14 @@ def _sum(scales: tuple[tuple[float, int], ...]) -> onnx.ModelProto:
 def test_a_sum_of_any_two_integers_is_onnxruntimes(case: str, name: str, tmp_path: Path) -> None:
     model, machine = tmp_path / "sum.onnx", target(name)
     onnx.save(_sum(SCALES[case]), model)
-    compiled = driver.compilation(Request(model, machine, Options())).program
+    compiled = compilation(Request(model, machine, Options())).program
     program.save(compiled, tmp_path / "p")
     a, b = np.meshgrid(*[np.arange(-128, 128, dtype=np.int8)] * 2)
     feed = {"a": a[None, None], "b": b[None, None]}
     samples = data.Samples({key: each[None] for key, each in feed.items()})
     loaded = program.load(tmp_path / "p")
     (theirs,) = session(model).run(["y"], feed)
-    found = driver.run_program(loaded, machine, samples)["y"][0]
+    found = running.run_program(loaded, machine, samples)["y"][0]
     off = np.abs(found.astype(int) - theirs.reshape(found.shape))
     constraints = case == "equal"  # 0.05 and 0.07 have common multiples, of which halves are rounded to even there
     assert (off > 0).sum() <= (600 if constraints else 8)
@@ -105,7 +106,7 @@ def test_float_weights_that_are_integers_of_nine_bits_stay_as_they_are(tmp_path:
     x = random.integers(0, 256, (8, 1, 3, 8, 8)).astype(np.float32)  # whole: steps of 1, so weights are kept
     samples = data.Samples({"x": x})
     np.savez(tmp_path / "x.npz", x=x)
-    compiled = driver.compilation(Request(model, machine, Options(), [tmp_path / "x.npz"])).program
+    compiled = compilation(Request(model, machine, Options(), [tmp_path / "x.npz"])).program
     program.save(compiled, tmp_path / "p")
     report = verify(model, tmp_path / "p", program.load(tmp_path / "p"), machine, samples, Tolerance(35, 0.999))
     assert report["bit_exact"]

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.target import Options, Request, target
+from tests.compiled import compilation
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
 ALL = pytest.mark.parametrize("name", ["nvdla-small", "nvdla-large", "nvdla-full"])
@@ -226,7 +226,7 @@ def test_an_array_of_fewer_kernels_than_lanes_leaves_none_unused(tmp_path: Path)
     path = tmp_path / "network.onnx"
     onnx.save(network([node("Conv", "x w", "y")], (1, 8, 4, 4), {"w": weights(32, 8, 1, 1)}), path)
     options = Options(machine=machine(tmp_path, atomic_k=8))
-    made = driver.compilation(Request(path, target("nvdla-large"), options)).program
+    made = compilation(Request(path, target("nvdla-large"), options)).program
     assert made.manifest["report"]["layers"][0]["jobs"] == 1
 
 

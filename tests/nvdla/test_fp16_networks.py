@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver
+from npuc import running
 from npuc.errors import NpucError
 from npuc.interpreter import run
 from npuc.ir import Array
@@ -24,6 +24,7 @@ from npuc.targets.nvdla.machine.parameters import FULL
 from npuc.targets.nvdla.network import quantising
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.quantisation import in_fp16
+from tests.compiled import compilation, optimised
 from tests.nvdla.networks import compiled, network, node, verified, weights
 
 FP16 = {"name": "nvdla-full", "precision": "fp16"}
@@ -156,10 +157,10 @@ def test_the_passes_mean_what_the_network_does(model: str, tmp_path: Path) -> No
     path = tmp_path / "network.onnx"
     onnx.save(MODELS[model](), path)
     nvdla, options = target("nvdla-full"), Options(precision="fp16")
-    graph = driver.optimised(Request(path, nvdla, options))
+    graph = optimised(Request(path, nvdla, options))
     passes = in_fp16(graph, quantising.on_device(graph, FULL, "fp16")).graph
     assert {"NvConv", "NvElementwise"} & {each.op for each in passes.nodes}
-    feeds = next(data.synthetic(driver.input_types(graph), 1).feeds())
+    feeds = next(data.synthetic(running.input_types(graph), 1).feeds())
     exact = session(path.read_bytes()).run(None, feeds)
     for found, wanted in zip(run(passes, feeds).values(), exact, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=4e-3 * np.abs(wanted).max())
@@ -265,7 +266,6 @@ def test_two_compilations_give_the_same_bytes(tmp_path: Path) -> None:
     model = tmp_path / "network.onnx"
     onnx.save(MODELS["digits"](), model)
     first, second = (
-        driver.compilation(Request(model, target("nvdla-full"), Options(precision="fp16"))).program
-        for _ in range(2)
+        compilation(Request(model, target("nvdla-full"), Options(precision="fp16"))).program for _ in range(2)
     )
     assert first.files == second.files and first.manifest == second.manifest

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver
+from npuc import running
 from npuc.ir import Array, TensorType
 from npuc.ops import build
 from npuc.reference import session
@@ -88,7 +88,7 @@ def test_the_mean_of_each_channel_is_nearer_than_fp16_itself(tmp_path: Path) -> 
     path, _, program = compiled(
         network(nodes, (1, 24, 16, 16), constants), tmp_path, "nvdla-full", precision="fp16"
     )
-    samples = data.synthetic(driver.program_inputs(program), 4, seed=1)
+    samples = data.synthetic(running.program_inputs(program), 4, seed=1)
     found = target("nvdla-full").runner(program)(samples.inputs)["y"]
     run = session(onnx.load(path))
     exact = np.stack([run.run(["y"], feed)[0] for feed in samples.feeds()])

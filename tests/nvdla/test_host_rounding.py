@@ -10,13 +10,14 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
+from tests.compiled import compilation
 from tests.graphs.compiling import Case, verified
 from tests.nvdla.networks import network, node, weights
 from tests.passes import networks
@@ -28,9 +29,9 @@ def verified_with(folder: Path, error: float) -> bool:
     """bit_exact of a network whose host step is off by so much, in steps of its result."""
     path, small = folder / "m.onnx", target("nvdla-small")
     onnx.save(network(NODES, (1, 3, 20, 20), {"w": weights(20, 3, 1, 1), "v": weights(4, 20, 1, 1)}), path)
-    program.save(driver.compilation(Request(path, small, Options())).program, folder / "out")
+    program.save(compilation(Request(path, small, Options())).program, folder / "out")
     loaded = program.load(folder / "out")
-    given = data.synthetic(driver.program_inputs(loaded), 1, seed=1)
+    given = data.synthetic(running.program_inputs(loaded), 1, seed=1)
     run = HostStep.run
 
     def off(step: HostStep, tensors: dict[str, Array]) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.errors import ArtefactError
 from npuc.program import Program
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.checking import Tolerance, verify
+from tests.compiled import compilation
 
 SMALL = target("nvdla-small")
 
@@ -28,9 +29,7 @@ def task(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed(model: Path, task: Path) -> Program:
-    return driver.compilation(
-        Request(model, SMALL, Options(level="0", mixed=True), [task / "calibration.npz"])
-    ).program
+    return compilation(Request(model, SMALL, Options(level="0", mixed=True), [task / "calibration.npz"])).program
 
 
 def _on_host(compiled: Program) -> list[dict[str, str]]:
@@ -40,8 +39,8 @@ def _on_host(compiled: Program) -> list[dict[str, str]]:
 def test_a_network_gains_with_layers_on_the_host_and_stays_bit_exact(
     model: Path, task: Path, mixed: Program, tmp_path: Path
 ) -> None:
-    array = driver.compilation(Request(model, SMALL, Options(level="0"), [task / "calibration.npz"])).program
-    samples = data.load([task / "test.npz"], driver.program_inputs(array)).first(10)
+    array = compilation(Request(model, SMALL, Options(level="0"), [task / "calibration.npz"])).program
+    samples = data.load([task / "test.npz"], running.program_inputs(array)).first(10)
     found: dict[bool, float] = {}
     for on_host, compiled in ((False, array), (True, mixed)):
         directory = tmp_path / str(on_host)
@@ -72,5 +71,5 @@ def test_the_stock_runtime_has_no_such_layers(mixed: Program, tmp_path: Path) ->
 
 def test_a_quantised_model_keeps_its_layers_on_the_machine(shared: Path, task: Path) -> None:
     model, shapes = shared / "models" / "tiny_sww_int8.onnx", {"serving_default_input_1:0": (1, 30, 1, 40)}
-    made = driver.compilation(Request(model, SMALL, Options(mixed=True), shapes=shapes)).program
+    made = compilation(Request(model, SMALL, Options(mixed=True), shapes=shapes)).program
     assert not _on_host(made)

@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver, program
+from npuc import driver, program, running
 from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Quantising, Request, target, usual_options
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.sums import chosen, two_stages
+from tests.compiled import compilation, optimised
 from tests.nvdla.networks import network, node, weights
 
 SMALL = target("nvdla-small")
@@ -62,7 +63,7 @@ def test_the_usual_level_has_half_the_noise_of_the_least(tmp_path: Path, calibra
     onnx.save(model, tmp_path / "m.onnx")
     errors: dict[str, float] = {}
     for level in ("0", "1"):
-        made = driver.compilation(Request(tmp_path / "m.onnx", SMALL, Options(level=level), [calibration])).program
+        made = compilation(Request(tmp_path / "m.onnx", SMALL, Options(level=level), [calibration])).program
         errors[level] = _error(made.evidence["reference.onnx"], model)
         tried = made.manifest["report"]["quantisation"]
         assert tried["level"] == level
@@ -73,11 +74,11 @@ def test_the_usual_level_has_half_the_noise_of_the_least(tmp_path: Path, calibra
 def test_zero_points_of_relus_are_bit_exact_on_the_machine(tmp_path: Path, calibration: Path) -> None:
     model = _residual()
     onnx.save(model, tmp_path / "m.onnx")
-    made = driver.compilation(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration])).program
+    made = compilation(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration])).program
     assert b'"zero_point":-128' in made.evidence["graph.json"].replace(b" ", b"")
     program.save(made, tmp_path / "p")
-    samples = data.load([calibration], driver.program_inputs(made)).first(3)
-    found = driver.run_program(program.load(tmp_path / "p"), SMALL, samples)["y"]
+    samples = data.load([calibration], running.program_inputs(made)).first(3)
+    found = running.run_program(program.load(tmp_path / "p"), SMALL, samples)["y"]
     reference = session(made.evidence["reference.onnx"])
     for each, feed in zip(found, samples.feeds(), strict=True):
         np.testing.assert_array_equal(each.ravel(), reference.run(["y"], feed)[0].ravel())
@@ -88,7 +89,7 @@ def test_the_written_model_computes_what_the_program_does(tmp_path: Path, calibr
     onnx.save(model, tmp_path / "m.onnx")
     assert isinstance(SMALL, Quantising)
     written, _ = driver.quantise_model(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration]))
-    made = driver.compilation(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration])).program
+    made = compilation(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration])).program
     between = _error(written, onnx.load_model_from_string(made.evidence["reference.onnx"]))
     assert between < 0.5 * _error(written, model)
     assert {each.op_type for each in onnx.load_model_from_string(written).graph.node} >= {"QuantizeLinear", "Conv"}
@@ -122,10 +123,10 @@ def test_weights_that_training_has_shut_off_leave_the_bias_its_place() -> None:
 
 def test_a_trained_network_agrees_with_fp32(shared: Path) -> None:
     task, model = shared / "tasks" / "cifar20_resnet8", shared / "models" / "tiny_resnet8_fp32.onnx"
-    made = driver.compilation(Request(model, SMALL, Options(), [task / "calibration.npz"])).program
+    made = compilation(Request(model, SMALL, Options(), [task / "calibration.npz"])).program
     runs = [session(each) for each in (model.read_bytes(), made.evidence["reference.onnx"])]
     name = runs[0].get_outputs()[0].name
-    feeds = list(data.load([task / "test.npz"], driver.program_inputs(made)).feeds())
+    feeds = list(data.load([task / "test.npz"], running.program_inputs(made)).feeds())
     exact, ours = (np.stack([run.run([name], feed)[0].ravel() for feed in feeds]) for run in runs)
     assert (exact.argmax(axis=1) == ours.argmax(axis=1)).sum() >= 19
     assert 10 * np.log10(np.square(exact).sum() / np.square(exact - ours).sum()) > 22.2 - 2  # quantize_static's
@@ -133,8 +134,8 @@ def test_a_trained_network_agrees_with_fp32(shared: Path) -> None:
 
 def test_a_layer_takes_the_weights_that_it_was_read_with(tmp_path: Path, calibration: Path) -> None:
     onnx.save(_residual(), tmp_path / "m.onnx")
-    graph = driver.optimised(Request(tmp_path / "m.onnx", SMALL, usual_options(SMALL)))
-    samples = data.load([calibration], driver.input_types(graph))
+    graph = optimised(Request(tmp_path / "m.onnx", SMALL, usual_options(SMALL)))
+    samples = data.load([calibration], running.input_types(graph))
     assert isinstance(SMALL, Quantising)
     integer = SMALL.quantised(graph, samples, Options())[0].quantised
     layers, read = Multiplied(), 0

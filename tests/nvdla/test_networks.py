@@ -11,11 +11,12 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.errors import ArtefactError, NpucError
 from npuc.models import MODELS
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
+from tests.compiled import compilation
 from tests.given import GIVEN
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
@@ -52,23 +53,23 @@ def test_a_network_is_bit_exact(model: str, name: str, tmp_path: Path) -> None:
 def test_a_trained_network_keeps_its_classes(model: str, task: str, name: str, tmp_path: Path) -> None:
     path = SHARED / "models" / f"{model}.onnx"
     calibration = SHARED / "tasks" / task / "calibration.npz"
-    made = driver.compilation(Request(path, target(name), Options(), [calibration])).program
+    made = compilation(Request(path, target(name), Options(), [calibration])).program
     program.save(made, tmp_path / "out")
     loaded = program.load(tmp_path / "out")
-    samples = data.load([SHARED / "tasks" / task / "test.npz"], driver.program_inputs(loaded)).first(10)
+    samples = data.load([SHARED / "tasks" / task / "test.npz"], running.program_inputs(loaded)).first(10)
     assert samples.labels is not None
-    found = driver.run_program(loaded, target(name), samples)
+    found = running.run_program(loaded, target(name), samples)
     agreeing = np.argmax(next(iter(found.values())), axis=-1) == samples.labels.reshape(-1)[:10]
     assert agreeing.sum() >= 7  # the fp32 networks themselves miss a few of these
 
 
 def test_the_functional_model_needs_neither_reference_nor_graph(tmp_path: Path) -> None:
     _, directory, loaded = compiled(MODELS["digits"](), tmp_path)
-    samples = data.synthetic(driver.program_inputs(loaded), 2, seed=1)
-    before = driver.run_program(loaded, target("nvdla-small"), samples)
+    samples = data.synthetic(running.program_inputs(loaded), 2, seed=1)
+    before = running.run_program(loaded, target("nvdla-small"), samples)
     for name in program.EVIDENCE:
         (directory / name).unlink()
-    after = driver.run_program(program.load(directory), target("nvdla-small"), samples)
+    after = running.run_program(program.load(directory), target("nvdla-small"), samples)
     for name, values in before.items():
         np.testing.assert_array_equal(after[name], values)
 
@@ -96,9 +97,9 @@ def test_a_program_that_writes_the_wrong_address_stops_at_the_block(digits: prog
     words = np.frombuffer(digits.files["registers.bin"], "<u4").reshape(-1, 4).copy()
     words[number, 3] = 0x1000
     broken = replace(digits, files={**digits.files, "registers.bin": words.tobytes()})
-    samples = data.synthetic(driver.program_inputs(digits), 1)
+    samples = data.synthetic(running.program_inputs(digits), 1)
     with pytest.raises(ArtefactError, match="outside memory"):
-        driver.run_program(broken, target("nvdla-small"), samples)
+        running.run_program(broken, target("nvdla-small"), samples)
 
 
 @pytest.mark.parametrize("key", ["steps", "operations", "dram", "machine"])
@@ -111,9 +112,9 @@ def test_a_manifest_without_a_part_is_refused(key: str, digits: program.Program)
 
 def test_a_missing_file_of_weights_is_named(digits: program.Program) -> None:
     files = {name: value for name, value in digits.files.items() if name != "weights.bin"}
-    samples = data.synthetic(driver.program_inputs(digits), 1)
+    samples = data.synthetic(running.program_inputs(digits), 1)
     with pytest.raises(ArtefactError, match=r"weights\.bin"):
-        driver.run_program(replace(digits, files=files), target("nvdla-small"), samples)
+        running.run_program(replace(digits, files=files), target("nvdla-small"), samples)
 
 
 def _concat(channels: tuple[int, int]) -> onnx.ModelProto:

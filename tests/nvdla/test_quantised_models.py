@@ -12,20 +12,21 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver, program
+from npuc import program, running
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
+from tests.compiled import compilation
 from tests.quantised import FORMS, TRAINED, quantised
 
 pytestmark = pytest.mark.usefixtures("exact_integers")
 
 
 def _compiled(model: Path, folder: Path, shapes: dict[str, tuple[int, ...]], name: str) -> program.Program:
-    compiled = driver.compilation(Request(model, target(name), Options(), shapes=shapes)).program
+    compiled = compilation(Request(model, target(name), Options(), shapes=shapes)).program
     program.save(compiled, folder / "program")
     return program.load(folder / "program")
 
@@ -35,7 +36,7 @@ LARGE = 1 << 13
 
 
 def _verified(model: Path, folder: Path, loaded: program.Program, samples: int | None = None) -> dict[str, Any]:
-    inputs = driver.program_inputs(loaded)
+    inputs = running.program_inputs(loaded)
     count = samples or (2 if sum(each.size for each in inputs.values()) > LARGE else 4)
     synthetic = data.synthetic(inputs, count)
     name = loaded.manifest["target"]

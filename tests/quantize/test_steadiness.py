@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc import driver, reference
+from npuc import reference
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.quantize.arithmetic.steadiness import better, octave, rounded, upward
 from npuc.quantize.calibration.histograms import EMPTY
 from npuc.target import Options, Request, target
+from tests.compiled import compilation
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 TARGETS = {
@@ -47,7 +48,7 @@ class Disturbed:
 def compiled(name: str, samples: Path) -> Program:
     """Digits for a target."""
     model = MODELS / "digits.onnx"
-    return driver.compilation(Request(model, target(name.partition(" ")[0]), TARGETS[name], [samples])).program
+    return compilation(Request(model, target(name.partition(" ")[0]), TARGETS[name], [samples])).program
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from npuc import driver
-from npuc.compiling.with_regions import compile_model
+from npuc import running
+from npuc.driver import compile_model
 from npuc.program import Program, load, save
 from npuc.regions.composite import target_of
 from npuc.samples.loading import Samples, synthetic
@@ -52,7 +52,7 @@ def program_of(
 
 def checked(program: Program, folder: Path, samples: Samples | None = None) -> dict[str, Any]:
     """The verification of such a program on other samples than those of its calibration."""
-    samples = samples or synthetic(driver.program_inputs(program), 3, seed=5)
+    samples = samples or synthetic(running.program_inputs(program), 3, seed=5)
     limits = Tolerance(60.0, 0.9999) if program.precision in FLOATING else Tolerance(12.0, 0.95)
     return verify(folder / "m.onnx", folder / "out.npu", program, target_of(program), samples, limits)
 

@@ -13,13 +13,14 @@ import onnxruntime
 import pytest
 from onnx.external_data_helper import set_external_data
 
-from npuc import driver
+from npuc import running
 from npuc.errors import ArtefactError, DataError, NpucError
 from npuc.program import as_loaded, load
 from npuc.regions.artefact import is_composite
 from npuc.regions.composite import Composite, target_of
 from npuc.samples.loading import Samples, synthetic
-from npuc.target import Request
+from npuc.target import Options, Request
+from tests.compiled import compilation
 from tests.regions.nets import checked, model_of, places, program_of
 
 C8 = {"w": (8, 8, 3, 3), "v": (8, 8, 3, 3)}
@@ -147,8 +148,8 @@ def test_several_inputs_and_outputs_keep_their_names_types_and_order(tmp_path: P
     assert [(port.name, port.dtype) for port in program.outputs] == [
         ("i", "int64"), ("b", "float32"), ("same", "float32"),
     ]  # fmt: skip
-    samples = synthetic(driver.program_inputs(program), 2, seed=9)
-    found = driver.run_program(program, target_of(program), samples)
+    samples = synthetic(running.program_inputs(program), 2, seed=9)
+    found = running.run_program(program, target_of(program), samples)
     session: Any = onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes())
     for index, feed in enumerate(samples.feeds()):
         for name, wanted in zip(("i", "b", "same"), session.run(["i", "b", "same"], feed), strict=True):
@@ -204,7 +205,7 @@ def test_a_model_that_the_target_runs_is_the_program_it_always_was(tmp_path: Pat
     program = program_of(model_of(text, w=C8["w"]), tmp_path)
     machine = target_of(program)
     assert not is_composite(program) and not isinstance(machine, Composite)
-    alone = driver.compilation(Request(tmp_path / "m.onnx", machine, driver.Options(level="0"))).program
+    alone = compilation(Request(tmp_path / "m.onnx", machine, Options(level="0"))).program
     alone = as_loaded(alone)
     assert dict(alone.files) == dict(program.files)
     changed = {key for key in program.manifest if alone.manifest.get(key) != program.manifest[key]}
@@ -290,12 +291,12 @@ def test_running_opens_no_evidence(tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n y = CumSum(a, k)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
     program = program_of(model_of(text, w=C8["w"]), tmp_path)
-    samples = synthetic(driver.program_inputs(program), 2)
-    wanted = driver.run_program(program, target_of(program), samples)
+    samples = synthetic(running.program_inputs(program), 2)
+    wanted = running.run_program(program, target_of(program), samples)
     for name in ("graph.json", "npu/part_0/graph.json", "npu/part_0/reference.onnx"):
         (tmp_path / "out.npu" / name).unlink()
     again = load(tmp_path / "out.npu")
-    np.testing.assert_array_equal(driver.run_program(again, target_of(again), samples)["y"], wanted["y"])
+    np.testing.assert_array_equal(running.run_program(again, target_of(again), samples)["y"], wanted["y"])
 
 
 def test_a_part_is_an_artefact_of_its_own(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import npuc
-from npuc.driver import program_inputs
 from npuc.errors import DataError
 from npuc.program import Port
 from npuc.regions.composite import target_of
+from npuc.running import program_inputs
 from npuc.samples.loading import load, save, varied
 from npuc.samples.structured import objects
 from tests.cli.process import npuc as command

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from npuc import driver
 from npuc.program import EVIDENCE, load, save, sealed
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.machine.parameters import Machine
 from tests.cli.process import Outcome, npuc
+from tests.compiled import compilation
 from tests.fuzz import cases
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
@@ -208,7 +208,7 @@ def test_names_from_all_of_unicode_compile_list_and_read_back(
 ) -> None:
     folder = tmp_path_factory.mktemp("drawn")
     onnx.save(renamed(names), folder / "m.onnx")
-    made = driver.compilation(Request(folder / "m.onnx", target(name), Options(level="0"))).program
+    made = compilation(Request(folder / "m.onnx", target(name), Options(level="0"))).program
     save(made, folder / "m.npu")
     loaded = load(folder / "m.npu")
     assert loaded.inputs[0].name in (*names, *(f"{each}{at}" for at in range(40) for each in names))

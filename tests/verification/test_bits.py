@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npuc import compile as compiled
-from npuc.driver import program_inputs
+from npuc.running import program_inputs
 from npuc.samples.loading import varied
 from npuc.target import target
 from npuc.verification.bits import Bits

@@ -11,11 +11,10 @@ from npuc.allocation import allocate, lower_bound, peak
 from npuc.frozen import frozen
 from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
-from npuc.ops.attributes import DILATIONS
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.machine.parameters import BYTES, SRAM_BASE, Machine
+from npuc.targets.nvdla.machine.parameters import SRAM_BASE, Machine
 from npuc.targets.nvdla.operations.operation import Operation, Transfer
 from npuc.targets.nvdla.operations.scoreboard import Admission
 from npuc.targets.nvdla.operations.surfaces import (
@@ -25,7 +24,6 @@ from npuc.targets.nvdla.operations.surfaces import (
     is_view,
     lanes_of,
     place,
-    tensor_precision,
 )
 from npuc.targets.nvdla.operations.weight_form import DIRECT
 from npuc.targets.nvdla.program.artefact import Dram, Image, Place, Produced, Segment, Step, TensorMove, encode
@@ -42,7 +40,6 @@ from npuc.targets.nvdla.selection import (
     select,
 )
 from npuc.targets.nvdla.selection.context import KernelKey, Piece
-from npuc.targets.nvdla.selection.convolution import largest_tile
 from npuc.targets.nvdla.selection.copies import copied, packed, relaned
 from npuc.targets.nvdla.selection.phases import (
     UNIT,
@@ -90,48 +87,6 @@ class Lowered:
     """Bytes of DRAM for feature maps: as allocated, and the lower bound."""
     second: tuple[int, int]
     """The same for the second memory."""
-
-
-PLAIN = frozenset(
-    ("Conv", "Gemm", "Add", "Relu", "Clip", "MaxPool", "GlobalAveragePool", "Flatten", "Reshape", "Softmax")
-)
-"""Operators that never lower to a kernel larger than their own weights."""
-
-
-def roomy(graph: Graph, machine: Machine, precision: str) -> bool:
-    """Whether a float network clearly fits the CBUF, so that `doubtful` need not see it quantised.
-
-    Leaves a margin of half as much again for kernels and rows.
-    """
-    weights = [(node, node.inputs[1]) for node in graph.nodes if node.op in ("Conv", "Gemm")]
-    return all(node.op in PLAIN for node in graph.nodes) and not any(
-        6 * _kernel_bytes(graph, node, graph.shape(name), machine, precision) > 3 * machine.cbuf_bytes
-        for node, name in weights
-    )
-
-
-def doubtful(graph: Graph, machine: Machine) -> bool:
-    """Whether a kernel group and the lines of a row may exceed the CBUF; False only if all clearly fit."""
-    return any(
-        len(graph.shape(name)) == 4 and 4 * _group_bytes(graph, node, name, machine) > 3 * machine.cbuf_bytes
-        for node in graph.nodes
-        for name in node.inputs[1:2]
-        if name in graph.constants
-    )
-
-
-def _group_bytes(graph: Graph, node: Node, weights: str, machine: Machine) -> int:
-    return _kernel_bytes(graph, node, graph.shape(weights), machine, tensor_precision(graph, node.output))
-
-
-def _kernel_bytes(graph: Graph, node: Node, weights: tuple[int, ...], machine: Machine, precision: str) -> int:
-    """Bytes of a kernel group over all channels and of the lines under one row, in whole atoms."""
-    x, (height, width) = graph.shape(node.inputs[0]), (*weights[2:], 1, 1)[:2]
-    atoms = aligned(x[1] * BYTES[precision], machine.atom_bytes)
-    dilation = DILATIONS(node)[0] if "dilations" in node.attrs else 1
-    lines = min((height - 1) * dilation + 1, x[2] if len(x) == 4 else 1)
-    columns = x[3] if len(x) == 4 else 1
-    return atoms * (height * width * machine.kernel_group(precision) + lines * columns)
 
 
 def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], weights: str = "auto") -> Lowered:
@@ -242,15 +197,6 @@ def _placed_and_planned(
     other = _Maps.of(surfaces, [*lifetimes, *copies.lifetimes], names, copies)
     again = plan(_trial(graph, machine, other), turns) if copies.buffers else planned
     return (other, again) if again.clocks < planned.clocks else (maps, planned)
-
-
-def expect_room(quantised: Quantised, machine: Machine) -> None:
-    """Raises DoesNotFit (E302) if the CBUF has no room for a kernel group of a layer and the lines of a row."""
-    graph = _with_copies(quantised, machine).graph
-    trial = _trial(graph, machine, _nowhere(_surfaces(graph, machine)))
-    for node in computed_nodes(graph):
-        if node.op == "NvConv":
-            largest_tile(trial, PlannedLayer(node, DIRECT))
 
 
 def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:

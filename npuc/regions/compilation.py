@@ -1,0 +1,241 @@
+"""From a model to a program, part by part; nodes that the target refuses go to the host and are reported.
+
+The model's nodes are partitioned, and parts are offered to the target until it refuses nothing more. Each is
+then lowered once, calibrated on the samples as transformed by the preceding parts and regions. What turns out
+not to fit goes to the host, and the parts around it are done again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from npuc.errors import HOST_STEP, ArtefactError, NpucError, Problem
+from npuc.export.network_name import named
+from npuc.ir import Graph, TensorType
+from npuc.pipeline import Step, recorder
+from npuc.program import Program, as_loaded, canonical_json, file_sha256
+from npuc.regions import partition
+from npuc.regions.assembling import Lowered, assembled, entire, is_whole
+from npuc.regions.crossing import crossing
+from npuc.regions.graphs import crossing_inputs, region_model
+from npuc.regions.hosting import expect_host
+from npuc.regions.planning import (
+    Key,
+    Plan,
+    deny,
+    deny_refused,
+    expect_on_target,
+    key_of,
+    optimised,
+    partitioned,
+    planned,
+    read_outside,
+    settled,
+)
+from npuc.rewrites import rewrites
+from npuc.samples.loading import Samples, synthetic
+from npuc.samples.loading import load as load_samples
+from npuc.storage.machine_files import as_toml
+from npuc.storage.mapped import trim
+from npuc.storage.pieces import Files, contents_of
+from npuc.system.budget import budget
+from npuc.target import Options, Request, Target
+
+OF_FILES = ("files", "seal", "model")
+"""Manifest entries that depend on the bytes of files, not on their meaning."""
+Inputs = Callable[[Sequence[Graph]], Samples]
+"""Gives the samples of everything that the graphs of some parts read."""
+Prove = Callable[[Lowered, Path], Program]
+"""Checks a part's program against its model, a file, and returns it with the result in its report."""
+
+
+def compiled(request: Request, prove: Prove | None = None) -> tuple[Program, Samples]:
+    """The program of a model and its calibration samples (synthetic without calibration data).
+
+    prove: applied to the program of every part. Raises NpucError for nodes that neither the target nor the host
+    can run, and for everything that the target refuses if the options forbid the host.
+    """
+    request.options.begin("reading the model")
+    with budget(), ExitStack() as stack:
+        plan = planned(request)
+        parts = offered(plan)
+        samples = _calibrating(plan, parts)
+        lowered = lowered_parts(plan, lambda graphs: _inputs(plan, graphs, samples, stack), prove)
+        parts = partitioned(plan)
+        program = entire(plan, parts, lowered) or assembled(plan, parts, lowered)
+    return named(_with_origin(program, request.model), request.options.prefix), samples
+
+
+def optimised_whole(request: Request) -> tuple[Graph, list[Step]]:
+    """The float graph, after all passes, of a model that the target runs whole, and the changes of the passes.
+
+    Raises NpucError with everything that it cannot run.
+    """
+    with budget():
+        plan = planned(request)
+        parts = settled(plan)
+        expect_on_target(plan, parts)
+        return optimised(plan, read_outside(plan.network, parts), parts[0])
+
+
+def _calibrating(plan: Plan, parts: Sequence[partition.Part]) -> Samples:
+    """The samples to calibrate a model on; none if the host runs everything.
+
+    Raises DataError (E401, E402).
+    """
+    network = plan.network
+    if not any(part.on_npu for part in parts):
+        return Samples({})
+    types = {name: network.types[name] for name in network.inputs if name in network.types}
+    if len(types) < len(network.inputs):
+        _deny_uncalibrated(plan, set(network.inputs) - set(types))
+        return Samples({})
+    return calibrating(plan.request, types, types.keys() - _read_on_npu(plan, parts))
+
+
+def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Collection[str] = ()) -> Samples:
+    """The samples of inputs of these types: those of the request's files, or synthetic ones.
+
+    unbounded: the inputs that may be infinite. Raises DataError (E401, E402).
+    """
+    return load_samples(request.calibration, types, unbounded) if request.calibration else synthetic(types)
+
+
+def offered(plan: Plan) -> tuple[partition.Part, ...]:
+    """Parts that the target accepts. Raises NpucError where a refused node may not or cannot run on the host."""
+    parts = settled(plan)
+    if plan.options.refuses_host:
+        expect_on_target(plan, parts)
+    expect_host(plan)
+    return parts
+
+
+def _read_on_npu(plan: Plan, parts: Iterable[partition.Part]) -> set[str]:
+    """The tensors that NPU parts read from outside."""
+    units = ([plan.network.by_name[name] for name in part.blocks] for part in parts if part.on_npu)
+    return {name for each in units for name in crossing_inputs(plan.network, each, on_npu=True)}
+
+
+def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
+    """Sends all nodes to the host: some inputs are not numeric tensors and have no samples."""
+    reason, limit = "an input is no tensor of numbers: nothing behind it can be calibrated", "tensors of numbers"
+    problem = Problem("E107", reason, tensor=min(strange), limit=limit)
+    deny(plan, [unit.name for unit in plan.network.units], problem)
+
+
+def lowered_parts(plan: Plan, inputs: Inputs, prove: Prove | None = None) -> dict[Key, Lowered]:
+    """The program of every part, calibrated on its inputs; nodes refused on the way go to the host."""
+    found: dict[Key, Lowered] = {}
+    while True:
+        parts = offered(plan)
+        outside = read_outside(plan.network, parts)
+        keys = {part.blocks: key_of(plan.network, outside, part) for part in parts}
+        waiting = [part for part in parts if part.on_npu and keys[part.blocks] not in found]
+        if not waiting:
+            return found
+        samples = inputs([optimised(plan, outside, part)[0] for part in waiting])
+        for part in waiting:
+            graph, steps = optimised(plan, outside, part)
+            own = samples if [*samples.inputs] == [*graph.inputs] else samples.of(graph.inputs)
+            try:
+                lowered = Lowered(graph, own, _lowered_part(plan, graph, steps, own))
+                _expect_instructions(lowered.program, plan.target)
+            except NpucError as error:
+                deny_refused(plan, outside, part, error)
+                break
+            found[keys[part.blocks]] = lowered if prove is None else _proved(plan, part, lowered, prove)
+
+
+def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
+    """The samples of everything that these parts read: the model's own, and what onnxruntime makes of them."""
+    wanted = dict.fromkeys(name for graph in graphs for name in graph.inputs)
+    if all(name in samples.inputs for name in wanted):
+        return samples
+    plan.options.begin("running the model for what crosses to the NPU")
+    return replace(samples, inputs=crossing(plan.network, sorted(wanted), samples, stack))
+
+
+def _lowered_part(plan: Plan, graph: Graph, steps: list[Step], samples: Samples) -> Program:
+    """The target's program of a part's graph. steps: the changes made by the passes."""
+    changes = [*steps]
+    program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.request.hook))
+    trim()
+    _expect_report(program, plan.target)
+    return _with_rewrites(program, changes)
+
+
+def _expect_instructions(program: Program, target: Target) -> None:
+    """Raises the refusal (W204) of a program that runs nothing on the machine."""
+    if not program.manifest["report"]["instructions"]:
+        reason, remedy = "the target leaves all of this part to the host", f"npuc operators --target {target.name}"
+        raise NpucError.of([Problem(HOST_STEP, reason, remedy=remedy)])
+
+
+def _expect_report(program: Program, target: Target) -> None:
+    """Raises ValueError, addressed to the target's author, if the report lacks fields that every command shows."""
+    try:
+        _ = replace(program, manifest={"report": json.loads(json.dumps(program.manifest["report"]))}).report
+    except ArtefactError as error:
+        raise ValueError(f"{target.name} writes a report that npuc cannot show: {error}") from None
+
+
+def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prove: Prove) -> Lowered:
+    """The part with its program checked: against the user's file if it is the whole model.
+
+    Raises Mismatch (E603) if it does not compute what the model does.
+    """
+    if is_whole(plan, [part], lowered.graph) and not plan.options.bind:
+        return replace(lowered, program=prove(lowered, plan.request.model))
+    units = [plan.network.by_name[name] for name in part.blocks]
+    with TemporaryDirectory() as folder:
+        model = Path(folder) / "part.onnx"
+        model.write_bytes(region_model(plan.network, units, lowered.graph.outputs).SerializeToString())
+        return replace(lowered, program=prove(lowered, model))
+
+
+def _with_origin(program: Program, model: Path) -> Program:
+    """The program with the model's file in its manifest."""
+    origin = {"name": model.name, "sha256": file_sha256(model)}
+    return replace(program, manifest={**program.manifest, "model": origin})
+
+
+def _with_rewrites(program: Program, steps: Iterable[Step]) -> Program:
+    """The program with the passes' rewrites added to its graph.json, for `npuc explain`."""
+    done = [each for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
+    graph = json.loads(program.evidence["graph.json"])
+    graph["rewrites"] = [{"pass": each.name, "nodes": list(each.nodes), "text": str(each)} for each in done]
+    changed = {"graph.json": canonical_json(graph)}
+    return replace(program, evidence=Files(contents_of(program.evidence, changed)))
+
+
+def request_of(model: Path, program: Program, target: Target, folder: Path) -> Request:
+    """The request recorded in a program's manifest; its machine is written to a file in the folder."""
+    machine = folder / "machine.toml"
+    machine.write_text(as_toml(program.manifest["machine"]), encoding="utf-8")
+    told = {flag.name: program.manifest[flag.name] for flag in target.flags if flag.name in program.manifest}
+    shapes = {port.name: port.shape for port in program.inputs}
+    return Request(model, target, Options(str(machine), program.precision, flags=told), shapes=shapes)
+
+
+def recompiled(model: Path, program: Program, target: Target) -> Program | None:
+    """A program compiled afresh from its model for its machine, as a reference for its files.
+
+    None if that gives another manifest, because other options or another npuc version were used.
+    """
+    with TemporaryDirectory() as folder:
+        try:
+            fresh = as_loaded(compiled(request_of(model, program, target, Path(folder)))[0])
+        except NpucError:
+            return None
+    return fresh if _meaning(fresh) == _meaning(program) else None
+
+
+def _meaning(program: Program) -> dict[str, Any]:
+    """The manifest without entries that depend on file bytes and without the report, which is derived data."""
+    return {key: value for key, value in program.manifest.items() if key not in (*OF_FILES, "report")}
