@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from npuc.frozen import frozen
 from npuc.text.escaping import terminal
@@ -60,6 +61,8 @@ CODES: dict[str, str] = {
     "E601": "the results differ by more than the tolerance",
     "E602": "simulator and integer reference differ",
     "E603": "the compiled program does not compute what the model says: a defect of npuc, and nothing is written",
+    # npuc itself
+    "E901": "npuc fails where it should not: a defect of npuc, not of the model",
     # warnings: the program is written nevertheless
     NEEDLESS: "a layer runs on the host, as on the NPU it would only add transfers",
     "W202": "a layer runs on the host, as --deny asks",
@@ -107,6 +110,7 @@ REMEDIES: dict[str, str] = {
     "E601": "`npuc verify --sort` shows the layers with the largest errors",
     "E602": "`npuc verify --bisect` finds the first difference",
     "E603": "report it with the model and this command",
+    "E901": "report it with the model, this command and these lines",
 }
 """What to do about an error whose place knows nothing better."""
 
@@ -225,6 +229,26 @@ class EncodingError(NpucError):
 
 class Mismatch(NpucError):
     """Two results that should agree do not."""
+
+
+class Defect(Exception):
+    """npuc fails where it should not: never the user's fault. Nothing else is tried; the cause is the failure."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(problem.reason)
+
+    @classmethod
+    def of(cls, error: BaseException, node: str | None = None, op: str | None = None) -> Defect:
+        """The defect (E901) that an exception shows, with the place where it was raised."""
+        last = error.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        place = f" in {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last is not None else ""
+        return cls(Problem("E901", f"{type(error).__name__}{place}: {error}", node, op))
+
+    def __str__(self) -> str:
+        return str(self.problem)
 
 
 KINDS: dict[str, type[NpucError]] = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import HOST_STEP, NpucError, Problem
+from npuc.frontend.model import ImportedModel
 from npuc.frozen import frozen
 from npuc.ir import Graph
 from npuc.program import Program
@@ -68,28 +69,31 @@ def _refused(problem: Problem) -> Problem:
 
 def _nowhere(plan: Plan, error: NpucError) -> list[Found]:
     """The problems of a model that the host cannot run either; onnxruntime's own come last."""
-    units, refused = plan.network.by_name, plan.refusals()
-    found = [Found(each, HOST if loads(plan.network, units[each.node or ""]) else NOWHERE) for each in refused]
+    refused = [*plan.causes]
+    found = [Found(each, _place(plan.network, each)) for each in refused]
     if not any(each.place == NOWHERE for each in found):
         found = [Found(each, NOWHERE) for each in refused]
     return [*found, *(Found(each, NOWHERE) for each in error.problems if each not in refused)]
+
+
+def _place(network: ImportedModel, problem: Problem) -> str:
+    """Where a node runs that the target refuses."""
+    node = network.by_name.get(problem.node or "")
+    return HOST if node is not None and loads(network, node) else NOWHERE
 
 
 def _found(plan: Plan, lowered: Mapping[Key, Lowered]) -> list[Found]:
     """Every node that does not run on the target, of a divided model."""
     network, parts = plan.network, partitioned(plan)
     outside = read_outside(network, parts)
-    found = [
-        Found(each, HOST if loads(network, network.by_name[each.node or ""]) else NOWHERE)
-        for each in plan.denied.values()
-    ]
+    found = [Found(each, _place(network, each)) for each in plan.denied.values()]
     for part in parts:
         if part.on_npu:
             found += _host_steps(lowered[key_of(network, outside, part)].program)
         else:
             units = (network.by_name[name] for name in part.blocks if name not in plan.denied)
             found += [Found(absorbed(unit), HOST) for unit in units]
-    order = {unit.name: at for at, unit in enumerate(network.units)}
+    order = {unit.name: at for at, unit in enumerate(network.nodes)}
     return sorted(found, key=lambda each: order.get(each.problem.node or "", len(order)))
 
 

@@ -17,8 +17,6 @@ from npuc.system.budget import budget
 if TYPE_CHECKING:
     import onnx
 
-    from npuc.frontend.builder import LeftWhole
-
 Shapes = Mapping[str, tuple[int, ...]]
 NO_SHAPES: Shapes = {}
 
@@ -28,21 +26,19 @@ def load(
     input_shapes: Shapes = NO_SHAPES,
     *,
     fold_weights: bool = True,
-    without: LeftWhole | None = None,
 ) -> Graph:
     """The graph of an ONNX file; every shape is static.
 
     input_shapes: shapes that bind the dynamic dimensions of inputs, by name.
     fold_weights: whether DequantizeLinear of a constant becomes a float constant; if not, it stays a node whose
     inputs are the constants, so that integer weights and their scales survive.
-    without: why an operator is refused although it has a canonical form, by ONNX operator and first input.
     Raises ModelError or UnsupportedOperator with every problem of the model.
     """
     from npuc.frontend.reading import read_model
 
     with budget():
         model = read_model(path, whole=False)
-        return import_model(model, path.parent, input_shapes, fold_weights=fold_weights, without=without)
+        return import_model(model, path.parent, input_shapes, fold_weights=fold_weights)
 
 
 def import_model(
@@ -51,10 +47,9 @@ def import_model(
     input_shapes: Shapes = NO_SHAPES,
     *,
     fold_weights: bool = True,
-    without: LeftWhole | None = None,
 ) -> Graph:
     """The graph of a model in memory; `folder` holds its external data (None: it may have none)."""
-    from npuc.frontend.importing import graph_of
+    from npuc.frontend.importing import import_nodes
 
     with budget():
-        return graph_of(model, folder, input_shapes, fold_weights=fold_weights, without=without)
+        return import_nodes(model, folder, input_shapes, host=False, fold_weights=fold_weights).graph()

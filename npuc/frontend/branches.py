@@ -15,7 +15,10 @@ def branch_of(node: OnnxNode, to: Builder) -> onnx.GraphProto:
     if node.inputs[0] not in to.constants:
         remedy = "export one branch, or bind the scalar input that chooses it (--bind INPUT=VALUE)"
         raise node.unsupported("the condition is computed at run time", remedy, limit="constant conditions")
-    branch: onnx.GraphProto = node.attrs["then_branch" if to.value(node, 0).any() else "else_branch"]
+    which = "then_branch" if to.value(node, 0).any() else "else_branch"
+    if which not in node.attrs:
+        raise node.bad(f"the attribute {which!r} is missing")
+    branch: onnx.GraphProto = node.attrs[which]
     if len(branch.output) != len(node.outputs):
         raise node.bad(f"the branch has {len(branch.output)} outputs, the node {len(node.outputs)}")
     return branch

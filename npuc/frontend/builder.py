@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npuc.conditions.lower_bounds import LowerBounds
-from npuc.errors import ModelError, Problem, UnsupportedOperator
+from npuc.errors import ModelError, UnsupportedOperator
 from npuc.frozen import frozen
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Node, TensorType, type_of
@@ -57,8 +57,6 @@ class OnnxNode:
         return found
 
 
-LeftWhole = Callable[[str, TensorType | None], Problem | None]
-"""Why an ONNX operator is refused although it has a canonical form, by operator and type of the first input."""
 OUTPUT = "an output"
 """Marks a reader of a tensor that is an output of the model."""
 
@@ -66,13 +64,10 @@ OUTPUT = "an output"
 class Builder:
     """Nodes, constants and types so far. A tensor is in `constants`, or has a producer, or is an input."""
 
-    def __init__(
-        self, opset: int, folder: Path | None, fold_weights: bool, without: LeftWhole | None = None
-    ) -> None:
+    def __init__(self, opset: int, folder: Path | None, fold_weights: bool) -> None:
         self.opset = opset
         self.folder = folder
         self.fold_weights = fold_weights
-        self.without = without
         self.nodes: list[Node] = []
         self.constants: dict[str, Array] = {}
         self.types: dict[str, TensorType] = {}
@@ -129,10 +124,6 @@ class Builder:
         name = self.fresh(f"{node.outputs[0]}/{stem}")
         self.add_constant(name, value)
         return name
-
-    def left_whole(self, node: OnnxNode) -> Problem | None:
-        """Why a node is refused although it has a canonical form; None if it is not."""
-        return self.without(node.op, self.types.get(next(iter(node.inputs), ""))) if self.without else None
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """A tensor's shape."""

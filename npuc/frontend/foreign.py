@@ -74,6 +74,36 @@ def result_types(
     return {each.name: each.type for each in found.graph.output if each.type.WhichOneof("value") is not None}
 
 
+def malformed(
+    node: onnx.NodeProto,
+    types: Mapping[str, TensorType],
+    constants: Mapping[str, Array],
+    opsets: list[onnx.OperatorSetIdProto],
+) -> str | None:
+    """What ONNX's shape inference or onnxruntime refuses in a node; None if both accept it.
+
+    types: of what it reads; constants: the values of some of it.
+    """
+    read = list(dict.fromkeys(captured(node)))
+    values = {name: constants[name] for name in read if name in constants}
+    inputs = [helper.make_value_info(name, proto_of(types[name])) for name in read if name not in values]
+    graph = helper.make_graph(
+        [node], "node", inputs, [onnx.ValueInfoProto(name=each) for each in node.output if each]
+    )
+    graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(each, order="C"), key) for key, each in values.items()
+    )
+    model = helper.make_model(graph, opset_imports=opsets)
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        foreign_session(model)
+    except NpucError as error:
+        return error.problems[0].reason
+    except Exception as error:  # ONNX's own kinds of errors
+        return str(error)
+    return None
+
+
 ELEMENTS = {
     "tensor(float)": TensorProto.FLOAT,
     "tensor(uint8)": TensorProto.UINT8,

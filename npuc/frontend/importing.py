@@ -1,59 +1,60 @@
-"""From a parsed model to a graph: node by node in topological order, collecting all problems on the way."""
+"""From a parsed model to its nodes, one by one in topological order.
+
+Where a node cannot be imported, the import goes on: the node is kept as it is, and so are nodes that read a tensor
+without a static type. Constants are folded, constant branches inlined and identities left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import TensorProto, TypeProto, helper
 
 from npuc.custom_ops import STANDARD
-from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
+from npuc.errors import Defect, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.batches import steps_first
-from npuc.frontend.binding import input_types
+from npuc.frontend.binding import INPUT_TYPES, input_types
 from npuc.frontend.branches import branch_of, inlined
-from npuc.frontend.builder import OUTPUT, Builder, LeftWhole, OnnxNode
+from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.expansion import expect_own_names, expect_small, with_defaults, with_one_opset
 from npuc.frontend.folding import can_fold, fold
-from npuc.frontend.foreign import captured
+from npuc.frontend.foreign import (
+    captured,
+    malformed,
+    proto_of,
+    renamed,
+    result_types,
+    static,
+    types_by_onnxruntime,
+)
 from npuc.frontend.importers import IMPORTERS
+from npuc.frontend.importers.attention import prepared
+from npuc.frontend.model import ImportedModel, ImportedNode, live
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.signatures import attributes_of, check_arity
-from npuc.frontend.upgrading import ONNX_DOMAINS, upgraded
-from npuc.ir import Graph, Node, topological
+from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
+from npuc.ir import Array, Node, TensorType, topological
 from npuc.onnx_files.external_data import array_of
-from npuc.ops import build
+from npuc.onnx_files.subgraphs import within
+from npuc.system.budget import beyond_limits
 
-
-def graph_of(
-    model: onnx.ModelProto,
-    folder: Path | None,
-    shapes: Mapping[str, tuple[int, ...]],
-    *,
-    fold_weights: bool,
-    without: LeftWhole | None = None,
-) -> Graph:
-    """The graph of a model. Raises ModelError or UnsupportedOperator with all problems found."""
-    model, opset = importable(model, folder)
-    if isinstance(opset, NpucError):
-        raise opset
-    to = Builder(opset, folder, fold_weights, without)
-    constants_into(to, model.graph)
-    types = input_types(model.graph, to.constants, shapes)
-    to.take_inputs(types)
-    to.reserve([name for node in model.graph.node for name in node.output])
-    with np.errstate(all="ignore"):
-        _import_nodes(ordered(model.graph, to, {*to.constants, *to.types}), to)
-    outputs = list(dict.fromkeys(each.name for each in model.graph.output))
-    to.check_computed([to.aliases.get(each, each) for each in outputs])
-    nodes = _with_output_names(outputs, to, types)
-    return build(model.graph.name, nodes, types, outputs, to.constants, reserved=to.names.taken())
+HOST_TYPES: Mapping[int, str] = {
+    **INPUT_TYPES,
+    TensorProto.FLOAT16: "float16",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.UINT32: "uint32",
+    TensorProto.UINT64: "uint64",
+}
+"""Element types of inputs that the host accepts."""
 
 
 def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelProto, int | NpucError]:
@@ -136,58 +137,6 @@ def ordered(graph: onnx.GraphProto, to: Builder, known: AbstractSet[str]) -> lis
     return [(node.name, by_name[node.name]) for node in topological(plain, known)]
 
 
-class _Damage:
-    """Tensors without a type because their node failed; `undecided` ones might have been shapes."""
-
-    def __init__(self) -> None:
-        self.broken: set[str] = set()
-        self.undecided: set[str] = set()
-
-    def touches(self, names: Sequence[str]) -> bool:
-        """Whether any of the tensors has no type."""
-        return not self.broken.isdisjoint(names) or not self.undecided.isdisjoint(names)
-
-    def spread(self, proto: onnx.NodeProto, constant: bool) -> None:
-        """Marks the outputs of a node that could not be imported."""
-        (self.undecided if constant else self.broken).update(proto.output)
-
-
-def _import_nodes(nodes: Sequence[tuple[str, onnx.NodeProto]], to: Builder) -> None:
-    """Imports as many nodes as possible and raises all problems together.
-
-    Nothing after a failed node has a type: there only unknown operators are reported, except those that may have
-    been arithmetic on constant shapes.
-    """
-    problems: list[Problem] = []
-    errors: list[NpucError] = []
-    damage = _Damage()
-    for name, proto in nodes:
-        if damage.touches(list(captured(proto))):
-            shape_like = proto.op_type in ("Shape", "Size")
-            constant = shape_like or all(
-                each in to.constants or each in damage.undecided for each in proto.input if each
-            )
-            if not constant and not _is_known(proto):
-                problems.extend(_unknown(name, proto).problems)
-            damage.spread(proto, constant)
-            continue
-        try:
-            import_node(name, proto, to)
-        except NpucError as error:
-            errors.append(error)
-            problems.extend(error.problems)
-            damage.spread(proto, constant=False)
-    if problems:
-        kind = UnsupportedOperator if all(each.code.startswith("E2") for each in problems) else ModelError
-        raise kind.of(problems) from errors[0]
-
-
-def _is_known(proto: onnx.NodeProto) -> bool:
-    return is_known(proto) or (
-        proto.domain in ONNX_DOMAINS and (proto.op_type in IMPORTERS or proto.op_type == "If")
-    )
-
-
 def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
     own = proto.domain in ONNX_DOMAINS
     reason = "the operator is not known" if own else f"an operator of the domain {proto.domain!r} is not known"
@@ -197,8 +146,19 @@ def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
     return UnsupportedOperator("E201", reason, node=name, op=proto.op_type, remedy=remedy)
 
 
-def import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
-    """Imports one node; raises NpucError for any problem with it."""
+def is_importable(proto: onnx.NodeProto) -> bool:
+    """Whether npuc has an importer for a node's operator."""
+    return is_known(proto) or (
+        proto.domain in ONNX_DOMAINS and (proto.op_type in IMPORTERS or proto.op_type == "If")
+    )
+
+
+def import_node(name: str, proto: onnx.NodeProto, to: Builder, opsets: list[onnx.OperatorSetIdProto]) -> None:
+    """Imports one node.
+
+    Raises NpucError for any problem with it, and Defect for an importer that fails although ONNX and onnxruntime
+    accept the node.
+    """
     found = signature_of(proto, to.opset)
     if found is None:
         raise _unknown(name, proto)
@@ -206,25 +166,24 @@ def import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
         reason = f"the operator is not part of opset {to.opset}"
         raise ModelError("E105", reason, node=name, op=proto.op_type)
     check_arity(proto, name, found)
+    attrs = attributes_of(proto, name, found, to.folder)
+    inputs = tuple(to.aliases.get(each, each) for each in proto.input)
+    node = OnnxNode(name, proto.op_type, inputs, tuple(proto.output), attrs, to.opset)
+    to.check_computed(inputs)
     try:
-        attrs = attributes_of(proto, name, found, to.folder)
-        inputs = tuple(to.aliases.get(each, each) for each in proto.input)
-        node = OnnxNode(name, proto.op_type, inputs, tuple(proto.output), attrs, to.opset)
-        to.check_computed(inputs)
         _dispatch(node, proto, to)
-        to.note_absent(node)
-    except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
-        reason = f"the node is malformed ({type(error).__name__}: {error})"
-        raise ModelError("E105", reason, node=name, op=proto.op_type) from error
+    except NpucError:
+        raise
+    except Exception as error:
+        if (said := malformed(proto, to.types, to.constants, opsets)) is None:
+            raise Defect.of(error, node=name, op=proto.op_type) from error
+        raise ModelError("E105", f"the node is malformed: {said}", node=name, op=proto.op_type) from error
+    to.note_absent(node)
 
 
 def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     if node.op == "If":
-        _import_nodes(list(inlined(node, branch_of(node, to), to)), to)
-        return
-    whole = to.left_whole(node)
-    if whole is not None:
-        raise UnsupportedOperator.of([replace(whole, node=node.name, op=node.op)])
+        branch_of(node, to)  # raises: a constant condition has chosen its branch before
     importer, foldable = IMPORTERS.get(node.op), can_fold(node, proto, to)
     if importer is None:
         if not foldable:
@@ -233,35 +192,240 @@ def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
         return
     try:
         importer(node, to)
-    except NpucError:
+    except NpucError as error:
         # A constant of a type or form that the table lacks (double, strings) can still be evaluated.
-        if not foldable:
+        if not foldable or beyond_limits(error):
             raise
         fold(node, proto, to)
 
 
-def _with_output_names(outputs: Sequence[str], to: Builder, types: Mapping[str, object]) -> list[Node]:
-    """The nodes, with every output under its own name even if an Identity was left out.
+def import_nodes(
+    model: onnx.ModelProto,
+    folder: Path | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    bound: Mapping[str, Array] | None = None,
+    *,
+    host: bool = True,
+    fold_weights: bool = True,
+) -> ImportedModel:
+    """The nodes of a model. bound: values of inputs that are treated as constants.
 
-    The tensor before such an output is renamed; if it is an input or an output itself, the Identity stays.
+    host: whether inputs may have types and shapes that only the host accepts. Raises ModelError if the model is
+    malformed, an input stays dynamic, or memory does not suffice; Defect for an importer that fails.
     """
-    renamed: dict[str, str] = {}
-    extra: list[Node] = []
-    for name in outputs:
-        source = to.aliases.get(name)
-        if source is None:
-            continue
-        if source in to.constants:
-            to.constants[name] = to.constants[source]
-        elif source in types or source in outputs or source in renamed:
-            extra.append(Node("Identity", (source,), (name,), {}, to.node_name(f"{name}/Identity")))
-        else:
-            renamed[source] = name
-    return [
-        replace(
-            node,
-            inputs=tuple(renamed.get(each, each) for each in node.inputs),
-            outputs=tuple(renamed.get(each, each) for each in node.outputs),
+    texts = frozenset({text for node in within(model.graph.node) for text in (node.op_type, node.name)} - {""})
+    model, opset = importable(model, folder)
+    avoided: dict[str, str] = {}
+    while True:
+        found = _Import(model, folder, opset, avoided, fold_weights=fold_weights)
+        for name, value in (bound or {}).items():
+            found.to.add_constant(name, value)
+        wanted = found.run(shapes, host=host)
+        if wanted.keys() <= avoided.keys():
+            return found.result(texts)
+        avoided = {**wanted, **avoided}
+
+
+class _Import:
+    """One walk over the nodes. avoided: by node, an output that is read, but omitted by the importer.
+
+    Of a model whose opset is unknown the host runs everything.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        folder: Path | None,
+        opset: int | NpucError,
+        avoided: Mapping[str, str],
+        *,
+        fold_weights: bool,
+    ) -> None:
+        self.model, self.avoided = model, avoided
+        self.unreadable = opset.problems[0] if isinstance(opset, NpucError) else None
+        self.to = Builder(opset if isinstance(opset, int) else OLDEST_OPSET, folder, fold_weights)
+        self.nodes: list[ImportedNode] = []
+        self.broken: set[str] = set()
+        """Results of nodes that npuc cannot import."""
+        self.undecided: set[str] = set()
+        """Those of them that might have been shapes, or arithmetic on shapes."""
+        self.protos: dict[str, TypeProto] = {}
+        self.opsets = list(model.opset_import)
+        self.declared = {each.name: each.type for each in (*model.graph.value_info, *model.graph.input)}
+        constants_into(self.to, model.graph)
+
+    @cached_property
+    def _by_onnxruntime(self) -> Mapping[str, TypeProto]:
+        return types_by_onnxruntime(self.model, self.to.folder, self.given)
+
+    def run(self, shapes: Mapping[str, tuple[int, ...]], *, host: bool) -> dict[str, str]:
+        """Imports every node; returns, by node, outputs that are read, but omitted by the importer."""
+        graph, to = self.model.graph, self.to
+        self.inputs = [each.name for each in graph.input if each.name not in to.constants]
+        self.given = (_types_on_host if host else input_types)(graph, to.constants, shapes)
+        to.take_inputs(self.given)
+        self.protos |= {name: self.declared[name] for name in self.inputs}
+        self.protos |= {name: proto_of(found) for name, found in to.types.items()}
+        to.reserve([*self.inputs, *(name for node in graph.node for name in node.output)])
+        missing: dict[str, str] = {}
+        with np.errstate(all="ignore"):
+            for name, node in ordered(graph, to, {*to.constants, *self.inputs}):
+                missing |= self._node(name, node)
+        return missing | {to.absent[each.name].name: each.name for each in graph.output if each.name in to.absent}
+
+    def result(self, texts: frozenset[str]) -> ImportedModel:
+        """The imported model. texts: operators and names of all nodes in the file."""
+        to, graph = self.to, self.model.graph
+        outputs = list(dict.fromkeys(each.name for each in graph.output))
+        nodes = self._with_output_names(outputs)
+        return ImportedModel(
+            graph.name,
+            live(nodes, outputs),
+            tuple(self.inputs),
+            tuple(outputs),
+            to.constants,
+            to.types,
+            self.protos,
+            tuple(self.opsets),
+            self.model.ir_version,
+            to.names.taken(),
+            texts,
+            self.unreadable,
         )
-        for node in (*to.nodes, *extra)
-    ]
+
+    def _with_output_names(self, outputs: Sequence[str]) -> list[ImportedNode]:
+        """The nodes, with every output under its own name even if an Identity was left out.
+
+        The tensor before such an output is renamed; if it is an input or an output itself, the Identity stays.
+        """
+        to, names, more = self.to, dict[str, str](), list[ImportedNode]()
+        for name in outputs:
+            source = to.aliases.get(name)
+            if source is None:
+                continue
+            if source in to.constants:
+                to.constants[name] = to.constants[source]
+            elif source in self.inputs or source in outputs or source in names:
+                label = to.node_name(f"{name}/Identity")
+                made = Node("Identity", (source,), (name,), {}, label, (label,))
+                more.append(ImportedNode(label, helper.make_node("Identity", [source], [name]), (made,), None))
+            else:
+                names[source] = name
+            to.types[name] = to.types[source]
+            self.protos[name] = self.protos.get(source) or proto_of(to.types[source])
+        found = [*self.nodes, *more]
+        return [node.renamed(names) for node in found] if names else found
+
+    def _node(self, name: str, node: onnx.NodeProto) -> dict[str, str]:
+        """Adds a node, its constants or its alias; returns, by node, outputs that it reads, but are omitted."""
+        to = self.to
+        proto = renamed(node, to.aliases)
+        reads = list(dict.fromkeys(captured(proto)))
+        wanted = {to.absent[each].name: each for each in reads if each in to.absent}
+        if wanted or self.unreadable is not None:
+            self._foreign(name, proto, self.unreadable)
+            return wanted
+        unknown = [each for each in reads if each not in to.types]
+        if name in self.avoided or unknown:
+            self._foreign(name, proto, _unread(name, proto, self.avoided.get(name), unknown))
+            return {}
+        if node.op_type == "If" and node.domain in ONNX_DOMAINS and proto.input[0] in to.constants:
+            return self._branch(name, proto)
+        for each in prepared(proto, to):
+            self._node(to.node_name(f"{name}/{each.op_type}"), each)
+        before = len(to.nodes)
+        try:
+            import_node(name, proto, to, self.opsets)
+        except NpucError as error:
+            if beyond_limits(error):
+                raise
+            del to.nodes[before:]
+            self._foreign(name, proto, error.problems[0])
+            return {}
+        made = tuple(to.nodes[before:])
+        self.protos |= {each: proto_of(to.types[each]) for each in proto.output if each in to.types}
+        if made:
+            self.nodes.append(ImportedNode(name, proto, made, None))
+        return {}
+
+    def _branch(self, name: str, proto: onnx.NodeProto) -> dict[str, str]:
+        """Imports the nodes of the branch chosen by a constant condition."""
+        graphs = {each.name: each.g for each in proto.attribute}
+        node = OnnxNode(name, "If", tuple(proto.input), tuple(proto.output), graphs, self.to.opset)
+        try:
+            chosen = branch_of(node, self.to)
+        except NpucError as error:
+            self._foreign(name, proto, error.problems[0])
+            return {}
+        missing: dict[str, str] = {}
+        for inner, each in inlined(node, chosen, self.to):
+            missing |= self._node(inner, each)
+        return missing
+
+    def _foreign(self, name: str, proto: onnx.NodeProto, problem: Problem | None) -> None:
+        """Adds a node as it is, with the known types of its results."""
+        to = self.to
+        for each in proto.output:
+            to.constants.pop(each, None)
+            to.aliases.pop(each, None)
+            to.types.pop(each, None)
+            to.producers.pop(each, None)
+        found = result_types(proto, self.protos, to.constants, self.opsets)
+        untyped = [each for each in filter(None, proto.output) if each not in found and each not in self.declared]
+        if proto.domain not in ONNX_DOMAINS and untyped:
+            found = {**self._by_onnxruntime, **found}
+        for each in filter(None, proto.output):
+            proto_type = found.get(each) or self.declared.get(each)
+            if proto_type is not None:
+                self.protos[each] = proto_type
+                known = static(proto_type)
+                if known is not None:
+                    to.types[each] = known
+        if proto.op_type == "Where" and proto.domain in ONNX_DOMAINS:
+            to.producers[proto.output[0]] = Node("Where", tuple(proto.input), tuple(proto.output))
+        told = problem or Problem("E201", "the operator is not known to npuc")
+        where = replace(told, node=name, op=proto.op_type)
+        reads = {*captured(proto)} - to.constants.keys()
+        of_shapes = bool(reads) and reads <= self.undecided
+        follows = of_shapes or (told.code != "E201" and not self.broken.isdisjoint(reads))
+        self.broken.update(proto.output)
+        if of_shapes or proto.op_type in ("Shape", "Size"):
+            self.undecided.update(proto.output)
+        self.nodes.append(ImportedNode(name, proto, (), where, follows))
+
+
+def _unread(name: str, proto: onnx.NodeProto, omitted: str | None, unknown: Sequence[str]) -> Problem:
+    """Why a node cannot be imported even though no importer refused it.
+
+    omitted: the output that an importer would not compute; unknown: what it reads without a type.
+    """
+    if not is_importable(proto):
+        return _unknown(name, proto).problems[0]
+    if omitted is not None:
+        reason, remedy = f"its output {omitted!r} is read", "compute it by operators of its own"
+        return Problem("E202", reason, name, proto.op_type, limit="the first output only", remedy=remedy)
+    reason = "the shape of what it reads is known at run time only"
+    remedy = "make the shape static, for instance by simplifying the model for fixed shapes"
+    return Problem("E106", reason, name, proto.op_type, unknown[0], remedy=remedy)
+
+
+def _types_on_host(
+    graph: onnx.GraphProto, constants: Collection[str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, TensorType]:
+    """The types of inputs that are tensors of numbers, with elements. Raises as `input_types`."""
+    typed, names = onnx.GraphProto(name=graph.name, node=graph.node), {each.name for each in graph.input}
+    typed.input.extend(each for each in graph.input if _code(each.type) in HOST_TYPES and not _is_empty(each.type))
+    others = names - {each.name for each in typed.input}
+    given = {name: shape for name, shape in shapes.items() if name not in others}
+    return input_types(typed, constants, given, HOST_TYPES)
+
+
+def _is_empty(found: TypeProto) -> bool:
+    """Whether a dimension is declared as 0."""
+    dims = found.tensor_type.shape.dim
+    return any(each.WhichOneof("value") == "dim_value" and not each.dim_value for each in dims)
+
+
+def _code(found: TypeProto) -> int:
+    """The element type of a tensor; 0 for anything else."""
+    return found.tensor_type.elem_type if found.WhichOneof("value") == "tensor_type" else 0

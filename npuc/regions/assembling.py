@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npuc.errors import HOST_STEP, NpucError, Problem
-from npuc.frontend.units import Network, Unit
+from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frozen import frozen
 from npuc.ir import Graph
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
@@ -50,9 +50,9 @@ def is_whole(plan: Plan, parts: Sequence[partition.Part], graph: Graph) -> bool:
     network = plan.network
     return (
         len(parts) == 1
-        and all(name == tensor for name, tensor in network.outputs.items())
+        and len(parts[0].blocks) == len(network.nodes)
         and graph.inputs == network.inputs
-        and graph.outputs == tuple(network.outputs)
+        and graph.outputs == network.outputs
     )
 
 
@@ -100,9 +100,9 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
         "target": plan.target.name,
         "precision": plan.options.precision,
         "machine": plan.target.machine_values(plan.options.machine),
-        **Contents(tuple(steps), network.outputs).as_json(),
-        "inputs": [_port(network, name, name) for name in network.inputs],
-        "outputs": [_port(network, name, tensor) for name, tensor in network.outputs.items()],
+        **Contents(tuple(steps), {name: name for name in network.outputs}).as_json(),
+        "inputs": [_port(network, name) for name in network.inputs],
+        "outputs": [_port(network, name) for name in network.outputs],
         "report": {**report, **shares(told, executed), "proof": proven(reports)},
         **_bound(plan.options),
     }
@@ -114,14 +114,16 @@ def _machine(plan: Plan) -> str:
     return str(plan.target.machine_values(plan.options.machine).get("name", plan.options.machine or "default"))
 
 
-def _region_step(network: Network, units: Sequence[Unit], path: str, wanted: set[str]) -> ProgramPart:
+def _region_step(
+    network: ImportedModel, units: Sequence[ImportedNode], path: str, wanted: set[str]
+) -> ProgramPart:
     written = [name for unit in units for name in unit.writes]
     inputs = graphs.crossing_inputs(network, units, on_npu=False)
     outputs = tuple(name for name in dict.fromkeys(written) if name in wanted)
     return ProgramPart(HOST, path, tuple(inputs), outputs, tuple(sorted({*graphs.custom_operators(units)})))
 
 
-def region_bytes(network: Network, units: Sequence[Unit], step: ProgramPart) -> bytes:
+def region_bytes(network: ImportedModel, units: Sequence[ImportedNode], step: ProgramPart) -> bytes:
     """The region's model, which onnxruntime loads. Raises UnsupportedOperator (E201) for what it refuses."""
     from npuc.reference import session
 
@@ -137,8 +139,8 @@ def region_bytes(network: Network, units: Sequence[Unit], step: ProgramPart) -> 
     return data
 
 
-def _told_part(network: Network, part: partition.Part, path: str | None, found: Lowered) -> list[Told]:
-    counted = {name: graphs.unit_macs(network, network.by_name[name]) for name in part.blocks}
+def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: Lowered) -> list[Told]:
+    counted = {name: graphs.node_macs(network, network.by_name[name]) for name in part.blocks}
     ports = found.graph.inputs, found.graph.outputs
     taken, given = (sum(graphs.size_bytes(network, name) for name in names) for names in ports)
     return _told(found.program.manifest["report"], counted, path, taken, given)
@@ -154,18 +156,18 @@ def _told_region(plan: Plan, part: partition.Part, step: ProgramPart) -> Told:
         crossed = sum(
             graphs.size_bytes(network, each) for each in border.intersection((*unit.reads, *unit.writes))
         )
-        nodes.append(OnHost(problem, graphs.unit_macs(network, unit), crossed))
+        nodes.append(OnHost(problem, graphs.node_macs(network, unit), crossed))
     ports = step.inputs, step.outputs
     taken, given = (sum(graphs.size_bytes(network, name) for name in names) for names in ports)
     return Told(HOST, step.path, part.blocks, part_macs(network, part), taken, given, reasons(nodes))
 
 
-def _port(network: Network, name: str, tensor: str) -> dict[str, Any]:
+def _port(network: ImportedModel, name: str) -> dict[str, Any]:
     """An input or output in the manifest; extents that are known only at run time are -1."""
-    known = network.types.get(tensor)
+    known = network.types.get(name)
     if known is not None:
         return {"name": name, "shape": list(known.shape), "dtype": known.dtype}
-    proto = network.protos.get(tensor)
+    proto = network.protos.get(name)
     if proto is None or proto.WhichOneof("value") != "tensor_type":
         said = "" if proto is None else _written(proto)
         return {"name": name, "shape": [], "dtype": OBJECT, "type": said}

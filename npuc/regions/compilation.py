@@ -126,7 +126,7 @@ def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
     """Sends all nodes to the host: some inputs are not numeric tensors and have no samples."""
     reason, limit = "an input is no tensor of numbers: nothing behind it can be calibrated", "tensors of numbers"
     problem = Problem("E107", reason, tensor=min(strange), limit=limit)
-    deny(plan, [unit.name for unit in plan.network.units], problem)
+    deny(plan, [unit.name for unit in plan.network.nodes], problem)
 
 
 def lowered_parts(plan: Plan, inputs: Inputs, prove: Prove | None = None) -> dict[Key, Lowered]:
@@ -145,9 +145,11 @@ def lowered_parts(plan: Plan, inputs: Inputs, prove: Prove | None = None) -> dic
             own = samples if [*samples.inputs] == [*graph.inputs] else samples.of(graph.inputs)
             try:
                 lowered = Lowered(graph, own, _lowered_part(plan, graph, steps, own))
-                _expect_instructions(lowered.program, plan.target)
             except NpucError as error:
                 deny_refused(plan, outside, part, error)
+                break
+            if not lowered.program.manifest["report"]["instructions"] and not plan.options.refuses_host:
+                deny(plan, part.blocks, _without_instructions(plan.target))
                 break
             found[keys[part.blocks]] = lowered if prove is None else _proved(plan, part, lowered, prove)
 
@@ -170,11 +172,10 @@ def _lowered_part(plan: Plan, graph: Graph, steps: list[Step], samples: Samples)
     return _with_rewrites(program, changes)
 
 
-def _expect_instructions(program: Program, target: Target) -> None:
-    """Raises the refusal (W204) of a program that runs nothing on the machine."""
-    if not program.manifest["report"]["instructions"]:
-        reason, remedy = "the target leaves all of this part to the host", f"npuc operators --target {target.name}"
-        raise NpucError.of([Problem(HOST_STEP, reason, remedy=remedy)])
+def _without_instructions(target: Target) -> Problem:
+    """Why the host runs a part of which the target's program runs nothing on the machine."""
+    reason, remedy = "the target leaves all of this part to the host", f"npuc operators --target {target.name}"
+    return Problem(HOST_STEP, reason, remedy=remedy)
 
 
 def _expect_report(program: Program, target: Target) -> None:

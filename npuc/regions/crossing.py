@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import DataError, ModelError
-from npuc.frontend.units import Network, Unit
+from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.ir import Array, TensorType
 from npuc.regions import graphs
 from npuc.samples.loading import Samples
@@ -20,7 +20,7 @@ IN_MEMORY = 1 << 28
 """The most bytes of crossing tensors, over all samples, in memory; larger ones are in files."""
 
 
-def crossing(network: Network, names: Sequence[str], samples: Samples, stack: ExitStack) -> dict[str, Array]:
+def crossing(network: ImportedModel, names: Sequence[str], samples: Samples, stack: ExitStack) -> dict[str, Array]:
     """The values of tensors on all samples, (samples, *shape), from onnxruntime on the whole model in float.
 
     stack: closes the files of large values. Raises DataError (E402) if onnxruntime cannot run a sample.
@@ -46,17 +46,17 @@ def crossing(network: Network, names: Sequence[str], samples: Samples, stack: Ex
     return values.arrays
 
 
-def _behind(network: Network, names: Sequence[str]) -> list[Unit]:
+def _behind(network: ImportedModel, names: Sequence[str]) -> list[ImportedNode]:
     """The units that tensors depend on, in order."""
-    wanted, found = set(names), list[Unit]()
-    for unit in reversed(network.units):
+    wanted, found = set(names), list[ImportedNode]()
+    for unit in reversed(network.nodes):
         if wanted.intersection(unit.writes):
             wanted.update(unit.reads)
             found.append(unit)
     return found[::-1]
 
 
-def _read(network: Network, names: Sequence[str]) -> set[str]:
+def _read(network: ImportedModel, names: Sequence[str]) -> set[str]:
     return {name for unit in _behind(network, names) for name in unit.reads}
 
 

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 from npuc.custom_ops import STANDARD
 from npuc.errors import Problem, UnsupportedOperator
-from npuc.frontend.units import Network, Unit
+from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.ir import Graph
 from npuc.onnx_files.subgraphs import within
 from npuc.ops import build
@@ -19,9 +19,12 @@ from npuc.regions import partition
 from npuc.target import RECURRENT
 
 
-def part_graph(network: Network, units: Sequence[Unit], outside: Iterable[str], name: str) -> Graph:
+def part_graph(network: ImportedModel, units: Sequence[ImportedNode], outside: Iterable[str], name: str) -> Graph:
     """The target's graph of these units. outside: the tensors that anything else reads."""
     nodes = [node for unit in units for node in unit.nodes]
+    if len(units) == len(network.nodes) and all(name in network.types for name in network.inputs):
+        whole = {each: network.types[each] for each in network.inputs}
+        return build(name, nodes, whole, network.outputs, network.constants, reserved=network.reserved)
     written = {name for node in nodes for name in node.outputs}
     read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in written)
     inputs = {each: network.types[each] for each in read if each not in network.constants}
@@ -31,7 +34,7 @@ def part_graph(network: Network, units: Sequence[Unit], outside: Iterable[str], 
     return build(name, nodes, inputs, outputs, constants, reserved=network.reserved)
 
 
-def region_model(network: Network, units: Sequence[Unit], outputs: Sequence[str]) -> onnx.ModelProto:
+def region_model(network: ImportedModel, units: Sequence[ImportedNode], outputs: Sequence[str]) -> onnx.ModelProto:
     """The units as an ONNX model of their own, with constants.
 
     Raises UnsupportedOperator (E201) if the type of an input is unknown.
@@ -57,21 +60,21 @@ def region_model(network: Network, units: Sequence[Unit], outputs: Sequence[str]
     )
 
 
-def _named(unit: Unit) -> onnx.NodeProto:
+def _named(unit: ImportedNode) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(unit.proto)
     copy.name = unit.name
     return copy
 
 
-def custom_operators(units: Iterable[Unit]) -> Iterator[str]:
+def custom_operators(units: Iterable[ImportedNode]) -> Iterator[str]:
     """Operators that onnxruntime has only with a library from the user, including those in subgraphs."""
     for node in within(unit.proto for unit in units):
         if node.domain not in STANDARD:
             yield f"{node.domain}::{node.op_type}"
 
 
-def crossing_inputs(network: Network, units: Sequence[Unit], *, on_npu: bool) -> list[str]:
+def crossing_inputs(network: ImportedModel, units: Sequence[ImportedNode], *, on_npu: bool) -> list[str]:
     """The tensors that a part reads and does not compute, without constants, in order."""
     inside = {name for unit in units for name in unit.writes}
     inside |= {name for unit in units for node in unit.nodes for name in node.outputs}
@@ -79,33 +82,33 @@ def crossing_inputs(network: Network, units: Sequence[Unit], *, on_npu: bool) ->
     return [name for name in dict.fromkeys(read) if name not in inside and name not in network.constants]
 
 
-def blocks(network: Network, denied: Mapping[str, Problem]) -> partition.Network:
+def blocks(network: ImportedModel, denied: Mapping[str, Problem]) -> partition.Network:
     """The network as the partitioner sees it. denied: the units that the target does not run, and why."""
     made: list[partition.Block] = []
-    for unit in network.units:
+    for unit in network.nodes:
         on_npu = bool(unit.nodes) and unit.name not in denied
         read = (*(unit.imported if on_npu else ()), *unit.reads)
         inside = {name for node in unit.nodes for name in node.outputs} if on_npu else set[str]()
         reads = tuple(name for name in dict.fromkeys(read) if name not in network.constants)
         writes = tuple(dict.fromkeys((*unit.writes, *sorted(inside))))
-        made.append(partition.Block(unit.name, reads, writes, unit_macs(network, unit), on_npu))
-    outputs = frozenset(network.outputs.values())
+        made.append(partition.Block(unit.name, reads, writes, node_macs(network, unit), on_npu))
+    outputs = frozenset(network.outputs)
     return partition.Network(tuple(made), {name: size_bytes(network, name) for name in network.types}, outputs)
 
 
-def size_bytes(network: Network, tensor: str) -> int:
+def size_bytes(network: ImportedModel, tensor: str) -> int:
     """Bytes of a tensor; 0 if its size is unknown."""
     return network.types[tensor].bytes if tensor in network.types else 0
 
 
-def unit_macs(network: Network, unit: Unit) -> int:
+def node_macs(network: ImportedModel, unit: ImportedNode) -> int:
     """The multiply-accumulates of a node of the model: products with weights, and matrix products."""
     if unit.nodes and unit.op not in RECURRENT:  # the first step of these may have no state to multiply
         return sum(macs(node, network.types) for node in unit.nodes)
     return _foreign_macs(network, unit)
 
 
-def _foreign_macs(network: Network, unit: Unit) -> int:
+def _foreign_macs(network: ImportedModel, unit: ImportedNode) -> int:
     shapes = [network.types[name].shape if name in network.types else None for name in unit.proto.input]
     out = [network.types[name].shape if name in network.types else None for name in unit.proto.output]
     match unit.op, shapes, out:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from npuc.errors import NpucError, Problem
-from npuc.frontend.units import Network, Unit
+from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.onnx_files.external_weights import without_weights
 from npuc.reference import session
 from npuc.regions import graphs
@@ -21,12 +21,12 @@ def expect_host(plan: Plan) -> None:
     onnxruntime may load even an inconsistent model (E105), so such a model must also run on a sample.
     """
     network = plan.network
-    refused = [each for each in plan.refusals() if each.code.startswith("E")]
+    refused = [each for each in plan.causes if each.code.startswith("E")]
     if plan.on_host or not refused:
         return
     contradicts = any(each.code == "E105" for each in refused)
-    outputs = list(dict.fromkeys(network.outputs.values()))
-    found = _refusal(network, network.units, outputs, once=contradicts)
+    outputs = list(network.outputs)
+    found = _refusal(network, network.nodes, outputs, once=contradicts)
     plan.on_host = found is None
     if found is not None:
         remedy = _binding(network)
@@ -34,15 +34,15 @@ def expect_host(plan: Plan) -> None:
         raise NpucError.of((*refused, *told))
 
 
-def _binding(network: Network) -> str | None:
+def _binding(network: ImportedModel) -> str | None:
     """The flag that may choose a branch of the model, if it has both branches and scalar inputs."""
     scalars = [name for name in network.inputs if name in network.types and network.types[name].size == 1]
-    if not scalars or not any(unit.op == "If" for unit in network.units):
+    if not scalars or not any(unit.op == "If" for unit in network.nodes):
         return None
     return f"if an input chooses a branch, bind it: --bind {scalars[0]}=VALUE"
 
 
-def loads(network: Network, unit: Unit) -> bool:
+def loads(network: ImportedModel, unit: ImportedNode) -> bool:
     """Whether onnxruntime loads a node, and, if it seems inconsistent, runs it."""
     if any(name not in network.protos and name not in network.constants for name in unit.reads):
         return True  # only the tensor's producer knows its type: the producer's result decides
@@ -50,7 +50,9 @@ def loads(network: Network, unit: Unit) -> bool:
     return _refusal(network, [unit], unit.writes, once=contradicts) is None
 
 
-def _refusal(network: Network, units: Sequence[Unit], outputs: Sequence[str], *, once: bool) -> str | None:
+def _refusal(
+    network: ImportedModel, units: Sequence[ImportedNode], outputs: Sequence[str], *, once: bool
+) -> str | None:
     """Why onnxruntime does not load these units; None if it does.
 
     once: whether it must also run them on a synthetic sample.
@@ -69,7 +71,7 @@ def _refusal(network: Network, units: Sequence[Unit], outputs: Sequence[str], *,
     return None
 
 
-def _sample(network: Network, names: Sequence[str]) -> dict[str, Any]:
+def _sample(network: ImportedModel, names: Sequence[str]) -> dict[str, Any]:
     """A synthetic value for each of these tensors."""
     found = synthetic({name: network.types[name] for name in names}, 1)
     return {name: values[0, ...] for name, values in found.inputs.items()}

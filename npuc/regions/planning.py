@@ -7,11 +7,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import onnx
+
 from npuc.conditions import masks, undefined
 from npuc.errors import NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
+from npuc.frontend.importing import import_nodes
+from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import read_model
-from npuc.frontend.units import Network, Unit, survey
 from npuc.ir import Array, Graph, Node
 from npuc.ops.macs import macs
 from npuc.passes import FLOAT_PASSES
@@ -19,6 +22,7 @@ from npuc.pipeline import Pass, Step, recorder, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
 from npuc.target import Options, Request, Shapes, Target
+from npuc.text.names import Names
 from npuc.text.terminal import closest
 
 ROUNDS = 64
@@ -36,9 +40,11 @@ Made = tuple[Graph, list[Step]]
 class Plan:
     """A model being compiled: why units run on the host, and results on parts so far."""
 
-    network: Network
+    network: ImportedModel
     request: Request
     denied: dict[str, Problem]
+    causes: list[Problem]
+    """What npuc and the target refuse, as they say it: one entry for all nodes that it concerns."""
     graphs: dict[Key, Made] = field(default_factory=dict[Key, Made])
     accepted: set[Key] = field(default_factory=set[Key])
     """Parts in which the target refuses nothing."""
@@ -48,11 +54,6 @@ class Plan:
     """Divisions so far, by the units that run on the host."""
     on_host: bool = False
     """Whether onnxruntime is known to run the model."""
-
-    def refusals(self) -> list[Problem]:
-        """Why units run on the host, in the order of the model."""
-        order = {unit.name: at for at, unit in enumerate(self.network.units)}
-        return sorted(self.denied.values(), key=lambda each: order[each.node or ""])
 
     @property
     def target(self) -> Target:
@@ -82,36 +83,62 @@ def planned(request: Request) -> Plan:
     Raises NpucError for a machine that does not exist, and for what the host cannot run either.
     """
     request.target.machine_values(request.options.machine)
-    network = surveyed(request.model, request.options, request.shapes)
-    fatal = [unit.problem for unit in network.units if unit.problem is not None and unit.problem.code in FATAL]
+    target, options = request.target, request.options
+    network = imported(request.model, options, request.shapes, host=not options.refuses_host)
+    fatal = [node.problem for node in network.nodes if node.problem is not None and node.problem.code in FATAL]
     if fatal:
-        raise NpucError.of(each.on(request.target.name) for each in fatal)
-    return Plan(network, request, refused(network, request.target, request.options))
+        raise NpucError.of(each.on(target.name) for each in fatal)
+    network = with_constant_outputs(network)
+    denied = refused(network, target, options)
+    causes = [each.on(target.name) for each in network.problems]
+    causes += [each for name, each in denied.items() if network.by_name[name].problem is None]
+    return Plan(network, request, denied, causes)
 
 
-def surveyed(model: Path, options: Options, shapes: Shapes) -> Network:
-    """The units of a model file. Raises ModelError as the frontend does, and as `bound_values`."""
+def imported(model: Path, options: Options, shapes: Shapes, *, host: bool = True) -> ImportedModel:
+    """The nodes of a model file. Raises ModelError as `import_nodes` and `bound_values`.
+
+    host: whether the host may run nodes.
+    """
     proto = read_model(model, whole=False)
-    return survey(proto, model.parent, shapes, bound_values(proto, options.bind))
+    return import_nodes(proto, model.parent, shapes, bound_values(proto, options.bind), host=host)
 
 
-def refused(network: Network, target: Target, options: Options) -> dict[str, Problem]:
+def with_constant_outputs(network: ImportedModel) -> ImportedModel:
+    """The model with a node of the host for every output that is a constant."""
+    found = [name for name in network.outputs if name in network.constants]
+    if not found:
+        return network
+    given: list[ImportedNode] = []
+    constants, names = dict(network.constants), Names(network.reserved)
+    labels = Names(network.by_name)
+    for name in found:
+        source = names.new(f"{name}/given")
+        constants[source] = constants.pop(name)
+        reason, remedy = "the output is a constant: it depends on no input", "remove it from the model's outputs"
+        proto, label = onnx.helper.make_node("Identity", [source], [name]), labels.new(f"{name}/given")
+        problem = Problem("E202", reason, label, "Constant", name, remedy=remedy)
+        given.append(ImportedNode(label, proto, (), problem))
+    return replace(network, nodes=(*network.nodes, *given), constants=constants, reserved=names.taken())
+
+
+def refused(network: ImportedModel, target: Target, options: Options) -> dict[str, Problem]:
     """The units that the target cannot run or must not, and why.
 
     A --deny of a node that was folded away has no effect: nothing is left to run. Raises ModelError (E109) for a
     name that matches nothing.
     """
-    found = {unit.name: unit.problem.on(target.name) for unit in network.units if unit.problem is not None}
+    found = {unit.name: unit.problem.on(target.name) for unit in network.nodes if unit.problem is not None}
     for asked in options.deny:
-        named = [unit for unit in network.units if asked in (unit.name, unit.op)]
+        named = [unit for unit in network.nodes if asked in (unit.name, unit.op)]
         if not named and asked not in network.written:
-            known = sorted({each for unit in network.units for each in (unit.name, unit.op)})
+            known = sorted({each for unit in network.nodes for each in (unit.name, unit.op)})
             reason = f"--deny {asked}: the model has no such operator or node.{closest(asked, known)}"
             raise ModelError("E109", reason, remedy="name an ONNX operator, or a node of the model")
         for unit in named:
             problem = Problem("W202", "it was asked for", unit.name, unit.op, remedy=f"leave out --deny {asked}")
             found.setdefault(unit.name, problem)
-    for unit in network.units:
+    for unit in network.nodes:
         whole = target.left_whole(unit.op, network.types.get(next(iter(unit.proto.input), "")), options)
         if whole is not None:
             found.setdefault(unit.name, replace(whole, node=unit.name, op=unit.op))
@@ -120,20 +147,20 @@ def refused(network: Network, target: Target, options: Options) -> dict[str, Pro
     return found
 
 
-def _tested(network: Network) -> Iterator[tuple[str, Problem]]:
+def _tested(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
     """The Softmax units whose results are tested for NaN: of -inf only, a machine's Softmax may give numbers."""
-    for unit in network.units:
+    for unit in network.nodes:
         made = network.producers.get(unit.proto.input[0]) if unit.op == "IsNaN" else None
         if made is not None and made.op == "Softmax":
             reason, limit = "its result is tested for NaN", "a Softmax of numbers"
             yield made.name, Problem("E202", reason, made.name, made.op, limit=limit, remedy="leave out the mask")
 
 
-def _beyond(network: Network, precision: str) -> Iterator[tuple[str, Problem]]:
+def _beyond(network: ImportedModel, precision: str) -> Iterator[tuple[str, Problem]]:
     """The units that belong to a mask before a Softmax, wherever that runs, or that would hide a NaN."""
     nodes = [
         node
-        for unit in network.units
+        for unit in network.nodes
         for node in unit.nodes or (Node(unit.op, tuple(unit.proto.input), tuple(unit.proto.output)),)
     ]
     for problem in _wrong_here(nodes, network.constants, precision):
@@ -163,9 +190,9 @@ def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
         deny(plan, smallest.blocks, Problem("W203", reason, remedy=remedy))
 
 
-def _needed(network: Network, parts: Sequence[partition.Part]) -> tuple[partition.Part, ...]:
+def _needed(network: ImportedModel, parts: Sequence[partition.Part]) -> tuple[partition.Part, ...]:
     """The parts without units that nothing reads: on the NPU, a unit may read other tensors than on the host."""
-    read, found = set(network.outputs.values()), list[partition.Part]()
+    read, found = set(network.outputs), list[partition.Part]()
     for part in reversed(parts):
         kept: list[str] = []
         for unit in (network.by_name[name] for name in reversed(part.blocks)):
@@ -178,9 +205,9 @@ def _needed(network: Network, parts: Sequence[partition.Part]) -> tuple[partitio
     return tuple(reversed(found))
 
 
-def part_macs(network: Network, part: partition.Part) -> int:
+def part_macs(network: ImportedModel, part: partition.Part) -> int:
     """The multiply-accumulates of a part."""
-    return sum(parts_of.unit_macs(network, network.by_name[name]) for name in part.blocks)
+    return sum(parts_of.node_macs(network, network.by_name[name]) for name in part.blocks)
 
 
 def deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
@@ -223,13 +250,13 @@ def _refuses(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> boo
 
 def expect_on_target(plan: Plan, parts: Sequence[partition.Part]) -> None:
     """Raises NpucError with everything that the target refuses, if it does not run the whole model."""
-    if found := plan.refusals():
-        raise NpucError.of(found)
-    if len(parts) != 1 or any(name != tensor for name, tensor in plan.network.outputs.items()):
+    if plan.causes:
+        raise NpucError.of(plan.causes)
+    if len(parts) != 1:
         raise UnsupportedOperator("E202", "nothing is left to compute: the outputs are inputs of the model")
 
 
-def absorbed(unit: Unit) -> Problem:
+def absorbed(unit: ImportedNode) -> Problem:
     """Why a node runs on the host that the target does not refuse."""
     reason = "it lies among nodes of the host: on the NPU it would only add transfers"
     return Problem(NEEDLESS, reason, unit.name, unit.op)
@@ -244,13 +271,14 @@ def deny_refused(plan: Plan, outside: AbstractSet[str], part: partition.Part, er
     key = key_of(plan.network, outside, part)
     graph = plan.graphs[key][0] if key in plan.graphs else None
     before = len(plan.denied)
+    plan.causes += error.problems
     for problem in error.problems:
         deny(plan, [name for name in blamed(plan.network, graph, problem) if name in part.blocks], problem)
     if len(plan.denied) == before:
         deny(plan, part.blocks, error.problems[0])
 
 
-def blamed(network: Network, graph: Graph | None, problem: Problem) -> list[str]:
+def blamed(network: ImportedModel, graph: Graph | None, problem: Problem) -> list[str]:
     """The units concerned by a target's problem."""
     names = network.by_name
     found: list[str] = [] if graph is None else _made_of(network, graph, problem)
@@ -262,7 +290,7 @@ def blamed(network: Network, graph: Graph | None, problem: Problem) -> list[str]
     return list(dict.fromkeys(found))
 
 
-def _made_of(network: Network, graph: Graph, problem: Problem) -> list[str]:
+def _made_of(network: ImportedModel, graph: Graph, problem: Problem) -> list[str]:
     """The units from which the refused node of a graph was made.
 
     A node without multiplications may have products among its sources, whose results only passed a common Reshape:
@@ -272,7 +300,7 @@ def _made_of(network: Network, graph: Graph, problem: Problem) -> list[str]:
     for node in graph.nodes:
         if problem.node in (node.name, *node.sources[:1]) and problem.op in (None, node.op):
             made_of = [each for each in node.sources if each in network.by_name]
-            others = [each for each in made_of if not parts_of.unit_macs(network, network.by_name[each])]
+            others = [each for each in made_of if not parts_of.node_macs(network, network.by_name[each])]
             found += others if others and not macs(node, graph.tensors) else made_of
     return found
 
@@ -297,15 +325,15 @@ def optimised(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> Ma
     return graph, steps
 
 
-def key_of(network: Network, outside: AbstractSet[str], part: partition.Part) -> Key:
+def key_of(network: ImportedModel, outside: AbstractSet[str], part: partition.Part) -> Key:
     """The identity of a part: its units, and which of its tensors are read outside."""
     written = {name for block in part.blocks for name in network.by_name[block].writes}
     return part.blocks, tuple(sorted(written & outside))
 
 
-def read_outside(network: Network, parts: Sequence[partition.Part]) -> set[str]:
+def read_outside(network: ImportedModel, parts: Sequence[partition.Part]) -> set[str]:
     """The tensors that the user or parts read which do not compute them."""
-    found = set(network.outputs.values())
+    found = set(network.outputs)
     for part in parts:
         units = [network.by_name[name] for name in part.blocks]
         found |= {*parts_of.crossing_inputs(network, units, on_npu=part.on_npu)}

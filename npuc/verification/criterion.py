@@ -19,8 +19,8 @@ import numpy as np
 
 from npuc.frontend import import_model
 from npuc.frontend.binding import with_bound
+from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import read_model
-from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.wire import may_contain
 from npuc.ops.attributes import DTYPE
@@ -31,7 +31,7 @@ from npuc.program import Program
 from npuc.reference import foreign_session, graph_session, values_of
 from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph
-from npuc.regions.planning import surveyed
+from npuc.regions.planning import imported
 from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.samples.loading import Samples
 from npuc.samples.streams import Streamed
@@ -170,7 +170,7 @@ def ideal_in_parts(model: Path, program: Program, samples: Samples) -> dict[str,
 
     A part is what the model computes between the part's inputs and outputs.
     """
-    network = surveyed(model, Options(bind=tuple(program.bound.items())), static_shapes(program))
+    network = imported(model, Options(bind=tuple(program.bound.items())), static_shapes(program))
     best = CompositeRunner(program, lambda part: _rounding(network, part))
     outputs = [port.name for port in program.outputs]
     exact = foreign_session(bound_model(model, program))
@@ -183,7 +183,7 @@ def ideal_in_parts(model: Path, program: Program, samples: Samples) -> dict[str,
     return {name: each.sqnr_db for name, each in differences.items() if each.sqnr_db is not None}
 
 
-def _rounding(network: Network, part: Program) -> Runner:
+def _rounding(network: ImportedModel, part: Program) -> Runner:
     """A part as ideal rounding to fp16 computes it."""
     inputs, outputs = ([port.name for port in ports] for ports in (part.inputs, part.outputs))
     graph = run_passes(part_graph(network, between(network, inputs, outputs), outputs, "part"), FLOAT_PASSES)
@@ -192,10 +192,10 @@ def _rounding(network: Network, part: Program) -> Runner:
     return sample_by_sample(graph_session(rounded, outputs), outputs)
 
 
-def between(network: Network, inputs: Collection[str], outputs: Iterable[str]) -> list[Unit]:
+def between(network: ImportedModel, inputs: Collection[str], outputs: Iterable[str]) -> list[ImportedNode]:
     """The units that compute these outputs from these inputs."""
-    wanted, found = set(outputs), list[Unit]()
-    for unit in reversed(network.units):
+    wanted, found = set(outputs), list[ImportedNode]()
+    for unit in reversed(network.nodes):
         made = {name for node in unit.nodes for name in node.outputs}
         if not wanted.isdisjoint(made):
             wanted.update(name for name in unit.imported if name not in inputs)

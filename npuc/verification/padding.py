@@ -9,9 +9,8 @@ import onnx
 
 from npuc.errors import NpucError
 from npuc.frontend.binding import with_bound
-from npuc.frontend.importing import plain
+from npuc.frontend.importing import import_nodes, plain
 from npuc.frontend.reading import read_model
-from npuc.frontend.units import survey
 from npuc.frontend.written_out import is_automatic
 from npuc.onnx_files.wire import may_contain
 from npuc.program import Program
@@ -28,7 +27,7 @@ def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool =
     if automatic:
         known = {each.name: shapes[each.name] for each in model.graph.input if each.name in shapes}
         try:
-            explicit = survey(read_model(path), path.parent, known).producers
+            explicit = import_nodes(read_model(path), path.parent, known).producers
         except NpucError:  # an input is dynamic: keep onnxruntime's own padding
             return model
         for node in automatic:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc.compiling.with_regions import compile_model
+from npuc.driver import compile_model
 from npuc.errors import ArtefactError
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded

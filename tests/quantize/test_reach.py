@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import npuc
-from npuc.compiling.with_regions import compile_model
+from npuc.driver import compile_model
 from npuc.errors import NpucError
 from npuc.ir import Node
 from npuc.program import load, save

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import npuc
-from npuc.compiling.with_regions import compile_model
+from npuc.driver import compile_model
 from npuc.errors import DataError
 from npuc.host.step import quantise
 from npuc.ir import Array

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from npuc.compiling.with_regions import compile_model
+from npuc.driver import compile_model
 from npuc.frontend import load
 from npuc.models.digits import FOLDER
 from npuc.program import Program, as_loaded

@@ -1,0 +1,139 @@
+"""An imported model: its ONNX nodes one by one, each with the canonical nodes that compute the same.
+
+A node that npuc cannot import stays as it is, with the reason, and with result types by ONNX's own rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import onnx
+from onnx import TypeProto
+
+from npuc.errors import ModelError, Problem, UnsupportedOperator
+from npuc.frontend.foreign import captured, renamed
+from npuc.frozen import frozen
+from npuc.ir import Array, Graph, Node, TensorType
+from npuc.ops import build
+
+
+@frozen
+class ImportedNode:
+    """One node of the model: `proto` uses the tensors' own names; the canonical `nodes` compute the same."""
+
+    name: str
+    proto: onnx.NodeProto
+    nodes: tuple[Node, ...]
+    """Empty if it cannot be imported."""
+    problem: Problem | None
+    """Why npuc cannot import it."""
+    follows: bool = False
+    """Whether the reason is only that npuc cannot import what it reads."""
+
+    @property
+    def op(self) -> str:
+        """The ONNX operator."""
+        return self.proto.op_type
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that the host would read."""
+        return tuple(dict.fromkeys(captured(self.proto)))
+
+    @cached_property
+    def writes(self) -> tuple[str, ...]:
+        """The tensors that the host would write."""
+        return tuple(filter(None, self.proto.output))
+
+    @cached_property
+    def made(self) -> tuple[str, ...]:
+        """The tensors that the target would write."""
+        return tuple(name for node in self.nodes for name in node.outputs)
+
+    @cached_property
+    def imported(self) -> tuple[str, ...]:
+        """The tensors that the target would read, constants included."""
+        made = {*self.made}
+        return tuple(
+            dict.fromkeys(name for node in self.nodes for name in node.inputs if name and name not in made)
+        )
+
+    def renamed(self, names: Mapping[str, str]) -> ImportedNode:
+        """The node with other names of tensors."""
+        proto = renamed(self.proto, names)
+        proto.output[:] = [names.get(each, each) for each in proto.output]
+        nodes = (
+            replace(
+                node,
+                inputs=tuple(names.get(each, each) for each in node.inputs),
+                outputs=tuple(names.get(each, each) for each in node.outputs),
+            )
+            for node in self.nodes
+        )
+        return replace(self, proto=proto, nodes=tuple(nodes))
+
+
+@frozen
+class ImportedModel:
+    """A model. `types`: of tensors with static shape; `protos`: what is known of all tensors."""
+
+    name: str
+    nodes: tuple[ImportedNode, ...]
+    """Those with a result that is read, in topological order."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Array]
+    types: Mapping[str, TensorType]
+    protos: Mapping[str, TypeProto]
+    opsets: tuple[onnx.OperatorSetIdProto, ...]
+    ir_version: int
+    reserved: frozenset[str]
+    """The tensors of the model, and those made by the import: no pass on a part makes one of this name."""
+    written: frozenset[str]
+    """Operators and names of all nodes in the file, including those that were folded or left out."""
+    unreadable: Problem | None
+    """Why npuc knows none of its operators."""
+
+    @cached_property
+    def producers(self) -> Mapping[str, ImportedNode]:
+        """The node that writes each tensor, on the host or within the target."""
+        inside = {name: node for node in self.nodes for name in node.made}
+        return {**inside, **{name: node for node in self.nodes for name in node.writes}}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, ImportedNode]:
+        """The nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def problems(self) -> tuple[Problem, ...]:
+        """Why npuc cannot import all of it: causes, not what follows from them."""
+        if self.unreadable is not None:
+            return (self.unreadable,)
+        return tuple(each.problem for each in self.nodes if each.problem and not each.follows)
+
+    def graph(self) -> Graph:
+        """The graph of all nodes. Raises ModelError or UnsupportedOperator with every problem."""
+        if self.problems:
+            kind = UnsupportedOperator if all(each.code.startswith("E2") for each in self.problems) else ModelError
+            raise kind.of(self.problems)
+        nodes = [made for node in self.nodes for made in node.nodes]
+        inputs = {name: self.types[name] for name in self.inputs}
+        return build(self.name, nodes, inputs, self.outputs, self.constants, reserved=self.reserved)
+
+
+def live(nodes: Iterable[ImportedNode], outputs: Iterable[str]) -> tuple[ImportedNode, ...]:
+    """The nodes with a result that is read, and malformed ones, which onnxruntime refuses wherever they are.
+
+    Of some, only the shape was read, which is a constant by now.
+    """
+    read = set(outputs)
+    found: list[ImportedNode] = []
+    for node in reversed([*nodes]):
+        malformed = node.problem is not None and node.problem.code == "E105"
+        if malformed or not read.isdisjoint((*node.writes, *node.made)):
+            read.update(node.reads, node.imported)
+            found.append(node)
+    return tuple(reversed(found))
