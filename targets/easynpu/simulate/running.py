@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
-from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +13,6 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.host.manifest import outputs_among
 from npuc.host.running import one_by_one
-from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
 from npuc.system.budget import expect_room
@@ -26,8 +23,6 @@ from npuc.targets.easynpu.simulate.simulator import Simulator
 
 if TYPE_CHECKING:
     from npuc.targets.easynpu.simulate.events import LayerCount
-    from npuc.targets.easynpu.simulate.program_network import ProgramNetwork
-    from npuc.targets.easynpu.simulate.segment_network import SegmentNetwork
 
 
 class Executor(Protocol):
@@ -99,63 +94,6 @@ class Runner:
         ]
         if window.shape == planes.shape:
             window[...] = planes
-
-
-class QuickRunner:
-    """A program that runs as one network, or whose segments do; otherwise, or if observed, word by word.
-
-    Opening the network takes as long as running one to four samples word by word, so a sample alone runs that way.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self._words = Runner(program)
-        self._inputs, self._files = program.inputs, program.files
-        self._asked = 0
-
-    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
-        """Outputs (samples, *shape) for inputs (samples, *shape)."""
-        self._asked += count_of(feeds)
-        if self._asked == 1 or observe is not None:
-            return self._words(feeds, observe)
-        if self._program_network is not None and self._program_network.takes(feeds):
-            return self._program_network(feeds)
-        parts = self._parts
-        if parts is None:
-            return self._words(feeds)
-        tensors = dict(feeds)
-        for each in parts:
-            if not isinstance(each, HostStep) and not each.takes(tensors):
-                return self._words(feeds)
-            each.run(tensors)
-        return outputs_among(tensors, self._words.outputs)
-
-    @cached_property
-    def _program_network(self) -> ProgramNetwork | None:
-        from npuc.targets.easynpu.simulate.program_network import program_network
-
-        contents = self._words.contents
-        return program_network(contents.steps, self._files, contents.machine, self._inputs, self._words.outputs)
-
-    @cached_property
-    def _parts(self) -> Sequence[HostStep | SegmentNetwork] | None:
-        """Host steps, and each group of consecutive segments as one network; None where that is impossible."""
-        from npuc.targets.easynpu.simulate.segment_network import segment_network
-
-        contents = self._words.contents
-        wanted = {each.name for each in self._words.outputs}
-        wanted |= {name for step in contents.steps if isinstance(step, HostStep) for name in step.inputs}
-        parts: list[HostStep | SegmentNetwork] = []
-        for on_device, steps in groupby(contents.steps, lambda step: isinstance(step, Segment)):
-            if not on_device:
-                parts += [step for step in steps if isinstance(step, HostStep)]
-                continue
-            found = segment_network(
-                [step for step in steps if isinstance(step, Segment)], self._files, contents.machine, wanted
-            )
-            if found is None:
-                return None
-            parts.append(found)
-        return parts
 
 
 class SteppingRunner:
