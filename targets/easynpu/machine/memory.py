@@ -79,6 +79,10 @@ class Map:
     width: int
     groups: int
 
+    def words(self, memory: Array) -> Array:
+        """Its words as a view (samples, height, width, groups, ...) into memory (samples, words, ...)."""
+        return self.place.words(memory, self.height, self.width, self.groups)
+
     @property
     def span(self) -> tuple[int, int]:
         """The lowest and the highest address."""

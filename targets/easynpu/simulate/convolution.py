@@ -43,16 +43,24 @@ def kept(layer: Layer) -> tuple[int, int]:
 
 
 def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None, *, few_runs: bool = False) -> Any:
-    """A session from x (N, reached rows, reached columns, Ci) int8 to y (N, Ho, Wo, Co).
+    """A session from x (tiles, N, reached rows, reached columns, Ci) int8 to y (tiles, N, Ho, Wo, Co).
 
-    w: (Co, Ci or 1, Hk, Wk) float32; bias: (Co,) float32. y is uint8, saturated to 0..highest and rounded down, or
-    float32 sums where highest is None. few_runs: share the session between layers that differ only in values.
+    w: (tiles, Co, Ci or 1, Hk, Wk) float32; bias: (tiles, Co) float32; each tile has its own. y is uint8,
+    saturated to 0..highest and rounded down, or float32 sums where highest is None. few_runs: share the session
+    between layers that differ only in values.
     """
-    product = _is_product(layer)
-    weights = {"w": w[:, :, 0, 0] if product else w} | ({} if bias is None else {"b": bias})
+    tiles = len(w)
+    if not _is_product(layer):
+        window = tuple(window_attributes(layer, tiles).items())
+        weights = {"w": w.reshape(-1, *w.shape[2:])} | ({} if bias is None else {"b": bias.ravel()})
+    else:
+        window, w = (), w[..., 0, 0].transpose(0, 2, 1)
+        if tiles == 1:
+            weights = {"w": w[0]} | ({} if bias is None else {"b": bias[0]})
+        else:
+            weights = {"w": w} | ({} if bias is None else {"b": bias[:, None]})
     weights = {name: np.ascontiguousarray(each) for name, each in weights.items()}
-    window = () if product else tuple(window_attributes(layer).items())
-    shape = _Shape((*reached(layer), layer.Ci), (layer.Ho, layer.Wo, layer.Co), window, highest)
+    shape = _Shape(tiles, (*reached(layer), layer.Ci), (layer.Ho, layer.Wo, layer.Co), window, highest)
     if not few_runs:
         return session(_model(shape, weights))
     return _Fed(_shared(shape, tuple((name, each.shape) for name, each in weights.items())), weights)
@@ -62,6 +70,7 @@ def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None,
 class _Shape:
     """What a session computes, without the values: extents of x and y, the attributes of the ONNX Conv."""
 
+    tiles: int
     x: tuple[int, int, int]
     y: tuple[int, int, int]
     window: tuple[tuple[str, Any], ...]
@@ -97,23 +106,35 @@ def _model(shape: _Shape, weights: Mapping[str, Array], taken: Mapping[str, tupl
     if shape.highest is not None:
         constants |= {"low": np.float32(0), "high": np.float32(shape.highest)}
         saturation = [("Clip", ("low", "high"), {}), ("Cast", (), {"to": TensorProto.UINT8})]
-    if shape.window:
-        planes: Step = ("Transpose", (), {"perm": [0, 3, 1, 2]})
-        steps = [planes, to_float, ("Conv", given, dict(shape.window)), *saturation]
-        steps.append(("Transpose", (), {"perm": [0, 2, 3, 1]}))
+    maps = {"map": np.array([shape.tiles, -1, *shape.y])}
+    if shape.window and shape.tiles == 1:
+        constants |= {"one": np.array([-1, *shape.x])} | maps
+        steps: list[Step] = [("Reshape", ("one",), {}), ("Transpose", (), {"perm": [0, 3, 1, 2]}), to_float]
+        steps += [("Conv", given, dict(shape.window)), *saturation]
+        steps += [("Transpose", (), {"perm": [0, 2, 3, 1]}), ("Reshape", ("map",), {})]
+    elif shape.window:
+        (*extents, channels), (*results, maps_of) = shape.x, shape.y
+        constants |= {"planes": np.array([-1, shape.tiles * channels, *extents])}
+        constants |= {"apart": np.array([-1, shape.tiles, maps_of, *results])}
+        steps = [("Transpose", (), {"perm": [1, 0, 4, 2, 3]}), ("Reshape", ("planes",), {}), to_float]
+        steps += [("Conv", given, dict(shape.window)), *saturation]
+        steps += [("Reshape", ("apart",), {}), ("Transpose", (), {"perm": [1, 0, 3, 4, 2]})]
+    elif shape.tiles == 1:
+        constants |= {"rows": np.array([-1, shape.x[-1]])} | maps
+        steps = [to_float, ("Reshape", ("rows",), {}), ("Gemm", given, {}), *saturation, ("Reshape", ("map",), {})]
     else:
-        constants |= {"rows": np.array([-1, shape.x[-1]]), "map": np.array([-1, *shape.y])}
-        product: Step = ("Gemm", given, {"transB": 1})
-        steps = [to_float, ("Reshape", ("rows",), {}), product, *saturation, ("Reshape", ("map",), {})]
+        constants |= {"rows": np.array([shape.tiles, -1, shape.x[-1]])} | maps
+        sums: list[Step] = [("MatMul", given[:1], {}), *(("Add", (name,), {}) for name in given[1:])]
+        steps = [to_float, ("Reshape", ("rows",), {}), *sums, *saturation, ("Reshape", ("map",), {})]
     names = ["x", *(f"t{position}" for position in range(1, len(steps))), "y"]
     nodes = [
         helper.make_node(op, [before, *given], [after], **attrs)
         for (op, given, attrs), before, after in zip(steps, names, names[1:], strict=False)
     ]
     element = TensorProto.UINT8 if saturation else TensorProto.FLOAT
-    inputs = [helper.make_tensor_value_info("x", TensorProto.INT8, ["N", *shape.x])]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.INT8, [shape.tiles, "N", *shape.x])]
     inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, each) for name, each in taken.items()]
-    outputs = [helper.make_tensor_value_info("y", element, ["N", *shape.y])]
+    outputs = [helper.make_tensor_value_info("y", element, [shape.tiles, "N", *shape.y])]
     values = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "layer", inputs, outputs, values)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -124,8 +145,8 @@ def _is_product(layer: Layer) -> bool:
     return is_dense(layer) and (layer.Hk, layer.Wk, layer.Sh, layer.Sw) == (1, 1, 1, 1) and not any(padding(layer))
 
 
-def window_attributes(layer: Layer) -> dict[str, Any]:
-    """The attributes of the ONNX Conv of the rows and columns that are `kept`.
+def window_attributes(layer: Layer, tiles: int) -> dict[str, Any]:
+    """The attributes of the ONNX Conv of the rows and columns that are `kept`, of that many tiles in groups.
 
     Where all windows are in the padding, a negative number of them is added after the first one.
     """
@@ -135,5 +156,5 @@ def window_attributes(layer: Layer) -> dict[str, Any]:
         "strides": (layer.Sh, layer.Sw),
         "pads": (*pads[:2], *after),
         "dilations": (layer.Dh + 1, layer.Dw + 1),
-        "group": 1 if is_dense(layer) else layer.Co,
+        "group": tiles * (1 if is_dense(layer) else layer.Co),
     }
