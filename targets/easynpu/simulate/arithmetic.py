@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import (
@@ -29,7 +30,7 @@ from npuc.targets.easynpu.machine.memory import (
     unpack_weights,
 )
 from npuc.targets.easynpu.machine.timing import is_dense, kernel_extent
-from npuc.targets.easynpu.simulate.convolution import convolution, padding, reached
+from npuc.targets.easynpu.simulate.convolution import arranged, as_maps, convolution, padding, reached
 
 EXACT_FLOAT32 = 1 << 24
 ACCUMULATOR = 1 << 31
@@ -142,6 +143,15 @@ def padded_input(x: Array, layer: Layer, value: int) -> Array:
     return np.pad(x, around, constant_values=value)
 
 
+@frozen
+class Psums:
+    """Accumulators (samples, Ho, Wo, Co); float32 where these hold every integer up to the bound, else int64."""
+
+    values: Array
+    bound: int
+    """None has a larger magnitude."""
+
+
 class Convolution:
     """A convolution, fully connected, depthwise or average-pooling word with its weight block.
 
@@ -175,7 +185,8 @@ class Convolution:
     def __call__(self, x: Array) -> Array:
         """The int8 ofmap (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
         if self.exact:
-            raised = self._run(self._prepared(len(x), self._requantising), self._by_tile(x))
+            run = self._prepared(len(x), self._requantising)
+            raised = as_maps(self.layer, run.run(None, {"x": arranged(self.layer, x, self.tiles)})[0], self.tiles)
             return (raised if self.relu else np.bitwise_xor(raised, 128, out=raised)).view(np.int8)
         return self.quantised(self.accumulate(x, None))
 
@@ -186,39 +197,41 @@ class Convolution:
         shifts_right = self.scale.min() >= -31 and self.scale.max() <= 0
         return self.bound + rounding < EXACT_FLOAT32 and shifts_right and 0 not in reached(self.layer)
 
-    def accumulate(self, x: Array, psums: Array | None) -> Array:
-        """Psums (samples, Ho, Wo, Co) int64: the bias or the kept psums, plus the sum of products.
+    def accumulate(self, x: Array, psums: Psums | None) -> Psums:
+        """The bias or the kept psums, plus the sum of products.
 
         Raises ArtefactError (E503) for a bias together with kept psums: the adder has one input for both.
         """
-        layer, each = self.layer, self._by_tile(x)
+        layer, given = self.layer, arranged(self.layer, x, self.tiles)
         if psums is not None and self.bias.any():
             raise ArtefactError("E503", "a bias where psums are kept", limit="0: the first word's bias is in them")
-        total = np.zeros((len(x), layer.Ho, layer.Wo, layer.Co), np.int64)
+        bound = self.bound + (0 if psums is None else psums.bound)
+        total = np.zeros((len(x), layer.Ho, layer.Wo, layer.Co), np.float32 if bound < EXACT_FLOAT32 else np.int64)
         if psums is None:
-            total.reshape(self.tiles, -1, layer.Co)[...] = self.bias[:, None]
+            self._per_channel(total)[...] = self.bias[:, None]
         else:
-            total += psums
+            np.copyto(total, psums.values, casting="unsafe")
         for part in self._prepared(len(x), self._parts) if 0 not in reached(layer) else ():
-            total += self._run(part, each).astype(np.int64)
-        if np.abs(total).max(initial=0) >= ACCUMULATOR:
+            products = as_maps(layer, part.run(None, {"x": given})[0], self.tiles)
+            np.add(total, products, out=total, casting="unsafe", dtype=total.dtype)
+        if bound >= ACCUMULATOR and np.abs(total).max(initial=0) >= ACCUMULATOR:
             raise ArtefactError("E503", "a psum leaves 32 bits", limit="below 2^31")
-        return total
+        return Psums(total, bound)
 
-    def quantised(self, acc: Array) -> Array:
+    def quantised(self, psums: Psums) -> Array:
         """int8 of psums, with ReLU where the word has it."""
-        result = quantise(acc.reshape(self.tiles, -1, self.layer.Co), self.scale[:, None]).reshape(acc.shape)
-        return np.maximum(result, 0) if self.relu else result
+        least, lowest = -int(self.scale.min()), 0 if self.relu else -128
+        if self.scale.max() > 0 or least > 31 or psums.bound + (1 << max(least - 1, 0)) >= EXACT_FLOAT32:
+            acc = self._per_channel(psums.values.astype(np.int64))
+            return np.maximum(quantise(acc, self.scale[:, None]), lowest).reshape(psums.values.shape)
+        values = self._per_channel(psums.values) * np.ldexp(np.float32(1), self.scale[:, None].astype(np.int32))
+        values += np.where(self.scale[:, None] < 0, np.float32(0.5), np.float32(0))
+        np.floor(values, out=values)
+        return np.clip(values, lowest, 127, out=values).astype(np.int8).reshape(psums.values.shape)
 
-    def _by_tile(self, x: Array) -> Array:
-        """The reached part of the maps, (tiles, samples, rows, columns, Ci)."""
-        height, width = reached(self.layer)
-        shape = self.tiles, len(x) // self.tiles, height, width, self.layer.Ci
-        return np.ascontiguousarray(x[:, :height, :width]).reshape(shape)
-
-    def _run(self, session: Any, x: Array) -> Array:
-        found: Array = session.run(None, {"x": x})[0]
-        return found.reshape(-1, *found.shape[2:])
+    def _per_channel(self, values: Array) -> Array:
+        """Maps (tiles * samples, Ho, Wo, Co) as (tiles, pixels, Co)."""
+        return values.reshape(self.tiles, values.size // (self.tiles * self.layer.Co), self.layer.Co)
 
     def _prepared(self, samples: int, make: Callable[[bool], Any]) -> Any:
         """The session or sessions that run the word; a first sample that comes alone gets ones that open fast."""

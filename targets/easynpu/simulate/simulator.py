@@ -33,12 +33,13 @@ from npuc.targets.easynpu.machine.memory import (
     pack_feature,
     to_lanes,
     to_words,
+    unpack_feature,
 )
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
-from npuc.targets.easynpu.simulate.loading import keep, load_images
+from npuc.targets.easynpu.simulate.loading import load_images, put
 
 Observer = Callable[[int, Array], None]
 """Called with the number of a layer word in the program and its int8 result (samples, Ho, Wo, Co)."""
@@ -61,8 +62,8 @@ class State:
     """Address of the weight stream's next word."""
     kept: isa.Layer | None = None
     """The word whose psums are in the pads."""
-    psums: Array | None = None
-    """Those psums: (samples, Ho, Wo, Co)."""
+    psums: arithmetic.Psums | None = None
+    """Those psums."""
 
     def memory(self, name: str) -> Array:
         """The Fmap or skip DTCM of all samples: (samples, words) WORD."""
@@ -240,30 +241,29 @@ class Simulator:
 
     def _execute(self, state: State, words: Sequence[Word], observers: Sequence[Observer] | None) -> None:
         """Runs chains: their first word reads a map, the others the previous word's int8 values or psums."""
-        x, psums = np.zeros(0, np.int8), state.psums
+        x = np.zeros(0, np.int8)
         for word in words:
             stage = word.stage
             if word.begins and not stage.takes:
-                psums = None
+                state.psums = None
             if word.ifmap:
                 x = _read(state, word.ifmap, stage.layer.Ci)
             try:
-                result = self._result(state, word, x, psums)
+                result = self._result(state, word, x)
             except ArtefactError as error:
                 raise error.within(f"instruction {stage.number}") from None
-            if stage.keeps:
-                psums = state.psums = result
+            if isinstance(result, arithmetic.Psums):
+                state.psums = result
                 continue
-            x, psums = result, None
-            state.psums = None
+            x, state.psums = result, None
             if observers is not None:
                 for observe, number, values in zip(observers, word.numbers, _by_tile(x, word), strict=True):
                     observe(number, values)
             for maps in filter(None, (word.stored, word.ofmap)):
                 _write(state, maps, to_words(x))
 
-    def _result(self, state: State, word: Word, x: Array, psums: Array | None) -> Array:
-        """The int8 result (tiles * samples, Ho, Wo, Co) of a word, or its raw psums if they are kept."""
+    def _result(self, state: State, word: Word, x: Array) -> Array | arithmetic.Psums:
+        """The int8 result (tiles * samples, Ho, Wo, Co) of a word, or its psums if they are kept."""
         stage, layer = word.stage, word.stage.layer
         if stage.reshape is not None:
             return rearrangement.rearranged(x, stage.reshape)
@@ -281,9 +281,9 @@ class Simulator:
                 return _each_tile(arithmetic.add if stage.name == "add" else arithmetic.multiply, word, x, other)
             case _:
                 kernel = self._kernel(word)
-                if psums is None and not stage.keeps:
+                if state.psums is None and not stage.keeps:
                     return kernel(x)
-                total = kernel.accumulate(x, psums)
+                total = kernel.accumulate(x, state.psums)
                 return total if stage.keeps else kernel.quantised(total)
 
     def _kernel(self, word: Word) -> arithmetic.Convolution:
@@ -359,7 +359,6 @@ def _write(state: State, maps: Maps, words: Array) -> None:
 
 def _store(moves: Sequence[TensorMove], words: Array, tensors: dict[str, Array]) -> None:
     """Copies words (tiles * samples, H, W, groups, 16) to each tile's window of its host tensor."""
-    for move, each in zip(
-        moves, words.reshape(len(moves), len(words) // len(moves), *words.shape[1:]), strict=True
-    ):
-        keep(move, each, tensors)
+    samples, planes = len(words) // len(moves), unpack_feature(words, moves[0].channels)
+    for at, move in enumerate(moves):
+        put(move, planes[at * samples : (at + 1) * samples], tensors)
