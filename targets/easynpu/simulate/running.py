@@ -81,7 +81,7 @@ class Runner:
                 assert self.executor is not None
                 self.executor.run(step, state, tensors, watch)
             else:
-                self._run_wave(step, state, tensors, watch)
+                self.run_wave(step, state, tensors, watch)
         if observe is not None:
             for name, values in seen.items():
                 observe(name, values)
@@ -91,7 +91,7 @@ class Runner:
     def _plan(self) -> Sequence[HostStep | Wave]:
         return planned(self.contents.steps, self.simulator)
 
-    def _run_wave(self, wave: Wave, state: State, tensors: dict[str, Array], watch: WordObserver | None) -> None:
+    def run_wave(self, wave: Wave, state: State, tensors: dict[str, Array], watch: WordObserver | None) -> None:
         """Runs all tiles; results are observed in the order of the program."""
         shown: list[tuple[int, int, Array]] = []
         most = max(MOST_BYTES // max(state.fmap.nbytes + state.skip.nbytes, 1), 1)

@@ -108,7 +108,7 @@ class _Memories:
         self.stored: dict[str, int] = {}
         """The last segment that stores each host tensor."""
         self.touched: dict[str, int] = {}
-        """The last segment that loads or stores it."""
+        """The last segment that loads it, also again, or stores it."""
         self.since = 0
         """The first segment behind the last host step, which may have changed or read any tensor."""
         self.decoded: list[tuple[Segment, tuple[Word, ...]]] = []
@@ -143,18 +143,19 @@ class _Memories:
             if not pieces:
                 self.stores[number].append(move)
                 read.update(self._writers(move.map))
+            self.touched[move.tensor] = number
         first = max(number - 1, 0) if words and words[0].stage.takes else number
         loads: dict[TensorMove, int] = {}
         for writer, move in map(self.events.__getitem__, sorted(read)):
             since = number if move is None else max(self.stored.get(move.tensor, NEVER) + 1, self.since)
             if move is not None and since <= writer < number:
                 loads[move] = writer
+                self.touched[move.tensor] = number
             elif writer > NEVER:
                 first = min(first, writer)
         self.wanted.append(first)
         self.repeatable.append(loads)
         self.stored |= {move.tensor: number for move in segment.stores}
-        self.touched |= self.stored
         return number
 
     def _pieces(self, number: int, move: TensorMove) -> list[tuple[int, TensorMove]]:
