@@ -59,7 +59,7 @@ class Drawn:
         block[:4], block[4] = 0, -9
         self.blocks.append(block)
         tile = self.random.random() < 0.5  # a window of one tensor becomes a window of another
-        src = start = int(self.random.choice(LOW))
+        src = start = last = int(self.random.choice(LOW))
         for _ in range(1 if tile else self.random.integers(1, 3)):
             last = dst = int(self.random.choice([each for each in LOW if abs(each - src) >= 4]))
             keeps = self.random.random() < (0 if tile else 0.15)
