@@ -25,6 +25,7 @@ from npuc.samples.loading import synthetic
 from npuc.target import Options, Request, target
 from tests.compiled import compilation
 
+
 @dataclass(frozen=True)
 class Row:
     """Milliseconds of CPU time per sample."""

@@ -11,6 +11,16 @@ from npuc.cli.options import PATH, Choice, artefact_options, data_option, schedu
 from npuc.cli.output import answer, opened
 from npuc.text.escaping import shown
 
+
+def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    """A number of samples, or all."""
+    if value is None or value == "all":
+        return value
+    if not value.isdecimal() or not 0 < int(value) < 1 << 31:
+        raise click.BadParameter(f"'{value}' is neither a number of samples nor 'all'", ctx, param)
+    return int(value)
+
+
 SHARE = click.FloatRange(0, 1)
 
 
@@ -52,6 +62,12 @@ SHARE = click.FloatRange(0, 1)
 @click.option(
     "--blank", type=Choice(("first", "last")), help="The class of CTC that is no character [default: first]."
 )
+@click.option(
+    "--simulate",
+    metavar="N|all",
+    callback=_count,
+    help="Simulate the words of this many samples; the integer network computes the others [default: 8].",
+)
 @scheduler_option
 @artefact_options
 def accuracy(
@@ -59,14 +75,16 @@ def accuracy(
     artefact: Path,
     data: tuple[Path, ...],
     qdq: Path | None,
+    simulate: int | str | None,
     scheduler: str | None,
     allow_modified: bool,
     as_json: bool,
     **asked: Any,
-) -> None:
+) -> int:
     """Measure the accuracy of MODEL and its program. The task is to find classes, boxes, sequences or values.
 
-    Labels are `y` in the data. Without them the outputs are compared with those of MODEL in fp32.
+    Labels are `y` in the data. Without them the outputs are compared with those of MODEL in fp32. The words of the
+    first samples are simulated and compared with the integer network, which computes the others.
 
     \b
     Examples:
@@ -88,7 +106,10 @@ def accuracy(
     subject = judging.Subject(model.absolute(), artefact.absolute(), qdq and qdq.absolute(), allow_modified)
     try:
         with progress("accuracy", quiet=as_json) as bar:
-            report = judging.accuracy(subject, program, data, Asked(**asked), scheduler=scheduler, bar=bar)
+            report = judging.accuracy(
+                subject, program, data, Asked(**asked), simulate=simulate, scheduler=scheduler, bar=bar
+            )
     except NotTaken as error:
         raise click.UsageError(str(error)) from None
     answer(report, judgements.as_text(shown(report)), as_json)
+    return 0 if report["status"] == "ok" else 1

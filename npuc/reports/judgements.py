@@ -21,8 +21,21 @@ def as_text(report: Shown) -> str:
     lines = [table(("run", *header), rows), f"{plural(report['samples'], 'sample')}{_more(report)}"]
     if report["metric"] == "regression":
         lines += _outputs(report)
-    told = [*_decoding(report), f"metric {report['metric']}: {report['chosen']}"]
+    told = [_simulated(report), *_decoding(report), f"metric {report['metric']}: {report['chosen']}"]
     return "\n".join([*lines, *(part for line in told for part in wrap(line, WIDTH))])
+
+
+def _simulated(report: Shown) -> str:
+    """What the words computed and what the integer network."""
+    known = report["simulated"]
+    first = "all samples" if known["others"] is None else f"the first {plural(known['samples'], 'sample')}"
+    if known["bit_exact"] is None:
+        return f"simulator: the words of {first}; nothing else computes their bits"
+    if not known["bit_exact"]:
+        rest = "" if known["others"] is None else ", so that it cannot stand for them: --simulate all"
+        return f"simulator: the words of {first} differ from the integer network{rest}"
+    rest = "" if known["others"] is None else "; the integer network computed the others"
+    return f"simulator: the words of {first}, bit-exact with the integer network{rest}"
 
 
 def _more(report: Shown) -> str:

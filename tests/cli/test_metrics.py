@@ -116,6 +116,35 @@ def test_boxes_and_scores_are_a_detector_judged_by_fp32(pair: Made) -> None:
     assert found["simulator"]["interval"][0] <= found["simulator"]["map50"] <= 1
 
 
+def test_words_of_a_first_block_are_simulated_and_the_integer_network_computes_the_others(pair: Made) -> None:
+    usual = pair.judged("--truth", "fp32", "--json").json
+    assert usual["simulated"] == {"samples": 8, "bit_exact": True, "others": "integer network"}
+    every = pair.judged("--truth", "fp32", "--simulate", "all", "--json").json
+    assert every["simulated"] == {"samples": 9, "bit_exact": True, "others": None}
+    assert pair.judged("--truth", "fp32", "--simulate", "9", "--json").json == every
+    assert every["simulator"] == usual["simulator"]
+    text = " ".join(pair.judged("--truth", "fp32", "--simulate", "1").done().split())
+    assert "the words of the first sample, bit-exact" in text or "the words of the first 1 sample" in text
+    assert "the integer network computed the others" in text
+    for wrong in ("0", "-1", "some", "1.5", ""):
+        assert "--simulate" in pair.judged("--simulate", wrong).usage()
+
+
+def test_words_that_differ_from_the_integer_network_are_a_mismatch(tmp_path: Path) -> None:
+    made = Made(MAP, tmp_path)
+    words = made.program / "weight.bin"
+    data = bytearray(words.read_bytes())
+    data[80] ^= 0x40  # a weight: bias and scale are the first five words
+    words.write_bytes(data)
+    command = ("--metric", "regression", "--truth", "fp32", "--allow-modified")
+    part, every = (made.judged(*command, "--simulate", count, "--json") for count in ("2", "all"))
+    assert part.code == every.code == 1 and part.json["status"] == every.json["status"] == "mismatch"
+    assert part.json["simulated"] == {"samples": 2, "bit_exact": False, "others": "integer network"}
+    assert part.json["simulator"] is None and part.json["integer"] is not None
+    assert every.json["simulator"]["l1"] > every.json["integer"]["l1"]
+    assert "--simulate all" in made.judged(*command).out
+
+
 def test_the_detections_of_fp32_given_as_labels_are_found_and_others_are_not(pair: Made) -> None:
     labels = np.full((9, 16, 5), -1.0)
     for at, (boxes, scores) in enumerate(pair.exact):
