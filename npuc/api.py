@@ -238,10 +238,13 @@ def accuracy(
     E402) for data and outputs that cannot be judged, ValueError for an invalid value or an option that the metric
     does not accept, TypeError for an unknown name.
     """
+    from npuc.flags import expect_present
     from npuc.verification.accuracy import Subject
     from npuc.verification.accuracy import accuracy as judged
     from npuc.verification.judging.choosing import Asked
 
+    for name, value in asked.items():
+        expect_present(name, value)
     wanted = Asked(metric, **asked)
     with _model_file(model) as path, _file(inputs) as samples, TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
