@@ -70,8 +70,8 @@ def test_every_pass_keeps_the_meaning_and_changes_nothing_more_the_second_time(n
     graph, stages, wrong = _graph(name), _stages(name), list[str]()
     for once, before, after in zip(FLOAT_PASSES, stages, stages[1:], strict=False):
         alone = once(graph) if isinstance(name, int) else graph
-        for found, given in ((after, before), (alone, graph)):
-            if found is given:
+        for found, from_graph in ((after, before), (alone, graph)):
+            if found is from_graph:
                 continue
             try:
                 assert_same_meaning(graph, found, _values(name))
