@@ -70,7 +70,7 @@ def _expect_room(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     if sizes is None:
         raise node.bad("the size of the constant is not known before it is computed")
     for tensor, size in sizes.items():
-        expect_room(size, "a constant", node=node.name, tensor=tensor)
+        expect_room(size, "a constant", node=node.source, tensor=tensor)
 
 
 def _sizes(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> dict[str, int] | None:

@@ -15,12 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from npuc.account import ACCOUNT, as_json
 from npuc.errors import HOST_STEP, ArtefactError, NpucError, Problem
 from npuc.export.network_name import named
 from npuc.ir import Graph, TensorType
 from npuc.pipeline import Step, recorder
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
 from npuc.regions import partition
+from npuc.regions.accounting import account_of
+from npuc.regions.artefact import is_composite
 from npuc.regions.assembling import Lowered, assembled, entire, is_whole
 from npuc.regions.crossing import crossing
 from npuc.regions.graphs import crossing_inputs, region_model
@@ -69,6 +72,9 @@ def compiled(request: Request, prove: Prove | None = None) -> tuple[Program, Sam
         lowered = lowered_parts(plan, lambda graphs: _inputs(plan, graphs, samples, stack), prove)
         parts = partitioned(plan)
         program = entire(plan, parts, lowered) or assembled(plan, parts, lowered)
+        programs = {key: each.program for key, each in lowered.items()}
+        entries = account_of(plan, parts, programs, whole=not is_composite(program))
+        program = replace(program, manifest={**program.manifest, ACCOUNT: as_json(entries)})
     return named(_with_origin(program, request.model), request.options.prefix), samples
 
 
@@ -143,10 +149,11 @@ def lowered_parts(plan: Plan, inputs: Inputs, prove: Prove | None = None) -> dic
         for part in waiting:
             graph, steps = optimised(plan, outside, part)
             own = samples if [*samples.inputs] == [*graph.inputs] else samples.of(graph.inputs)
+            changes = [*steps]
             try:
-                lowered = Lowered(graph, own, _lowered_part(plan, graph, steps, own))
+                lowered = Lowered(graph, own, _lowered_part(plan, graph, changes, own))
             except NpucError as error:
-                deny_refused(plan, outside, part, error)
+                deny_refused(plan, outside, part, error, changes)
                 break
             if not lowered.program.manifest["report"]["instructions"] and not plan.options.refuses_host:
                 deny(plan, part.blocks, _without_instructions(plan.target))
@@ -163,9 +170,8 @@ def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitSt
     return replace(samples, inputs=crossing(plan.network, sorted(wanted), samples, stack))
 
 
-def _lowered_part(plan: Plan, graph: Graph, steps: list[Step], samples: Samples) -> Program:
-    """The target's program of a part's graph. steps: the changes made by the passes."""
-    changes = [*steps]
+def _lowered_part(plan: Plan, graph: Graph, changes: list[Step], samples: Samples) -> Program:
+    """The target's program of a part's graph. changes: those made by the passes; the target's are added."""
     program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.request.hook))
     trim()
     _expect_report(program, plan.target)

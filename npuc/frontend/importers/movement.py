@@ -183,7 +183,7 @@ def _cast_to(node: OnnxNode, to: Builder, dtype: str) -> None:
         raise ModelError(
             "E107",
             f"cast to {'string' if dtype == 'object' else dtype}",
-            node=node.name,
+            node=node.source,
             op=node.op,
             tensor=node.outputs[0],
             limit="float32",
