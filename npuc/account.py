@@ -5,8 +5,8 @@ It is made while compiling (`npuc.regions.accounting`), stored in the manifest, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from npuc.errors import ArtefactError, Problem
@@ -25,7 +25,7 @@ MOST_SHOWN = 4
 
 @frozen
 class Entry:
-    """A node of the model's file. Names are those of the file, except in `layers`, `paths` and values of `tensors`."""
+    """A node of the model's file, in the file's own names."""
 
     node: str
     """Its name; its operator and number if it has none."""
@@ -66,37 +66,43 @@ def account_of(manifest: Mapping[str, Any]) -> tuple[Entry, ...]:
 
 
 @frozen
-class Group:
-    """Nodes that do not run on the NPU for one reason."""
+class Reason:
+    """Why a node does not run on the NPU, and where it runs instead; its MACs, and the bytes that cross for it."""
 
     problem: Problem
-    """Of the first."""
-    nodes: tuple[str, ...]
-    macs: int
-    bytes: int
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields of the command line's JSON contract."""
-        found = self.problem
-        told = {"code": found.code, "op": found.op, "reason": found.reason, "limit": found.limit}
-        counted = {"count": len(self.nodes), "nodes": list(self.nodes), "macs": self.macs, "bytes": self.bytes}
-        return {**told, "remedy": found.help, **counted}
+    place: str = HOST
+    macs: int = 0
+    bytes: int = 0
 
 
-def groups(entries: Sequence[Entry]) -> list[Group]:
-    """Why nodes run on the host, by operator and cause, in the order of the first node of each."""
-    found: dict[tuple[str | None, ...], list[tuple[Entry, Problem]]] = {}
+def reasons(entries: Sequence[Entry]) -> Iterator[Reason]:
+    """Why nodes run on the host; what a node costs is told with its first reason."""
     for entry in entries:
-        for each in entry.problems:
-            found.setdefault((each.op, each.code, each.reason, each.help), []).append((entry, each))
+        for at, each in enumerate(entry.problems):
+            costs = (0, 0) if at else (entry.macs - entry.macs_on_npu, entry.bytes_in + entry.bytes_out)
+            yield Reason(replace(each, node=entry.node), HOST, *costs)
+
+
+def groups(found: Iterable[Reason]) -> list[dict[str, Any]]:
+    """Reasons by operator and cause, with their nodes, in the order of the first node of each."""
+    gathered: dict[tuple[str | None, ...], list[Reason]] = {}
+    for each in found:
+        problem = each.problem
+        gathered.setdefault((problem.op, problem.code, problem.reason, each.place), []).append(each)
     return [
-        Group(
-            members[0][1],
-            tuple(entry.node for entry, _ in members),
-            sum(entry.macs - entry.macs_on_npu for entry, _ in members),
-            sum(entry.bytes_in + entry.bytes_out for entry, _ in members),
-        )
-        for members in found.values()
+        {
+            "op": op,
+            "code": code,
+            "reason": reason,
+            "limit": members[0].problem.limit,
+            "remedy": members[0].problem.help,
+            "count": len(members),
+            "nodes": [each.problem.node for each in members],
+            "macs": sum(each.macs for each in members),
+            "bytes": sum(each.bytes for each in members),
+            "place": place,
+        }
+        for (op, code, reason, place), members in gathered.items()
     ]
 
 
@@ -106,34 +112,34 @@ def macs_share(entries: Sequence[Entry]) -> float | None:
     return sum(each.macs_on_npu for each in entries) / whole if whole else None
 
 
-def entries_named(entries: Sequence[Entry], asked: str, others: Mapping[str, Sequence[str]]) -> list[Entry]:
-    """The entries of a name: of a node, a tensor, or anything else in the model; or of a part of such a name.
+def nodes_named(
+    entries: Sequence[Entry], asked: str, others: Mapping[str, Sequence[str]], listing: Sequence[Mapping[str, Any]]
+) -> set[str]:
+    """The nodes of a name: of a node, a tensor or anything else in the model, or of a part of such a name.
 
-    others: further names, of layers and of their tensors, with their nodes. A name found exactly comes first; the
-    parts are those between slashes, those of names joined by semicolons, and names without a converter's number.
-    Raises ArtefactError (E508) if nothing matches, and for a part that several names share.
+    others: further names, of layers and their tensors, with their nodes. listing: the instructions, whose numbers
+    are names too. A name found exactly comes first; the parts are those between slashes, those of names joined by
+    semicolons, and names without a converter's number. Raises ArtefactError (E508) if nothing matches, and for a
+    part that several names share.
     """
-    by_node = {each.node: each for each in entries}
-    names = _names(entries)
-    for name, nodes in others.items():
-        names.setdefault(name, dict.fromkeys(node for node in nodes if node in by_node))
-    if asked in names:
-        return [by_node[node] for node in names[asked]]
+    names = {name: {*nodes} for name, nodes in (*others.items(), *_names(entries).items())}
+    numbers = {str(each["index"]): {*each["nodes"]} for each in listing}
+    if asked in names or asked in numbers:
+        return names[asked] if asked in names else numbers[asked]
     for alike in (_last_part, _part, _numbered, _end, _inside):
-        found = {frozenset(nodes): (name, nodes) for name, nodes in names.items() if alike(asked, name)}
+        found = {frozenset(nodes): name for name, nodes in names.items() if alike(asked, name)}
         if len(found) == 1:
-            ((_, nodes),) = found.values()
-            return [by_node[node] for node in nodes]
+            return {*next(iter(found))}
         if found:
-            raise _ambiguous(asked, [name for name, _ in found.values()])
+            raise _ambiguous(asked, list(found.values()))
     parts = dict.fromkeys(part for name in names for part in (name, *name.split(";")))
-    reason = f"the model has no node or tensor '{asked}'.{closest(asked, parts)}"
-    limit, remedy = "a name of the model, or the number of an instruction", "npuc explain OUT lists the nodes"
-    raise ArtefactError("E508", reason, limit=limit, remedy=remedy)
+    reason = f"the program has no node, tensor or layer '{asked}'.{closest(asked, parts)}"
+    limit = f"a name of the model, or an instruction 0..{len(listing) - 1}"
+    raise ArtefactError("E508", reason, limit=limit, remedy="npuc dump OUT shows the nodes of every instruction")
 
 
 def _names(entries: Sequence[Entry]) -> dict[str, dict[str, None]]:
-    """Every name of the model with its nodes: a node's own name, else that of a tensor's writer, else of readers."""
+    """Every name of the model with its nodes: its own node, else a tensor's writer, else its readers."""
     found: dict[str, dict[str, None]] = {each.node: {each.node: None} for each in entries}
     kinds: tuple[Iterator[tuple[str, str]], ...] = (
         ((name, each.node) for each in entries for name in each.tensors),

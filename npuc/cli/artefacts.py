@@ -108,7 +108,7 @@ def _layout(target: str | None) -> Mapping[str, Any]:
 
 
 def _disassembled(path: Path, target: str | None, allow_modified: bool) -> tuple[Disassembly, Mapping[str, Any]]:
-    """The instructions of a program, with its report, or of a file. Raises ArtefactError (E501) if it has none."""
+    """The instructions of a program, with its manifest, or of a file. Raises ArtefactError (E501) for none."""
     from npuc.errors import ArtefactError
     from npuc.reports.disassembly import Disassembly
     from npuc.target import Outlining
@@ -117,7 +117,7 @@ def _disassembled(path: Path, target: str | None, allow_modified: bool) -> tuple
         artefact = opened(path, allow_modified)
         program, kind = artefact.program, artefact.target
         outline = kind.outline(program) if isinstance(kind, Outlining) else None
-        return Disassembly.of(kind.listing(program), outline), program.report
+        return Disassembly.of(kind.listing(program), outline), program.manifest
     entries = _target_of(path, target).raw_listing(path)
     if not entries:
         raise ArtefactError(
@@ -143,11 +143,12 @@ def _target_of(path: Path, target: str | None) -> Target:
 
 
 def _chosen(
-    found: Disassembly, report: Mapping[str, Any], layer: str | None, segment: int | None, grep: str | None
+    found: Disassembly, manifest: Mapping[str, Any], layer: str | None, segment: int | None, grep: str | None
 ) -> Disassembly:
     """The requested part. Raises ArtefactError (E508) for an unknown name or segment."""
+    from npuc.account import account_of, nodes_named
     from npuc.errors import ArtefactError
-    from npuc.reports.naming import nodes_named
+    from npuc.reports.explanation import other_names
 
     if segment is not None:
         number = len(found.segments)
@@ -156,7 +157,8 @@ def _chosen(
             raise ArtefactError("E508", f"there is no segment {segment}", limit=limit)
         found = found.of_segment(segment)
     if layer is not None:
-        found = found.of_nodes(nodes_named(layer, report, {}, found.entries))
+        others = other_names(manifest.get("report", {}), {}, found.entries)
+        found = found.of_nodes(nodes_named(account_of(manifest), layer, others, found.entries))
     return found if grep is None else found.with_text(grep)
 
 
@@ -224,6 +226,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
 
     With data also the errors of layers on these samples.
     """
+    from npuc.account import account_of
     from npuc.frontend.reading import read_model
     from npuc.program import file_sha256, showing
     from npuc.reports.annotated import annotated
@@ -232,6 +235,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
     from npuc.text.escaping import json_text
 
     found, report = read_model(model), artefact.program.report
+    entries = account_of(artefact.program.manifest)
     if data:
         checked = artefact.verified(model, artefact.samples(data))
         report = {**report, "layers": list(layers_of(report, checked))}
@@ -240,9 +244,9 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
         say(f"warning: {told}", err=True)
     with showing(artefact.path):
         if form == EXPLORED:
-            known = node_data(found, report)
+            known = node_data(found, report, entries)
             return {f"{key}.json": f"{json_text(each)}\n".encode() for key, each in known.items()}
-        return {f"{model.stem}.onnx": annotated(found, report).SerializeToString(deterministic=True)}
+        return {f"{model.stem}.onnx": annotated(found, report, entries).SerializeToString(deterministic=True)}
 
 
 def _renamed(program: Program, target: Target, form: str, prefix: str | None) -> Program:

@@ -85,14 +85,13 @@ def _page(pair: tuple[Artefact, Artefact], report: dict[str, Any]) -> str:
     """The difference as a page; programs are labelled by file name, or by path if the names are equal."""
     from npuc.page.difference import Side, difference_page
     from npuc.program import showing
-    from npuc.regions.artefact import steps_of
 
     alike = pair[0].path.name == pair[1].path.name
     sides: list[Side] = []
     for each in pair:
         with showing(each.path):
             name = str(each.path) if alike else each.path.name
-            sides.append(Side(name, each.program, tuple(steps_of(each.program)), each.graph()))
+            sides.append(Side(name, each.program))
     return difference_page(sides[0], sides[1], report)
 
 

@@ -118,6 +118,7 @@ def compile_command(
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program
+    from npuc.account import account_of
     from npuc.driver import compile_variants
     from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
@@ -168,13 +169,15 @@ def compile_command(
     if as_json:
         print_json(report)
     elif not quiet:
-        say(summaries.compiled(shown(report), directory, verbose=verbose > 0))
+        entries = account_of(compiled.manifest)
+        say(summaries.compiled(shown(report), entries, directory, verbose=verbose > 0))
 
 
 def _tell_variants(
     compiled: Program, variants: Sequence[Program], directory: Path, *, quiet: bool, as_json: bool
 ) -> None:
     """Prints the results of a compile for several input shapes: each program, and the files they share."""
+    from npuc.account import account_of
     from npuc.reports import summaries
     from npuc.variants import variants_of
 
@@ -188,11 +191,12 @@ def _tell_variants(
         print_json({"status": "ok", "target": target, "bytes": held, "variants": described})
     if quiet:
         return
-    for variant, report in zip(told, reports, strict=True):
+    for variant, each, report in zip(told, variants, reports, strict=True):
         tell_warnings(report["warnings"])
         if not as_json:
             say(str(variant))
-            say(summaries.compiled(shown({"status": "ok", **report}), directory / variant.path, verbose=False))
+            whole = shown({"status": "ok", **report})
+            say(summaries.compiled(whole, account_of(each.manifest), directory / variant.path, verbose=False))
     if not as_json:
         say(f"{len(told)} variants in {held:,} bytes; {alone:,} without what they share")
 
@@ -220,15 +224,17 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @format_options("text", "json", "sarif")
 @custom_ops_option
 @limit_options
+@click.option("-v", "--verbose", is_flag=True, help="Show every reason and every node.")
 def check(
     model: Path,
     target: str,
     shapes: dict[str, tuple[int, ...]],
     strict: bool,
     form: str,
+    verbose: bool,
     **flags: Any,
 ) -> int:
-    """List every node that a target does not run. Nodes are grouped by cause, with whether the host can.
+    """Count the model's nodes on a target, and list those that it does not run. They are grouped by cause.
 
     The exit code is 1 if a node runs nowhere; with --strict, if a node does not run on the target.
 
@@ -239,27 +245,29 @@ def check(
       npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
-    from npuc.compiling.checking import HOST, NOWHERE, as_text, groups, survey_of
+    from npuc.account import as_json, groups
+    from npuc.compiling.checking import NOWHERE, survey_of
     from npuc.registry import target as find
+    from npuc.reports import summaries
     from npuc.target import Request
 
     kind = find(target)
     options = asked(kind, strict=strict, **flags)
-    found = survey_of(Request(model, kind, options, shapes=shapes))
+    survey = survey_of(Request(model, kind, options, shapes=shapes))
+    found = survey.reasons
     wrong = [each for each in found if strict or each.place == NOWHERE]
     if form == "json":
         status = "error" if wrong else "ok"
         errors = [each.problem.as_json() for each in wrong]
-        print_json({"status": status, "target": target, "errors": errors, "groups": groups(found)})
+        counted = {"groups": groups(found), "account": as_json(survey.entries)}
+        print_json({"status": status, "target": target, "errors": errors, **counted})
     elif form == "sarif":
         from npuc.reports import sarif
 
         print_json(sarif.log([each.problem for each in found], model, [each not in wrong for each in found]))
     elif wrong:
         say("\n".join(str(each.problem) for each in wrong), err=True)
-    hosted = [each for each in found if each.place == HOST]
-    if form == "text" and hosted and not strict:
-        say(as_text(hosted, model, target))
-    elif form == "text" and not wrong:
-        say(f"{model}: {target} runs all of it")
+    if form == "text" and not (strict and wrong):
+        hosted = [each for each in found if each not in wrong]
+        say(summaries.checked(survey.entries, hosted, f"{model} on {target}", verbose=verbose))
     return 1 if wrong else 0

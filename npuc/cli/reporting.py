@@ -98,8 +98,6 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
     from npuc.driver import float_passes
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
-    from npuc.program import showing
-    from npuc.regions.artefact import steps_of
     from npuc.target import FLOATING
 
     program, target = artefact.program, artefact.target
@@ -107,9 +105,7 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
     graph = artefact.graph()
     values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
-    with showing(artefact.path):
-        steps = tuple(steps_of(program))
-    found = Evidence(graph, steps, values, about)
+    found = Evidence(graph, values, about)
     if model is None:
         return found
     checked = artefact.verified(model, samples, chip_model)

@@ -79,7 +79,7 @@ class ImportedNode:
 
 @frozen
 class FileNode:
-    """A node of the model's file, by its key: its name, or its operator and number. Tensors by the file's names."""
+    """A node of the model's file. key: its name, or its operator and number."""
 
     key: str
     op: str

@@ -10,7 +10,7 @@ from typing import Any
 
 from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, Entry
 from npuc.errors import HOST_STEP, Problem
-from npuc.frontend.model import FileNode, ImportedModel, ImportedNode
+from npuc.frontend.model import FileNode, ImportedNode
 from npuc.program import Program
 from npuc.regions import graphs
 from npuc.regions.artefact import part_path, region_path
@@ -40,10 +40,10 @@ class _Part:
             for node in layer["nodes"]:
                 self.layers.setdefault(node, []).append(at)
         steps: list[Mapping[str, Any]] = program.manifest.get("steps", [])
-        self.steps = [each for each in steps if each["kind"] == HOST]
+        self.steps = [each for each in steps if each.get("kind", HOST) == HOST]
         self.loaded = {each["tensor"] for step in steps for each in step.get("loads", ())}
         self.given = {port.name for port in program.inputs}
-        self.converted = {step["outputs"][0]: step for step in self.steps if step["conversion"]}
+        self.converted = {step["outputs"][0]: step for step in self.steps if step.get("conversion")}
         self.by_host = {name for step in self.steps for name in step["outputs"]}
         self.free = {node for layer in self.graph["layers"] for node in layer["nodes"]}
 
@@ -151,7 +151,7 @@ class _Account:
         place, because, into = self._place(node, units, parts, layers)
         left = [*_left(steps)]
         problems = tuple(dict.fromkeys([*self._problems(host), *left]))
-        bytes_in, bytes_out = self._crossing(node, host, steps)
+        bytes_in, bytes_out = self._crossing(host, steps)
         macs = self.macs.get(node.key, 0)
         away = sum(graphs.node_macs(self.network, each) for each in host)
         return Entry(
@@ -207,7 +207,6 @@ class _Account:
 
     def _crossing(
         self,
-        node: FileNode,
         host: Sequence[ImportedNode],
         steps: Sequence[tuple[_Part, Sequence[Mapping[str, Any]]]],
     ) -> tuple[int, int]:
@@ -244,5 +243,5 @@ def _left(steps: Sequence[tuple[_Part, Sequence[Mapping[str, Any]]]]) -> Iterato
     """Why the target's own program leaves steps to the host."""
     for _, own in steps:
         for each in own:
-            if not each["conversion"]:
+            if not each.get("conversion"):
                 yield Problem(HOST_STEP, each["reason"], each["node"], each["op"], remedy=TO_NPU)

@@ -85,12 +85,14 @@ def _group(
 
 
 def _changes(a: Sequence[Report], b: Sequence[Report]) -> dict[str, list[Any]]:
-    """The figures that changed, with the name of their layer if there are several; the numbers of layers."""
+    """The figures that changed, with the number of their layer if there are several; the numbers of layers."""
     if len(a) != len(b):
         return {"layers": [len(a), len(b)]}
-    pairs = [(each["name"], _fields(each, other)) for each, other in zip(a, b, strict=True)]
+    pairs = [_fields(each, other) for each, other in zip(a, b, strict=True)]
     return {
-        key if len(a) == 1 else f"{name}: {key}": values for name, found in pairs for key, values in found.items()
+        key if len(a) == 1 else f"layer {at}, {key}": values
+        for at, found in enumerate(pairs, 1)
+        for key, values in found.items()
     }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.reports.naming import regions_of
+from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, Entry, Reason, groups, macs_share, reasons
 from npuc.reports.tables import Column
-from npuc.text.escaping import Shown
+from npuc.text.escaping import Shown, shown
 from npuc.text.terminal import costs, count, short, table
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def _an_image(report: Mapping[str, Any]) -> str:
     return "" if each == report["cycles"] else f" ({each:,.0f} an image)"
 
 
-def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
-    """The summary of `npuc compile`."""
+def compiled(report: Shown, entries: Sequence[Entry], directory: Path, *, verbose: bool) -> str:
+    """The summary of `npuc compile`. entries: the account of the model."""
     lines = [
         f"{directory}: {report['target']}, machine {report['machine']}",
         f"  {plural(report['instructions'], 'instruction')} in {plural(report['segments'], 'segment')}, "
@@ -61,9 +62,8 @@ def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
         lines += _plans(traffic["plans"]) if verbose else []
     if report.get("padding_cycles"):
         lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")
-    lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
     lines += [f"  {_proof(report['proof'])}"] if "proof" in report else []
-    lines += places(report)
+    lines += [f"  {each}" for each in accounted(entries, [*reasons(entries)], verbose=verbose)]
     if verbose:
         done = [each["text"] for each in report.get("rewrites", [])]
         lines += ["", *done] if done else []
@@ -81,22 +81,43 @@ def _proof(proof: Shown) -> str:
     return f"proved on {plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
 
 
-PLACES = {"npu": "on the NPU", "host": "on the host, under onnxruntime"}
+PLACES = {
+    NPU: "on the NPU",
+    HOST: "on the host",
+    BORDER: "only changing layouts on the host",
+    FOLDED: "folded into constants",
+    REMOVED: "left out",
+}
+MOST_REASONS, MOST_NODES = 5, 3
+"""The most reasons, and nodes of one, that are shown unless asked for all."""
 
 
-def places(report: Shown) -> list[str]:
-    """Placement, if the host has regions of its own: one line, and one for each reason."""
-    regions = regions_of(report)
-    if not regions:
-        return []
-    parts = sum(each["place"] == "npu" for each in report["partitions"])
-    share = report["npu_macs_share"]
-    known = "known " if any(_uncounted(each) for region in regions for each in region["reasons"]) else ""
-    macs = "" if share is None else f"; {100 * share:.1f} % of the {known}MACs on the NPU"
-    lines = [f"  {plural(parts, 'part')} on the NPU, {plural(len(regions), 'region')} on the host{macs}"]
-    if not parts:
-        lines = ["  NOTHING runs on the NPU: the host runs all of the model"]
-    return lines + [f"  host: {_reason(each, report['macs'])}" for region in regions for each in region["reasons"]]
+def checked(entries: Sequence[Entry], found: Sequence[Reason], what: str, *, verbose: bool) -> str:
+    """The results of `npuc check`. what: the model and the target. found: why nodes do not run on the target."""
+    if entries and not found:
+        return f"{what} runs all of it: {accounted(entries, found, verbose=verbose)[0]}"
+    lines = accounted(entries, found, verbose=verbose)
+    return "\n".join([f"{what}: {lines[0]}", *(f"  {each}" for each in lines[1:])]) if lines else f"{what}:"
+
+
+def accounted(entries: Sequence[Entry], found: Sequence[Reason], *, verbose: bool) -> list[str]:
+    """Where the model's nodes run: one line, and some for each reason. entries: empty if nothing runs it."""
+    grouped = [shown(each) for each in groups(found)]
+    places = Counter(each.place for each in entries)
+    share, whole = macs_share(entries), sum(each.macs for each in entries)
+    known = " known" if any(map(_uncounted, grouped)) else ""
+    macs = "" if share is None else f", {100 * share:.1f} % of the{known} MACs"
+    others = "".join(
+        f"; {count(places[place])} {PLACES[place]}" for place in PLACES if place != NPU and places[place]
+    )
+    lines = [f"{places[NPU]:,} of {plural(len(entries), 'node')} on the NPU{macs}{others}"] if entries else []
+    if entries and not places[NPU] and places[HOST]:
+        lines = [f"NOTHING runs on the NPU: the host runs all of the model ({plural(len(entries), 'node')})"]
+    most = len(grouped) if verbose else MOST_REASONS
+    for each in grouped[:most]:
+        lines += _reason(each, whole, verbose=verbose)
+    left = grouped[most:]
+    return lines + ([f"{plural(len(left), 'more reason')}: -v shows all"] if left else [])
 
 
 UNCOUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "If", "Loop", "Scan")
@@ -107,14 +128,18 @@ def _uncounted(each: Shown) -> bool:
     return each["op"] in UNCOUNTED and not each["macs"]
 
 
-def _reason(each: Shown, macs: int) -> str:
+def _reason(each: Shown, macs: int, *, verbose: bool) -> list[str]:
     """Why nodes run on the host, and how to avoid it."""
-    share = f"{100 * each['macs'] / macs:.1f} % of the MACs, " if macs else ""
-    if _uncounted(each):
-        share = "MACs not known, "
-    remedy = f"; to the NPU: {each['remedy']}" if each["remedy"] else ""
-    named = f" '{each['nodes'][0]}'" if each["count"] == 1 else f", {plural(each['count'], 'node')}"
-    return f"{each['op']}{named} ({share}{count(each['bytes'])} bytes cross): {each['reason']}{remedy}"
+    costs = [f"{100 * each['macs'] / macs:.1f} % of the MACs"] if each["macs"] else []
+    costs += ["MACs not known"] if _uncounted(each) else []
+    costs += [f"{count(each['bytes'])} bytes cross"] if each["bytes"] else []
+    told = f" ({', '.join(costs)})" if costs else ""
+    names = each["nodes"] if verbose else each["nodes"][:MOST_NODES]
+    named = ", ".join(f"'{short(name)}'" for name in names if name)
+    more = f" and {count(each['count'] - len(names))} more" if each["count"] > len(names) else ""
+    lines = [f"{each['place']}: {each['op']} {named}{more}{told}: {each['reason']} [{each['code']}]"]
+    lines += [f"  limit: {each['limit']}"] if each["limit"] else []
+    return lines + ([f"  remedy: {each['remedy']}"] if each["remedy"] else [])
 
 
 def _plans(plans: Sequence[Shown]) -> list[str]:
@@ -301,8 +326,9 @@ def difference(report: Shown, first: Path, second: Path) -> str:
     rows = [(key, *values) for key, values in report["totals"].items()]
     lines = [table(("", str(first), str(second)), rows)] if rows else []
     for group in report["layers"]:
-        before, after = (" + ".join(map(short, names)) or "nothing" for names in group["layers"])
-        lines += ["", before if before == after else f"{before} -> {after}"]
+        sides = [" + ".join(map(short, names)) or "nothing" for names in group["layers"]]
+        title = sides[0] if sides[0] == sides[1] else " -> ".join(sides)
+        lines += ["", f"{_nodes(group['nodes'])}: {title}" if group["nodes"] else title]
         lines += [
             f"  {key.replace('_', ' ')}: {_value(a)} -> {_value(b)}" for key, (a, b) in group["changed"].items()
         ]
@@ -319,18 +345,17 @@ def difference(report: Shown, first: Path, second: Path) -> str:
     return "\n".join(lines).lstrip("\n")
 
 
+def _nodes(names: Sequence[str]) -> str:
+    """A layer's nodes, the first of many."""
+    more = f" and {count(len(names) - MOST_NODES)} more" if len(names) > MOST_NODES else ""
+    return ", ".join(map(short, names[:MOST_NODES])) + more
+
+
 def explanation(report: Shown) -> str:
     """The results of `npuc explain`."""
     lines = [f"{report['asked']}: {', '.join(map(str, report['nodes']))}"]
+    lines += [line for each in report["account"] for line in fate(each, report["asked"])]
     lines += ["", "passes", *(f"  {each['text']}" for each in report["passes"])] if report["passes"] else []
-    lines += [f"host: {each['op']} '{each['node']}': {each['reason']}" for each in report["host_steps"]]
-    lines += [f"runs in {each['path'] or 'the program'}: {PLACES[each['place']]}" for each in report["partitions"]]
-    lines += [
-        f"  {why['op']}: {why['reason']}; {why['remedy'] or 'nothing brings it back'}"
-        for each in report["partitions"]
-        for why in each["reasons"]
-        if set(why["nodes"]) & set(report["nodes"])
-    ]
     for each in report["host_tensors"]:
         lines += ["", *_host_tensor(each)]
     for layer in report["layers"]:
@@ -354,9 +379,28 @@ def explanation(report: Shown) -> str:
     return "\n".join(lines)
 
 
+def fate(entry: Shown, asked: str = "") -> list[str]:
+    """What became of a node of the model. asked: one of its tensors may be."""
+    where = [PLACES[entry["place"]], *entry["paths"], *([entry["because"]] if entry["because"] else [])]
+    where += [f"with {', '.join(entry['into'])}"] if entry["into"] else []
+    crossing = entry["bytes_in"] + entry["bytes_out"]
+    where += [f"{count(entry['macs'])} MACs"] if entry["macs"] else []
+    where += [f"{count(round(entry['cycles']))} cycles"] if entry["cycles"] else []
+    where += [f"{count(crossing)} bytes cross"] if crossing else []
+    lines = [f"{entry['op']} '{entry['node']}': {', '.join(where)}"]
+    for why in entry["problems"]:
+        lines.append(f"  {why['op']}: {why['reason']} [{why['code']}]")
+        lines += [f"    limit: {why['limit']}"] if why["limit"] else []
+        lines += [f"    remedy: {why['remedy']}"] if why["remedy"] else []
+    if asked in entry["tensors"]:
+        now = entry["tensors"][asked]
+        lines.append(f"  tensor {asked}: " + (f"its value is {now}" if now else "its value is not kept"))
+    return lines
+
+
 def _host_tensor(found: Shown) -> list[str]:
     """A tensor within a host region: its writer and readers, and what keeps them on the host."""
-    lines = [f"tensor {found['tensor']} within {found['path']}"]
+    lines = [f"tensor {found['tensor']} within {found['path'] or 'the host'}"]
     lines.append(f"  from {found['from']['op']} '{found['from']['node']}': {found['from']['reason']}")
     lines += [f"  to {each['op']} '{each['node']}': {each['reason']}" for each in found["to"]]
     return lines + [

@@ -87,6 +87,7 @@ class IntegerCheck(LayerwiseCheck):
         differing = self.bits.differing.get(name)
         return {
             "name": entry["float"],
+            "tensor": name,
             "op": layer["op"],
             "nodes": layer["nodes"],
             "scale": entry["scale"],
