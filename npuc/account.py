@@ -5,6 +5,7 @@ It is made while compiling (`npuc.regions.accounting`), stored in the manifest, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -56,8 +57,9 @@ class Entry:
 
 
 def as_json(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """The manifest's entry."""
-    return [asdict(each) for each in entries]
+    """The manifest's entry, in JSON's own types."""
+    found: list[dict[str, Any]] = json.loads(json.dumps([asdict(each) for each in entries]))
+    return found
 
 
 def account_of(manifest: Mapping[str, Any]) -> tuple[Entry, ...]:

@@ -118,7 +118,7 @@ def compile_command(
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program
-    from npuc.account import account_of
+    from npuc.account import ACCOUNT, account_of, groups, reasons
     from npuc.driver import compile_variants
     from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
@@ -159,7 +159,9 @@ def compile_command(
     if len(variants) > 1:
         _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)
         return
-    report: dict[str, Any] = {"status": "ok", "warnings": [], **compiled.manifest["report"]}
+    entries = account_of(compiled.manifest)
+    told = {ACCOUNT: compiled.manifest[ACCOUNT], "groups": groups(reasons(entries))}
+    report: dict[str, Any] = {"status": "ok", "warnings": [], **compiled.manifest["report"], **told}
     if not quiet:
         tell_warnings(report["warnings"])
     if verbose:
@@ -169,7 +171,6 @@ def compile_command(
     if as_json:
         print_json(report)
     elif not quiet:
-        entries = account_of(compiled.manifest)
         say(summaries.compiled(shown(report), entries, directory, verbose=verbose > 0))
 
 
@@ -245,10 +246,10 @@ def check(
       npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
-    from npuc.account import as_json, groups
+    from npuc.account import ACCOUNT, as_json, groups
     from npuc.compiling.checking import NOWHERE, survey_of
     from npuc.registry import target as find
-    from npuc.reports import summaries
+    from npuc.reports.accounts import checked
     from npuc.target import Request
 
     kind = find(target)
@@ -259,7 +260,7 @@ def check(
     if form == "json":
         status = "error" if wrong else "ok"
         errors = [each.problem.as_json() for each in wrong]
-        counted = {"groups": groups(found), "account": as_json(survey.entries)}
+        counted = {"groups": groups(found), ACCOUNT: as_json(survey.entries)}
         print_json({"status": status, "target": target, "errors": errors, **counted})
     elif form == "sarif":
         from npuc.reports import sarif
@@ -269,5 +270,5 @@ def check(
         say("\n".join(str(each.problem) for each in wrong), err=True)
     if form == "text" and not (strict and wrong):
         hosted = [each for each in found if each not in wrong]
-        say(summaries.checked(survey.entries, hosted, f"{model} on {target}", verbose=verbose))
+        say(checked(survey.entries, hosted, f"{model} on {target}", verbose=verbose))
     return 1 if wrong else 0

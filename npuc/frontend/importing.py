@@ -136,7 +136,8 @@ def ordered(
     for output in graph.output:
         to.readers.setdefault(output.name, set()).add(OUTPUT)
     named = [
-        (to.node_name(node.name or source), source, node) for node, source in zip(graph.node, sources, strict=True)
+        (to.node_name(node.name or f"{node.op_type}_{at}"), source, node)
+        for at, (node, source) in enumerate(zip(graph.node, sources, strict=True))
     ]
     plain = [
         Node(node.op_type, tuple(captured(node)), tuple(node.output), name=name, sources=(source,))

@@ -9,7 +9,7 @@ from typing import Any
 from npuc.account import BORDER, FOLDED, HOST, NPU, Entry
 from npuc.ir import Node, topological
 from npuc.page.network import Box
-from npuc.reports.summaries import fate
+from npuc.reports.accounts import fate
 from npuc.text.escaping import Shown
 from npuc.text.terminal import count
 

@@ -20,8 +20,8 @@ from npuc.page.boxes import SHADES, boxes_of, by_node, told
 from npuc.page.passes import passes
 from npuc.page.rendering import rendered
 from npuc.program import Program
+from npuc.reports.accounts import accounted
 from npuc.reports.layers import layers_of
-from npuc.reports.summaries import accounted
 from npuc.target import Target
 from npuc.text.escaping import html_json
 from npuc.text.terminal import costs, count, short

@@ -43,7 +43,9 @@ class _Part:
         self.steps = [each for each in steps if each.get("kind", HOST) == HOST]
         self.loaded = {each["tensor"] for step in steps for each in step.get("loads", ())}
         self.given = {port.name for port in program.inputs}
-        self.converted = {step["outputs"][0]: step for step in self.steps if step.get("conversion")}
+        self.converted = {
+            step["outputs"][0]: step for step in self.steps if step.get("conversion") and step["inputs"]
+        }
         self.by_host = {name for step in self.steps for name in step["outputs"]}
         self.free = {node for layer in self.graph["layers"] for node in layer["nodes"]}
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, Entry, Reason, groups, macs_share, reasons
+from npuc.account import Entry, reasons
+from npuc.reports.accounts import accounted, fate, named
 from npuc.reports.tables import Column
-from npuc.text.escaping import Shown, shown
-from npuc.text.terminal import costs, count, short, table
+from npuc.text.escaping import Shown
+from npuc.text.terminal import costs, count, plural, short, table
 
 if TYPE_CHECKING:
     from npuc.verification.metrics import Tolerance
@@ -81,67 +81,6 @@ def _proof(proof: Shown) -> str:
     return f"proved on {plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
 
 
-PLACES = {
-    NPU: "on the NPU",
-    HOST: "on the host",
-    BORDER: "only changing layouts on the host",
-    FOLDED: "folded into constants",
-    REMOVED: "left out",
-}
-MOST_REASONS, MOST_NODES = 5, 3
-"""The most reasons, and nodes of one, that are shown unless asked for all."""
-
-
-def checked(entries: Sequence[Entry], found: Sequence[Reason], what: str, *, verbose: bool) -> str:
-    """The results of `npuc check`. what: the model and the target. found: why nodes do not run on the target."""
-    if entries and not found:
-        return f"{what} runs all of it: {accounted(entries, found, verbose=verbose)[0]}"
-    lines = accounted(entries, found, verbose=verbose)
-    return "\n".join([f"{what}: {lines[0]}", *(f"  {each}" for each in lines[1:])]) if lines else f"{what}:"
-
-
-def accounted(entries: Sequence[Entry], found: Sequence[Reason], *, verbose: bool) -> list[str]:
-    """Where the model's nodes run: one line, and some for each reason. entries: empty if nothing runs it."""
-    grouped = [shown(each) for each in groups(found)]
-    places = Counter(each.place for each in entries)
-    share, whole = macs_share(entries), sum(each.macs for each in entries)
-    known = " known" if any(map(_uncounted, grouped)) else ""
-    macs = "" if share is None else f", {100 * share:.1f} % of the{known} MACs"
-    others = "".join(
-        f"; {count(places[place])} {PLACES[place]}" for place in PLACES if place != NPU and places[place]
-    )
-    lines = [f"{places[NPU]:,} of {plural(len(entries), 'node')} on the NPU{macs}{others}"] if entries else []
-    if entries and not places[NPU] and places[HOST]:
-        lines = [f"NOTHING runs on the NPU: the host runs all of the model ({plural(len(entries), 'node')})"]
-    most = len(grouped) if verbose else MOST_REASONS
-    for each in grouped[:most]:
-        lines += _reason(each, whole, verbose=verbose)
-    left = grouped[most:]
-    return lines + ([f"{plural(len(left), 'more reason')}: -v shows all"] if left else [])
-
-
-UNCOUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "If", "Loop", "Scan")
-"""Operators that multiply, themselves or in subgraphs: MACs of 0 mean that their number is unknown."""
-
-
-def _uncounted(each: Shown) -> bool:
-    return each["op"] in UNCOUNTED and not each["macs"]
-
-
-def _reason(each: Shown, macs: int, *, verbose: bool) -> list[str]:
-    """Why nodes run on the host, and how to avoid it."""
-    costs = [f"{100 * each['macs'] / macs:.1f} % of the MACs"] if each["macs"] else []
-    costs += ["MACs not known"] if _uncounted(each) else []
-    costs += [f"{count(each['bytes'])} bytes cross"] if each["bytes"] else []
-    told = f" ({', '.join(costs)})" if costs else ""
-    names = each["nodes"] if verbose else each["nodes"][:MOST_NODES]
-    named = ", ".join(f"'{short(name)}'" for name in names if name)
-    more = f" and {count(each['count'] - len(names))} more" if each["count"] > len(names) else ""
-    lines = [f"{each['place']}: {each['op']} {named}{more}{told}: {each['reason']} [{each['code']}]"]
-    lines += [f"  limit: {each['limit']}"] if each["limit"] else []
-    return lines + ([f"  remedy: {each['remedy']}"] if each["remedy"] else [])
-
-
 def _plans(plans: Sequence[Shown]) -> list[str]:
     """Transfers and recomputation of each objective's plan; empty if the plans coincide."""
     if len({(each["bytes"], each["halo_cycles"]) for each in plans}) < 2:
@@ -166,15 +105,6 @@ def _accuracy(quantisation: Shown | None) -> list[str]:
         for step in quantisation["steps"]
     ]
     return ["", table(header, rows)]
-
-
-def plural(number: int, noun: str, several: str = "") -> str:
-    """A count with its noun.
-
-    >>> plural(1, "class"), plural(1000, "class", "classes")
-    ('1 class', '1,000 classes')
-    """
-    return f"{count(number)} {noun if number == 1 else several or noun + 's'}"
 
 
 def _layers(layers: Sequence[Shown]) -> str:
@@ -328,7 +258,7 @@ def difference(report: Shown, first: Path, second: Path) -> str:
     for group in report["layers"]:
         sides = [" + ".join(map(short, names)) or "nothing" for names in group["layers"]]
         title = sides[0] if sides[0] == sides[1] else " -> ".join(sides)
-        lines += ["", f"{_nodes(group['nodes'])}: {title}" if group["nodes"] else title]
+        lines += ["", f"{named(group['nodes'])}: {title}" if group["nodes"] else title]
         lines += [
             f"  {key.replace('_', ' ')}: {_value(a)} -> {_value(b)}" for key, (a, b) in group["changed"].items()
         ]
@@ -343,12 +273,6 @@ def difference(report: Shown, first: Path, second: Path) -> str:
         rows = [(key.replace("_", " "), *values) for key, values in report["accuracy"].items()]
         lines += ["", table(("against fp32", str(first), str(second)), rows)]
     return "\n".join(lines).lstrip("\n")
-
-
-def _nodes(names: Sequence[str]) -> str:
-    """A layer's nodes, the first of many."""
-    more = f" and {count(len(names) - MOST_NODES)} more" if len(names) > MOST_NODES else ""
-    return ", ".join(map(short, names[:MOST_NODES])) + more
 
 
 def explanation(report: Shown) -> str:
@@ -377,25 +301,6 @@ def explanation(report: Shown) -> str:
     if report["instructions"]:
         lines += ["", "instructions", *(f"  {each['index']}: {each['text']}" for each in report["instructions"])]
     return "\n".join(lines)
-
-
-def fate(entry: Shown, asked: str = "") -> list[str]:
-    """What became of a node of the model. asked: one of its tensors may be."""
-    where = [PLACES[entry["place"]], *entry["paths"], *([entry["because"]] if entry["because"] else [])]
-    where += [f"with {', '.join(entry['into'])}"] if entry["into"] else []
-    crossing = entry["bytes_in"] + entry["bytes_out"]
-    where += [f"{count(entry['macs'])} MACs"] if entry["macs"] else []
-    where += [f"{count(round(entry['cycles']))} cycles"] if entry["cycles"] else []
-    where += [f"{count(crossing)} bytes cross"] if crossing else []
-    lines = [f"{entry['op']} '{entry['node']}': {', '.join(where)}"]
-    for why in entry["problems"]:
-        lines.append(f"  {why['op']}: {why['reason']} [{why['code']}]")
-        lines += [f"    limit: {why['limit']}"] if why["limit"] else []
-        lines += [f"    remedy: {why['remedy']}"] if why["remedy"] else []
-    if asked in entry["tensors"]:
-        now = entry["tensors"][asked]
-        lines.append(f"  tensor {asked}: " + (f"its value is {now}" if now else "its value is not kept"))
-    return lines
 
 
 def _host_tensor(found: Shown) -> list[str]:

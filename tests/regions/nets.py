@@ -11,6 +11,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 from npuc import running
+from npuc.account import FOLDED, REMOVED, account_of, groups, reasons
 from npuc.driver import compile_model
 from npuc.program import Program, load, save
 from npuc.regions.composite import target_of
@@ -58,6 +59,15 @@ def checked(program: Program, folder: Path, samples: Samples | None = None) -> d
 
 
 def places(program: Program) -> list[tuple[str, tuple[str, ...]]]:
-    """Where what runs: place and operators (the nodes' names without numbers), in order."""
+    """Where what runs: place and operators, in order."""
+    entries = [each for each in account_of(program.manifest) if each.place not in (FOLDED, REMOVED)]
     told = program.manifest["report"]["partitions"]
-    return [(each["place"], tuple(name.rpartition("_")[0] for name in each["nodes"])) for each in told]
+    paths = [(each["place"], each["path"]) for each in told]
+    return [
+        (place, tuple(each.op for each in entries if path is None or path in each.paths)) for place, path in paths
+    ]
+
+
+def causes(program: Program) -> list[str]:
+    """The codes for which nodes are on the host, in the model's order."""
+    return [each["code"] for each in groups(reasons(account_of(program.manifest)))]

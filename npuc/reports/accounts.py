@@ -1,0 +1,95 @@
+"""The account of a model as text: where its nodes run, why not on the NPU, and what became of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, Entry, Reason, groups, macs_share
+from npuc.text.escaping import Shown, shown
+from npuc.text.terminal import count, plural, short
+
+PLACES = {
+    NPU: "on the NPU",
+    HOST: "on the host",
+    BORDER: "only changing layouts on the host",
+    FOLDED: "folded into constants",
+    REMOVED: "left out",
+}
+MOST_REASONS, MOST_NODES = 5, 3
+"""The most reasons, and nodes of one, that are shown unless asked for all."""
+
+
+def checked(entries: Sequence[Entry], found: Sequence[Reason], what: str, *, verbose: bool) -> str:
+    """The results of `npuc check`. what: the model and the target. found: why nodes do not run on the target."""
+    if entries and not found:
+        return f"{what} runs all of it: {accounted(entries, found, verbose=verbose)[0]}"
+    lines = accounted(entries, found, verbose=verbose)
+    return "\n".join([f"{what}: {lines[0]}", *(f"  {each}" for each in lines[1:])]) if lines else f"{what}:"
+
+
+def accounted(entries: Sequence[Entry], found: Sequence[Reason], *, verbose: bool) -> list[str]:
+    """Where the model's nodes run: one line, and some for each reason. entries: empty if nothing runs it."""
+    grouped = [shown(each) for each in groups(found)]
+    places = Counter(each.place for each in entries)
+    share, whole = macs_share(entries), sum(each.macs for each in entries)
+    known = " known" if any(map(_uncounted, grouped)) else ""
+    macs = "" if share is None else f", {100 * share:.1f} % of the{known} MACs"
+    others = "".join(
+        f"; {count(places[place])} {PLACES[place]}" for place in PLACES if place != NPU and places[place]
+    )
+    lines = [f"{places[NPU]:,} of {plural(len(entries), 'node')} on the NPU{macs}{others}"] if entries else []
+    if entries and not places[NPU] and places[HOST]:
+        lines = [f"NOTHING runs on the NPU: the host runs all of the model ({plural(len(entries), 'node')})"]
+    most = len(grouped) if verbose else MOST_REASONS
+    for each in grouped[:most]:
+        lines += _reason(each, whole, verbose=verbose)
+    left = grouped[most:]
+    return lines + ([f"{plural(len(left), 'more reason')}: -v shows all"] if left else [])
+
+
+UNCOUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "If", "Loop", "Scan")
+"""Operators that multiply, themselves or in subgraphs: MACs of 0 mean that their number is unknown."""
+
+
+def _uncounted(each: Shown) -> bool:
+    return each["op"] in UNCOUNTED and not each["macs"]
+
+
+def _reason(each: Shown, macs: int, *, verbose: bool) -> list[str]:
+    """Why nodes run on the host, and how to avoid it."""
+    costs = [f"{100 * each['macs'] / macs:.1f} % of the MACs"] if each["macs"] else []
+    costs += ["MACs not known"] if _uncounted(each) else []
+    costs += [f"{count(each['bytes'])} bytes cross"] if each["bytes"] else []
+    told = f" ({', '.join(costs)})" if costs else ""
+    names = each["nodes"] if verbose else each["nodes"][:MOST_NODES]
+    named = ", ".join(f"'{short(name)}'" for name in names if name)
+    more = f" and {count(each['count'] - len(names))} more" if each["count"] > len(names) else ""
+    lines = [f"{each['place']}: {each['op']} {named}{more}{told}: {each['reason']} [{each['code']}]"]
+    lines += [f"  limit: {each['limit']}"] if each["limit"] else []
+    return lines + ([f"  remedy: {each['remedy']}"] if each["remedy"] else [])
+
+
+def fate(entry: Shown, asked: str = "") -> list[str]:
+    """What became of a node of the model. asked: one of its tensors may be."""
+    where = [PLACES[entry["place"]], *entry["paths"], *([entry["because"]] if entry["because"] else [])]
+    where += [f"with {', '.join(entry['into'])}"] if entry["into"] else []
+    crossing = entry["bytes_in"] + entry["bytes_out"]
+    where += [f"{count(entry['macs'])} MACs"] if entry["macs"] else []
+    where += [f"{count(round(entry['cycles']))} cycles"] if entry["cycles"] else []
+    where += [f"{count(crossing)} bytes cross"] if crossing else []
+    lines = [f"{entry['op']} '{entry['node']}': {', '.join(where)}"]
+    for why in entry["problems"]:
+        lines.append(f"  {why['op']}: {why['reason']} [{why['code']}]")
+        lines += [f"    limit: {why['limit']}"] if why["limit"] else []
+        lines += [f"    remedy: {why['remedy']}"] if why["remedy"] else []
+    if asked in entry["tensors"]:
+        now = entry["tensors"][asked]
+        lines.append(f"  tensor {asked}: " + (f"its value is {now}" if now else "its value is not kept"))
+    return lines
+
+
+def named(names: Sequence[str]) -> str:
+    """Names of nodes, the first of many."""
+    more = f" and {count(len(names) - MOST_NODES)} more" if len(names) > MOST_NODES else ""
+    return ", ".join(map(short, names[:MOST_NODES])) + more
