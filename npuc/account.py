@@ -17,9 +17,9 @@ from npuc.text.terminal import closest
 
 ACCOUNT = "account"
 """The entry of the manifest."""
-NPU, HOST, BORDER, FOLDED, REMOVED = PLACES = "npu", "host", "border", "folded", "removed"
-"""Where a node runs: on the NPU; on the host; on the host, where it only converts what enters or leaves a program;
-nowhere, since its result is a constant; nowhere, since nothing is left to compute."""
+NPU, SPLIT, HOST, BORDER, FOLDED, REMOVED = "npu", "split", "host", "border", "folded", "removed"
+"""Where a node runs: on the NPU; in part on the host; on the host; on the host, where it only converts what enters
+or leaves a program; nowhere, since its result is a constant; nowhere, since nothing is left to compute."""
 MOST_SHOWN = 4
 """The most names shown in an error."""
 

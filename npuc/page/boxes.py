@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from npuc.account import BORDER, FOLDED, HOST, NPU, Entry
+from npuc.account import BORDER, FOLDED, HOST, NPU, SPLIT, Entry
 from npuc.ir import Node, topological
 from npuc.page.network import Box
 from npuc.reports.accounts import fate
@@ -16,7 +16,7 @@ from npuc.text.terminal import count
 Report = Mapping[str, Any]
 SHADES = {"cycles": "cycles", "bytes": "bytes", "error": "SQNR", "place": "place"}
 """Quantities by which boxes may be coloured, with their labels on the page."""
-PLACE = {HOST: 1.0, BORDER: 0.5}
+PLACE = {HOST: 1.0, SPLIT: 0.5, BORDER: 0.5}
 """The shade of a box by where the node runs; 0 for others."""
 
 
@@ -65,7 +65,7 @@ def by_node(layers: Sequence[Report]) -> dict[str, int]:
 
 def _region(entry: Entry) -> str:
     """The part of the program to which a node belongs."""
-    place = "on the NPU" if entry.place == NPU else "on the host"
+    place = "on the NPU" if entry.place in (NPU, SPLIT) else "on the host"
     return f"{entry.paths[0]} {place}" if entry.paths else ""
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, Entry
+from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, SPLIT, Entry
 from npuc.errors import HOST_STEP, Problem
 from npuc.frontend.model import FileNode, ImportedNode
 from npuc.program import Program
@@ -157,8 +157,8 @@ class _Account:
         macs = self.macs.get(node.key, 0)
         away = sum(graphs.node_macs(self.network, each) for each in host)
         return Entry(
-            node.key, node.op, HOST if problems else place, "" if problems else because, into,
-            tuple(dict.fromkeys(self.paths[each.name] for each in units if each.name in self.paths)),
+            node.key, node.op, (SPLIT if layers else HOST) if problems else place, "" if problems else because,
+            into, tuple(dict.fromkeys(self.paths[each.name] for each in units if each.name in self.paths)),
             layers, problems, macs, 0 if left and not layers else macs - away,
             round(sum(self._share(node.key, at) for at in layers), 3), bytes_in, bytes_out, node.reads,
             {name: self._now(name) for name in node.writes}, node.within,

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, Entry, Reason, groups, macs_share
-from npuc.text.escaping import Shown, shown
+from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, SPLIT, Entry, Reason, groups, macs_share
+from npuc.errors import NEEDLESS
+from npuc.text.escaping import Shown, shown, terminal
 from npuc.text.terminal import count, plural, short
 
 PLACES = {
     NPU: "on the NPU",
+    SPLIT: "in part on the host",
     HOST: "on the host",
     BORDER: "only changing layouts on the host",
     FOLDED: "folded into constants",
     REMOVED: "left out",
 }
-MOST_REASONS, MOST_NODES = 5, 3
-"""The most reasons, and nodes of one, that are shown unless asked for all."""
+MOST_REASONS, MOST_NODES, MOST_LETTERS = 5, 3, 160
+"""The most reasons, nodes of one, and letters of its limit that are shown unless asked for all."""
 
 
 def checked(entries: Sequence[Entry], found: Sequence[Reason], what: str, *, verbose: bool) -> str:
@@ -30,7 +32,8 @@ def checked(entries: Sequence[Entry], found: Sequence[Reason], what: str, *, ver
 
 def accounted(entries: Sequence[Entry], found: Sequence[Reason], *, verbose: bool) -> list[str]:
     """Where the model's nodes run: one line, and some for each reason. entries: empty if nothing runs it."""
-    grouped = [shown(each) for each in groups(found)]
+    causes = [each for each in found if each.problem.code != NEEDLESS]
+    grouped = [shown(each) for each in groups(causes)]
     places = Counter(each.place for each in entries)
     share, whole = macs_share(entries), sum(each.macs for each in entries)
     known = " known" if any(map(_uncounted, grouped)) else ""
@@ -45,7 +48,8 @@ def accounted(entries: Sequence[Entry], found: Sequence[Reason], *, verbose: boo
     for each in grouped[:most]:
         lines += _reason(each, whole, verbose=verbose)
     left = grouped[most:]
-    return lines + ([f"{plural(len(left), 'more reason')}: -v shows all"] if left else [])
+    lines += [f"{plural(len(left), 'more reason')}: -v shows all"] if left else []
+    return lines + _between([each for each in found if each.problem.code == NEEDLESS], verbose=verbose)
 
 
 UNCOUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "If", "Loop", "Scan")
@@ -54,6 +58,16 @@ UNCOUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "I
 
 def _uncounted(each: Shown) -> bool:
     return each["op"] in UNCOUNTED and not each["macs"]
+
+
+def _between(found: Sequence[Reason], *, verbose: bool) -> list[str]:
+    """The nodes that run on the host for their neighbours' sake."""
+    if not found:
+        return []
+    nodes = list(dict.fromkeys(each.problem.node or "" for each in found))
+    named = ", ".join(f"'{short(terminal(name))}'" for name in (nodes if verbose else nodes[:MOST_NODES]))
+    more = f" and {count(len(nodes) - MOST_NODES)} more" if len(nodes) > MOST_NODES and not verbose else ""
+    return [f"host: {named}{more}: {found[0].problem.reason} [{NEEDLESS}]"]
 
 
 def _reason(each: Shown, macs: int, *, verbose: bool) -> list[str]:
@@ -66,7 +80,10 @@ def _reason(each: Shown, macs: int, *, verbose: bool) -> list[str]:
     named = ", ".join(f"'{short(name)}'" for name in names if name)
     more = f" and {count(each['count'] - len(names))} more" if each["count"] > len(names) else ""
     lines = [f"{each['place']}: {each['op']} {named}{more}{told}: {each['reason']} [{each['code']}]"]
-    lines += [f"  limit: {each['limit']}"] if each["limit"] else []
+    limit = each["limit"] or ""
+    if len(limit) > MOST_LETTERS and not verbose:
+        limit = f"{limit[:MOST_LETTERS]}..."
+    lines += [f"  limit: {limit}"] if limit else []
     return lines + ([f"  remedy: {each['remedy']}"] if each["remedy"] else [])
 
 

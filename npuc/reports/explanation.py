@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npuc.account import HOST, Entry, account_of, as_json, nodes_named
+from npuc.account import Entry, account_of, as_json, nodes_named
 from npuc.errors import NEEDLESS
 from npuc.program import Program
 from npuc.target import Target
@@ -42,7 +42,7 @@ def explanation(
         "host_tensors": [
             _host_tensor(entries, each, name)
             for each in own
-            if each.place == HOST
+            if each.problems
             for name in each.tensors
             if asked not in each.tensors or asked == name
         ],
@@ -74,7 +74,7 @@ def other_names(report: Report, graph: Report, listing: Sequence[Report]) -> dic
 
 def _host_tensor(entries: Sequence[Entry], writer: Entry, name: str) -> dict[str, Any]:
     """A tensor that the host writes: its writer and readers, and what keeps them on the host."""
-    hosted = [each for each in entries if each.place == HOST and each.paths == writer.paths]
+    hosted = [each for each in entries if each.problems and each.paths == writer.paths]
     readers = [each for each in hosted if name in each.reads]
     return {
         "tensor": name,
