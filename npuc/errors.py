@@ -110,7 +110,7 @@ REMEDIES: dict[str, str] = {
     "E601": "`npuc verify --sort` shows the layers with the largest errors",
     "E602": "`npuc verify --bisect` finds the first difference",
     "E603": "report it with the model and this command",
-    "E901": "report it with the model, this command and these lines",
+    "E901": "report it with the model, this command and these lines; NPUC_TRACEBACK=1 tells more",
 }
 """What to do about an error whose place knows nothing better."""
 
@@ -239,13 +239,19 @@ class Defect(Exception):
         super().__init__(problem.reason)
 
     @classmethod
-    def of(cls, error: BaseException, node: str | None = None, op: str | None = None) -> Defect:
-        """The defect (E901) that an exception shows, with the place where it was raised."""
+    def of(cls, error: Exception, doing: str = "", node: str | None = None, op: str | None = None) -> Defect:
+        """The defect (E901) that an exception shows, with the place where it was raised; itself if it is one.
+
+        doing: what npuc was doing, for the message: "in pass X".
+        """
+        if isinstance(error, Defect):
+            return error
         last = error.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next
         place = f" in {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last is not None else ""
-        return cls(Problem("E901", f"{type(error).__name__}{place}: {error}", node, op))
+        reason = f"{type(error).__name__}{place}{doing and f', {doing}'}: {error}"
+        return cls(Problem("E901", reason, node, op))
 
     def __str__(self) -> str:
         return str(self.problem)
@@ -258,5 +264,6 @@ KINDS: dict[str, type[NpucError]] = {
     "4": DataError,
     "5": ArtefactError,
     "6": Mismatch,
+    "9": NpucError,
 }
 """The error class by the first digit of the code. (An EncodingError is raised by encoding, as E301.)"""

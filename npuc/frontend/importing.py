@@ -176,7 +176,7 @@ def import_node(name: str, proto: onnx.NodeProto, to: Builder, opsets: list[onnx
         raise
     except Exception as error:
         if (said := malformed(proto, to.types, to.constants, opsets)) is None:
-            raise Defect.of(error, node=name, op=proto.op_type) from error
+            raise Defect.of(error, "importing the node", name, proto.op_type) from error
         raise ModelError("E105", f"the node is malformed: {said}", node=name, op=proto.op_type) from error
     to.note_absent(node)
 

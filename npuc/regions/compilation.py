@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from npuc.errors import HOST_STEP, ArtefactError, NpucError, Problem
+from npuc.errors import HOST_STEP, ArtefactError, Defect, NpucError, Problem
 from npuc.export.network_name import named
 from npuc.ir import Graph, TensorType
 from npuc.pipeline import Step, recorder
@@ -164,9 +164,20 @@ def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitSt
 
 
 def _lowered_part(plan: Plan, graph: Graph, steps: list[Step], samples: Samples) -> Program:
-    """The target's program of a part's graph. steps: the changes made by the passes."""
+    """The target's program of a part's graph. steps: the changes made by the passes.
+
+    Raises NpucError for what does not fit, Defect for a target that fails otherwise.
+    """
     changes = [*steps]
-    program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.request.hook))
+    try:
+        program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.request.hook))
+    except NpucError:
+        raise
+    except Exception as error:
+        first = graph.nodes[0]
+        raise Defect.of(
+            error, f"lowering the part from here for {plan.target.name}", first.source, first.op
+        ) from error
     trim()
     _expect_report(program, plan.target)
     return _with_rewrites(program, changes)
