@@ -13,7 +13,7 @@ from npuc.ops.movement import KEPT_INTEGERS
 from npuc.program import Program
 from npuc.reference import has_integer_products, session, values_of, with_outputs
 from npuc.storage.pieces import contents_of
-from npuc.target import Indexing, Target
+from npuc.target import Target
 from npuc.verification.described import damaged, described, foreign_evidence, network
 
 
@@ -103,10 +103,7 @@ class Bits:
     @cached_property
     def _computed(self) -> Mapping[str, frozenset[str]]:
         """For each tensor, the ONNX nodes of the instruction that completes it."""
-        if isinstance(self.target, Indexing):
-            return self.target.results(self.program)
-        listing = self.target.listing(self.program)
-        return {row["tensor"]: frozenset(row["nodes"]) for row in listing if row["tensor"] is not None}
+        return self.target.results(self.program)
 
     @cached_property
     def _known(self) -> list[str]:

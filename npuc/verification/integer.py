@@ -12,7 +12,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import expect_exact_integers, session, values_of
-from npuc.target import Counting, Target
+from npuc.target import Target, cycles_of
 from npuc.verification.bits import EXACT, Bits
 from npuc.verification.described import damaged, foreign_evidence
 from npuc.verification.layerwise import LayerwiseCheck, Sample
@@ -41,9 +41,7 @@ class IntegerCheck(LayerwiseCheck):
         bit_exact = self.bits.exact
         said = self.said.report(tolerance, sound=bit_exact)
         rows = [self._layer(layer) for layer in self.bits.described["layers"]]
-        counted = (
-            {"chip_model": self.chip_model, "cycles": self.run.cycles} if isinstance(self.run, Counting) else {}
-        )
+        counted = {"chip_model": self.chip_model, "cycles": cycles_of(self.run)}
         return {**said, "bit_exact": bit_exact, "layers": rows, **counted}
 
     def _compare(self, sample: Sample) -> Array:

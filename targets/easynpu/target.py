@@ -45,6 +45,8 @@ class EasyNpu(Target):
     chip_models = ("own", "rtl")
     inexact = ("split_average_pool",)
     host_layers = ("Conv",)
+    has_integer_network = True
+    has_hardware = True
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes of every program; documented words need two more, as they lack slopes and kept psums."""
