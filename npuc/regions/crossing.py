@@ -14,6 +14,7 @@ from npuc.errors import DataError, ModelError
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, TensorType
 from npuc.regions import graphs
+from npuc.regions.witnesses import foreign_session
 from npuc.samples.loading import Samples
 
 IN_MEMORY = 1 << 28
@@ -25,13 +26,11 @@ def crossing(network: Network, names: Sequence[str], samples: Samples, stack: Ex
 
     stack: closes the files of large values. Raises DataError (E402) if onnxruntime cannot run a sample.
     """
-    from npuc.reference import session
-
     computed = [name for name in names if name not in network.inputs]
     values = _Arrays({name: network.types[name] for name in names}, len(samples), stack)
     run: Callable[..., Any] | None = None
     if computed:
-        run = session(graphs.region_model(network, _behind(network, computed), computed), confined=True).run
+        run = foreign_session(graphs.region_model(network, _behind(network, computed), computed)).run
     for at, feed in enumerate(samples.feeds()):
         read = {name: value for name, value in feed.items() if name in _read(network, computed)}
         try:

@@ -12,9 +12,10 @@ from typing import Any
 
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import foreign_session, values_of
+from npuc.reference import values_of
 from npuc.regions.artefact import Contents, part_of
 from npuc.regions.running import CompositeRunner
+from npuc.regions.witnesses import foreign_session
 from npuc.samples.loading import Samples
 from npuc.samples.structured import row
 from npuc.target import FLOATING, Target

@@ -28,11 +28,12 @@ from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.program import Program
-from npuc.reference import foreign_session, graph_session, values_of
+from npuc.reference import graph_session, values_of
 from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph
 from npuc.regions.planning import surveyed
 from npuc.regions.running import CompositeRunner, sample_by_sample
+from npuc.regions.witnesses import foreign_session
 from npuc.samples.loading import Samples
 from npuc.samples.streams import Streamed
 from npuc.samples.structured import row

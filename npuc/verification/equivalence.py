@@ -24,7 +24,8 @@ from npuc.frontend.widening import is_half
 from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.wire import may_contain
 from npuc.ops.quantisation import CONVERSIONS
-from npuc.reference import foreign_session, graph_session, present, session, values_of, with_outputs
+from npuc.reference import graph_session, present, values_of, with_outputs
+from npuc.regions.witnesses import file_session, foreign_session
 from npuc.verification.padding import has_automatic_padding, model_of
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Equivalence:
             or is_half(read_model(self.path, whole=False))
         )
         if not self.large and not rewritten:
-            return session(self.path, few_runs=floats, confined=True)
+            return file_session(self.path, few_runs=floats)
         model = self._prepared(whole=not self.large)
         return foreign_session(model, self.path.parent, few_runs=floats)
 
@@ -115,7 +116,7 @@ class Equivalence:
         written = [name for node in self.graph.nodes for name in node.outputs if name in self._read.producers]
         names = list(dict.fromkeys([*present(model, written), *self.outputs]))
         try:
-            wanted = _run(session(with_outputs(model, names), confined=True), feed)
+            wanted = _run(foreign_session(with_outputs(model, names)), feed)
         except ModelError:  # an inner tensor has a type that onnxruntime cannot output
             return None
         alike = [name for name in names if wanted[name].shape == self.graph.shape(name) == self._read.shape(name)]

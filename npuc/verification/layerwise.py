@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import foreign_session, present, values_of, with_outputs
+from npuc.reference import present, values_of, with_outputs
+from npuc.regions.witnesses import foreign_session
 from npuc.samples.loading import Samples
 from npuc.target import Target
 from npuc.verification.metrics import Difference

@@ -12,7 +12,7 @@ import numpy as np
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.reference import foreign_session
+from npuc.regions.witnesses import foreign_session
 from npuc.samples.loading import Samples
 from npuc.samples.structured import comparable, leaves
 from npuc.target import FLOATING
