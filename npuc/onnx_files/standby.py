@@ -59,7 +59,7 @@ class Standby:
         return found
 
     def _substitute(self, refusal: ModelError, use: Callable[[Any], Any]) -> Any:
-        """What `use` gives of the first other session it takes. Raises the refusal without one, or if of a limit."""
+        """What `use` gives of the first other session it takes. Raises the refusal without one, or of a limit."""
         (problem,) = refusal.problems
         if problem.code == "E105" and not self.reason:
             for name, opened in self.others.items():
@@ -79,7 +79,7 @@ def _refused(error: Exception) -> ModelError:
 class Evaluated:
     """A model under onnx's reference evaluator. weights: the values of constants made external by `outside`."""
 
-    def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Array]) -> None:
+    def __init__(self, model: onnx.ModelProto | bytes, weights: Mapping[str, Array]) -> None:
         """Raises what the evaluator raises for a model that it does not take."""
         from onnx.reference import ReferenceEvaluator
 
@@ -108,11 +108,11 @@ class Evaluated:
         return list(found)
 
 
-def whole(model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
+def whole(model: onnx.ModelProto | bytes, weights: Mapping[str, Array]) -> onnx.ModelProto:
     """A copy of the model with these of its constants inside."""
     from onnx import ModelProto, numpy_helper
 
-    found = ModelProto.FromString(model.SerializeToString())
+    found = ModelProto.FromString(model if isinstance(model, bytes) else model.SerializeToString())
     for tensor in found.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))

@@ -12,7 +12,7 @@ from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.onnx_files.external_weights import without_weights
 from npuc.onnx_files.standby import EVALUATOR, INTERPRETER, Evaluated, Interpreted, Standby, whole
-from npuc.reference import session
+from npuc.reference import NO_WEIGHTS, session
 from npuc.system.confinement import Unconfined, isolated
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def foreign_session(model: onnx.ModelProto, folder: Path | None = None, *, few_r
 
     folder: of its external data. Raises ModelError as `session` and `without_weights`.
     """
-    return standing(*without_weights(model, folder), few_runs=few_runs, confined=True)
+    return standing(*without_weights(model, folder), few_runs=few_runs)
 
 
 def file_session(path: Path, *, few_runs: bool = False) -> Standby:
@@ -40,7 +40,11 @@ def file_session(path: Path, *, few_runs: bool = False) -> Standby:
 
 
 def standing(
-    model: onnx.ModelProto, weights: Mapping[str, Array], *, confined: bool, few_runs: bool = False
+    model: onnx.ModelProto | bytes,
+    weights: Mapping[str, Array] = NO_WEIGHTS,
+    *,
+    confined: bool = True,
+    few_runs: bool = False,
 ) -> Standby:
     """A session as `session` opens it, in whose place onnx's evaluator steps, and then npuc's interpreter."""
     place = isolated if confined else Unconfined
@@ -53,7 +57,7 @@ def standing(
 class _Imported(Evaluated):
     """A model as npuc reads it, before any pass, under npuc's interpreter."""
 
-    def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Array]) -> None:
+    def __init__(self, model: onnx.ModelProto | bytes, weights: Mapping[str, Array]) -> None:
         self.model = whole(model, weights)
         self.describe(self.model)
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import expect_exact_integers, session, values_of
+from npuc.reference import expect_exact_integers, values_of
+from npuc.regions.witnesses import standing
 from npuc.target import Counting, Target
 from npuc.verification.bits import EXACT, Bits
 from npuc.verification.described import damaged, foreign_evidence
@@ -33,7 +34,7 @@ class IntegerCheck(LayerwiseCheck):
         known = {*self.names, *self.bits.inputs}
         edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
         with foreign_evidence():
-            self.alone = session(self.bits.cut(edges), self.bits.weights, confined=True)
+            self.alone = standing(self.bits.cut(edges), self.bits.weights)
         self.alone_inputs = {each.name for each in self.alone.get_inputs()}
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
