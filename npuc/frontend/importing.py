@@ -15,7 +15,7 @@ from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.batches import steps_first
 from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
-from npuc.frontend.builder import OUTPUT, Builder, LeftWhole, OnnxNode
+from npuc.frontend.builder import Builder, LeftWhole, OnnxNode
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
@@ -125,11 +125,6 @@ def ordered(graph: onnx.GraphProto, to: Builder, known: AbstractSet[str]) -> lis
 
     known: the tensors that no node writes.
     """
-    for node in graph.node:
-        for name in captured(node):
-            to.readers.setdefault(name, set()).add(node.op_type)
-    for output in graph.output:
-        to.readers.setdefault(output.name, set()).add(OUTPUT)
     named = [(to.node_name(node.name or f"{node.op_type}_{at}"), node) for at, node in enumerate(graph.node)]
     plain = [Node(node.op_type, tuple(captured(node)), tuple(node.output), name=name) for name, node in named]
     by_name = dict(named)
