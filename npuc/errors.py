@@ -70,6 +70,7 @@ CODES: dict[str, str] = {
     HOST_STEP: "a layer runs on the host, as the target's programs leave it to the host",
     "W301": "values of a tensor lie beyond the range of the precision",
     "W302": "an output of the program is hardly more than noise",
+    "W303": "the program means something else than onnxruntime, as decided; the distance is measured",
 }
 
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"

@@ -61,27 +61,19 @@ def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelP
 
     Raises ModelError for a malformed model.
     """
-    model = upgraded(with_dense_constants(model, folder))
+    model = with_dense_constants(upgraded(model), folder)
     try:
         opset: int | NpucError = opset_of(model)
     except NpucError as error:
         opset = error
     expect_small(model)
-    model = plain(model)
+    model = steps_first(without_dynamic_quantisation(without_functions(model)))
     check_names(model.graph)
     _expect_names(model.graph)
     return model, opset
 
 
-def plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in operators, on floats: without functions of its own, dynamic quantisation, and layouts of steps.
-
-    Raises as `_without_functions`.
-    """
-    return steps_first(without_dynamic_quantisation(_without_functions(model)))
-
-
-def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each call of a model-local function replaced by its body.
 
     Raises ModelError: E103 for a function of another opset, E104 for one with the name of an operator and for what
