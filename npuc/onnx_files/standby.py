@@ -1,7 +1,7 @@
 """What takes onnxruntime's place for a model that it does not run: onnx's evaluator, or npuc's interpreter.
 
-Neither is right by itself: a proof compares the one on the model with the other on the graph, and the report says
-that it was so (`Standby.reason`). Both have the interface of a session.
+Neither is right by itself: a proof compares what it gives for the model with what the passes made of that, and the
+report tells it (`Standby.said`). Both have the interface of a session.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class Standby:
             self.session: Any = opened()
         except ModelError as error:
             self.session = self._substitute(error, lambda other: other)
+
+    @property
+    def said(self) -> str:
+        """What takes onnxruntime's place, and why; empty while that runs the model."""
+        return f"{self.by} is the reference: {self.reason}" if self.reason else ""
 
     def get_inputs(self) -> Sequence[Any]:
         """Name, shape and type of every input."""

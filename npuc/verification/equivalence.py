@@ -29,8 +29,9 @@ NO_VALUES: Mapping[str, float] = {}
 class Original:
     """The user's model, as onnxruntime runs it, and the rewrites that the frontend makes.
 
-    Where onnxruntime refuses the file (a network in bfloat16, for instance), the first form that it runs takes its
-    place: `read_as` names the rewrites before that. Raises ModelError (E105) if it runs none.
+    Where onnxruntime refuses the file (a network in bfloat16, for instance), the first form that it opens takes its
+    place: `read_as` names the rewrites before that. Where it opens none, another evaluator runs the file
+    (npuc.regions.witnesses). Raises ModelError (E105) if none does.
     """
 
     def __init__(self, path: Path, bound: Mapping[str, float] = NO_VALUES) -> None:
@@ -44,18 +45,16 @@ class Original:
         """Whether onnxruntime is exact with its optimisations only: nothing else can be a second witness."""
 
     def _first_that_runs(self) -> Form:
-        try:
-            return Form(self.path, self.path.parent, self.bound)
-        except ModelError as error:
-            refusal = error
-        while self.rewrites:
-            rewrite, model = self.rewrites.pop(0)
-            self.read_as.append(rewrite.name)
-            try:
-                return Form(model, self.path.parent, self.bound)
-            except ModelError:
-                continue
-        raise refusal
+        first = Form(self.path, self.path.parent, self.bound)
+        if not first.substitute:
+            return first
+        for count, (_, model) in enumerate(self.rewrites, start=1):
+            form = Form(model, self.path.parent, self.bound)
+            if not form.substitute:
+                self.read_as = [rewrite.name for rewrite, _ in self.rewrites[:count]]
+                del self.rewrites[:count]
+                return form
+        return first
 
     def release(self) -> None:
         """Closes the sessions, which hold copies of the weights."""

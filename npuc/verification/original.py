@@ -19,6 +19,7 @@ import numpy as np
 from npuc.errors import ModelError
 from npuc.frontend.reading import parsed
 from npuc.ir import Array
+from npuc.onnx_files.standby import Standby
 from npuc.onnx_files.subgraphs import tensor_names
 from npuc.reference import values_of, with_outputs
 from npuc.regions.witnesses import file_session, foreign_session
@@ -59,14 +60,19 @@ class Form:
         self.model, self.folder, self.bound = model, folder, bound or {}
         self.large = isinstance(model, Path) and model.stat().st_size > WHOLE
         """Whether to avoid two copies of the weights in memory: each session is then closed after its run."""
-        self._sessions: dict[bool, Any] = {}
+        self._sessions: dict[bool, Standby] = {}
+        self.substitute = ""
+        """What takes onnxruntime's place, and why; empty while that runs the model."""
         opened = self._session(optimised=True)
+        self.substitute = opened.said
         self.outputs = {each.name: each.type for each in opened.get_outputs()}
         """Types of the outputs, in onnxruntime's notation."""
 
     def run(self, feed: Mapping[str, Array], *, optimised: bool = True) -> Values:
         """The outputs on a sample. Raises ModelError (E105) if onnxruntime cannot run it."""
-        found = _run(self._session(optimised=optimised), [*self.outputs], feed, self.bound)
+        session = self._session(optimised=optimised)
+        found = _run(session, [*self.outputs], feed, self.bound)
+        self.substitute = session.said
         if self.large:
             self.release()
         return found
@@ -108,7 +114,7 @@ class Form:
         room = self.room(feed, unlike)
         return next((name for name in unlike if not within(wanted[name], found[name], room[name])), None)
 
-    def _session(self, *, optimised: bool) -> Any:
+    def _session(self, *, optimised: bool) -> Standby:
         found = self._sessions.get(optimised)
         if found is None:
             if isinstance(self.model, Path) and not self.large:
