@@ -32,7 +32,7 @@ CODES: dict[str, str] = {
     "E109": "an --input-shape, a --bind or a --deny does not fit the model",
     "E110": "the model needs more memory than the limit",
     "E111": "onnxruntime takes longer for the model than the limit",
-    AMBIGUOUS: "ONNX's text and onnxruntime read a node differently, and nothing says which of them the model means",
+    AMBIGUOUS: "ONNX's text and onnxruntime read a node differently, and the model does not say which it means",
     # operators
     "E201": "the operator is not known to npuc",
     "E202": "the target does not run this operator in this form",

@@ -2,9 +2,9 @@
 
 There are four comparisons: the simulator with the integer network under onnxruntime, bit for bit, as in `npuc
 verify` (for a floating-point program every layer with onnxruntime, up to rounding); the graph after the passes
-with the user's file, both under onnxruntime, and each rewrite of the frontend by itself; the outputs of a quantised
-model with those of its program; and a program of several parts, its NPU parts in float, with the user's file. A
-failure is a defect of npuc, and nothing is written.
+with the user's file, both under onnxruntime, and each rewrite of the frontend by itself; the outputs of a
+quantised model with those of its program; and a program of several parts, its NPU parts in float, with the user's
+file. A failure is a defect of npuc, and nothing is written.
 """
 
 from __future__ import annotations

@@ -183,10 +183,8 @@ def bound_values(model: onnx.ModelProto, bind: Sequence[tuple[str, float]]) -> d
 
 def _is_value(value: float, dtype: np.dtype[Any]) -> bool:
     """Whether an element type has a number: floats round, integers and bool do not."""
-    if dtype == bool:
-        return value in (0, 1)
     if dtype.kind not in "iu":
-        return True
+        return dtype.kind != "b" or value in (0, 1)
     limits = np.iinfo(dtype)
     return value == value // 1 and limits.min <= value <= limits.max
 

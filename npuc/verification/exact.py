@@ -1,4 +1,4 @@
-"""The values that a program approximates: outputs as the user's file gives them, inner tensors as npuc reads it."""
+"""The values that a program approximates: outputs as the user's file gives them, inner tensors as npuc reads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Values = Mapping[str, Array]
 class Exact:
     """The model of a program under onnxruntime.
 
-    The outputs are those of the file, untouched. The network as npuc reads it has the tensors of branches, functions
-    and rewritten nodes as well; the compile has proved it. inside: that network, for a program that is a part of
-    another: its outputs are inner tensors. Raises ModelError (E105) if onnxruntime refuses one of both.
+    The outputs are those of the file, untouched. The network as npuc reads it has the tensors of branches,
+    functions and rewritten nodes as well; the compile has proved it. inside: that network, for a program that is a
+    part of another: its outputs are inner tensors. Raises ModelError (E105) if onnxruntime refuses one of both.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Exact:
     def read_as(self, feed: Values) -> list[dict[str, Any]]:
         """Every rewrite that means something else than the file, with its distance from it on a sample.
 
-        sqnr_db: null without noise, or where onnxruntime refuses the file; wrong: whether it is more than the noise
-        of the model's own number formats. Raises ModelError (E105) if onnxruntime contradicts itself.
+        sqnr_db: null without noise, or where onnxruntime refuses the file; wrong: whether it is more than the
+        noise of the model's own number formats. Raises ModelError (E105) if onnxruntime contradicts itself.
         """
         assert self.original is not None
         wanted = self.original.run(feed)

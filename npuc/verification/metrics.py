@@ -56,8 +56,8 @@ class Difference:
     def compare(self, exact: Any, found: Any) -> None:
         """Includes values of any type.
 
-        Non-numeric values, and values of the wrong shape or element type, count as one element: 1 is expected, and found as 1 if
-        both are the same, as 0 if not.
+        Non-numeric values, and values of the wrong shape or element type, count as one element: 1 is expected, and
+        found as 1 if both are the same, as 0 if not.
         """
         numeric = isinstance(exact, np.ndarray) and exact.dtype.kind in "fiub"
         if numeric and same_type(exact, found):

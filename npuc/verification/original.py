@@ -1,4 +1,4 @@
-"""The user's model under onnxruntime, untouched, and how far the noise of its own number formats moves its outputs.
+"""The user's model under onnxruntime, untouched, and how far the noise of its own formats moves its outputs.
 
 Two computations of one network round differently, and a network may amplify that: through depth, through
 cancellation, or by quantising a value near a tie. What may differ is therefore measured, as in Monte Carlo
