@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from npuc.driver import Compilation, batch_of, input_types
-from npuc.errors import Mismatch, ModelError, NpucError, Problem
+from npuc.errors import ArtefactError, DataError, Mismatch, ModelError, NpucError, Problem
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph
 from npuc.program import Program
@@ -35,7 +35,7 @@ from npuc.verification.equivalence import Equivalence, Original
 from npuc.verification.floating import Layers
 from npuc.verification.metrics import same_type
 from npuc.verification.nearness import Nearness
-from npuc.verification.original import agree
+from npuc.verification.original import same
 
 REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
@@ -45,7 +45,9 @@ NEWER = "try the newest onnxruntime, since older ones compute some new operators
 NOISE = "it is hardly more than noise on the samples: the precision does not suit the network"
 FIND = "find the layer with `npuc verify --sort`, and --deny it, or use a precision with more bits"
 CANNOT = ("E507", "E509")
-"""Errors of a chip model that cannot run here for lack of a tool or of memory: nothing is proved then."""
+"""Errors of a chip model that cannot run here for lack of a tool or of memory."""
+UNPROVED = "--proof off writes the program although it was not run"
+INFINITE = "the model's results are not finite numbers on any sample"
 
 
 @frozen
@@ -56,13 +58,15 @@ class Proof:
     bit_exact: bool | None = None
     """Simulator and integer network agree in every bit; None if there is no such network or nothing was run."""
     model: bool | None = None
-    """The graph after the passes agrees with the model; None if onnxruntime cannot run it."""
+    """The graph after the passes agrees with the model."""
 
 
 def proved(found: Compilation, request: Request) -> Program:
     """The program, checked as the options demand; its report records the results.
 
-    Raises Mismatch (E603) if it does not compute what the model does.
+    Raises Mismatch (E603) if it does not compute what the model does, and what `unproved` gives where that cannot
+    be told: nothing runs the model (E105, E110, E111), its values are random (E105) or never finite (E402), or the
+    chip model cannot run here (E507, E509).
     """
     proof, report, options = Proof(), dict(found.program.manifest["report"]), request.options
     if options.proof != "off":
@@ -88,10 +92,12 @@ class _Prover:
         """Outputs that are hardly more than noise on every sample so far; None before the first."""
         self.said: list[Problem] = []
         """What the model is read as, once it was."""
+        self.refusal: NpucError | None = None
+        """Why the last of the samples that prove nothing does not."""
         try:
-            self.model: Equivalence | None = Equivalence(model, found.graph)
-        except ModelError:
-            self.model = None
+            self.model = Equivalence(model, found.graph)
+        except ModelError as error:
+            raise unproved(error) from None
 
     def proof(self) -> Proof:
         """The results on the calibration samples, or on one sample of each kind if these are synthetic."""
@@ -99,31 +105,30 @@ class _Prover:
         for batch in self.samples.batches(1 if self.one else batch_of(self.program)):
             sound, wanted = self._sound(batch)
             if sound is not None:
-                if self.one and self.model is not None:
+                if self.one:
                     self.model.release()
                 trim()
-                if not self._runs(sound, wanted):
-                    return Proof(model=None if self.model is None else True)
+                self._runs(sound, wanted)
                 count += len(sound)
                 if self.one:
                     break
-        return Proof(count, None if floating or not count else True, True if self.model and count else None)
+        if not count:
+            raise unproved(self.refusal or DataError("E402", INFINITE))
+        return Proof(count, None if floating else True, True)
 
     def _sound(self, batch: Samples) -> tuple[Samples | None, Sequence[Feed]]:
-        """The samples of a batch with finite model outputs, and those outputs, if onnxruntime runs the model.
+        """The samples of a batch on which the model gives finite outputs, and those outputs.
 
         The graph is compared with the model on them. Raises Mismatch (E603) if the two differ.
         """
-        if self.model is None:
-            return batch, ()
         kept: list[int] = []
         outputs: list[Feed] = []
         for index, feed in enumerate(batch.feeds()):
             try:
-                wanted = self.model.expected(feed)
-            except ModelError:
-                self.model = None
-                return batch, ()
+                wanted = self.model.original.run(feed, twice=True)
+            except ModelError as error:
+                self.refusal = error
+                continue
             if all(np.isfinite(each).all() for each in wanted.values() if each.dtype.kind == "f"):
                 kept.append(index)
                 outputs.append(wanted)
@@ -139,29 +144,32 @@ class _Prover:
         node = self.graph.producers[differing]
         names = node.sources or (node.name,)
         said = "the graph after the passes computes other values than the model"
-        raise Mismatch.of([Problem("E603", said, names[0], node.op, differing, remedy=NEWER + REMEDY)])
+        problem = Problem("E603", said, names[0], node.op, differing, remedy=NEWER + REMEDY)
+        raise self._told(Mismatch.of([problem]))
 
-    def _runs(self, samples: Samples, wanted: Sequence[Feed]) -> bool:
-        """Compares the program on samples; returns whether the chip model can run here. Raises Mismatch (E603).
+    def _told(self, error: NpucError) -> NpucError:
+        """A difference from the model; under another evaluator than onnxruntime either of both may be wrong."""
+        return disputed(error, self.model.original.form.substitute)
 
-        wanted: the model's outputs on the samples, if onnxruntime runs it.
+    def _runs(self, samples: Samples, wanted: Sequence[Feed]) -> None:
+        """Compares the program on samples. Raises Mismatch (E603), and E507 or E509 for lack of a tool or memory.
+
+        wanted: the model's outputs on the samples.
         """
         try:
             shown: dict[str, Array] = {}
             outputs = self._runner(samples.inputs, shown.__setitem__)
         except NpucError as error:
             if any(each.code in CANNOT for each in error.problems):
-                return False
+                raise unproved(error) from None
             raise _trapped(error) from error
         for index, feed in enumerate(samples.feeds()):
             seen, given = (
                 {name: each[index, ...] for name, each in values.items()} for values in (shown, outputs)
             )
             self._expect(feed, seen, given)
-            if wanted:
-                expect_types(wanted[index], given)
-                self._expect_near(feed, wanted[index], given)
-        return True
+            expect_types(wanted[index], given)
+            self._expect_near(feed, wanted[index], given)
 
     def _expect_near(self, feed: Feed, wanted: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) if an output of the program is far from the quantised model's.
@@ -177,7 +185,7 @@ class _Prover:
         if far is not None:
             node = self.graph.producers[far]
             names = node.sources or (node.name,)
-            raise _defect("the program's values are not the quantised model's", names[0], node.op, far)
+            raise self._told(_defect("the program's values are not the quantised model's", names[0], node.op, far))
 
     def warnings(self) -> list[Problem]:
         """Warnings of what the model is read as (W303), and of outputs that are hardly more than noise (W302)."""
@@ -192,7 +200,6 @@ class _Prover:
         """A calibration sample, the model's outputs for it, and the program's."""
         batch = next(iter(self.calibration.batches(1)))
         (feed,), outputs = batch.feeds(), self._runner(batch.inputs)
-        assert self.model is not None
         return feed, self.model.expected(feed), {name: each[0] for name, each in outputs.items()}
 
     @cached_property
@@ -210,6 +217,22 @@ class _Prover:
 Feed = dict[str, Array]
 
 
+def unproved(error: NpucError) -> NpucError:
+    """A refusal of a program that cannot be run, or has nothing to be compared with."""
+    return type(error).of(
+        replace(each, remedy="; ".join(filter(None, (each.help, UNPROVED)))) for each in error.problems
+    )
+
+
+def disputed(error: NpucError, substitute: str) -> NpucError:
+    """A difference from the model: a refusal (E105) where onnxruntime's substitute is the only witness."""
+    if not substitute:
+        return error
+    reason = "npuc and what takes onnxruntime's place read the model differently; "
+    found = (replace(each, code="E105", reason=reason + substitute, remedy=None) for each in error.problems)
+    return unproved(ModelError.of(found))
+
+
 def judged(original: Original, feed: Feed, wanted: Feed) -> list[Problem]:
     """A warning (W303) for each deliberate difference from the model, after every rewrite was proved on a sample.
 
@@ -223,6 +246,9 @@ def judged(original: Original, feed: Feed, wanted: Feed) -> list[Problem]:
     refused = "onnxruntime refuses the model as it is, and judges what npuc reads it as: {}"
     apart = {name: "exactly" if db is None else f"up to {db:.1f} dB" for name, db in read.items()}
     texts = [*(refused.format(name) for name in original.read_as)]
+    texts += (
+        [f"onnxruntime does not run the model, {substitute}"] if (substitute := original.form.substitute) else []
+    )
     texts += [f"{name}, which is the model under onnxruntime {near}" for name, near in apart.items()]
     return [Problem("W303", text) for text in texts]
 
@@ -242,16 +268,15 @@ def expect_types(wanted: Feed, found: Mapping[str, Any]) -> None:
 def entirely(program: Program, graphs: Sequence[Graph], request: Request, samples: Samples) -> Program:
     """A program of several parts, proved as a whole: its NPU parts in float, its host regions as they will run.
 
-    graphs: of the NPU parts, in order. samples: as for `proved`; empty if an input is no tensor of numbers. Raises
-    Mismatch (E603) if it does not compute what the user's file does.
+    graphs: of the NPU parts, in order. samples: as for `proved`. Raises Mismatch (E603) if it does not compute
+    what the user's file does, ModelError (E105) for a region that onnxruntime cannot run, or as `proved` does.
     """
-    one = request.options.proof == "one"
-    if request.options.proof == "off" or not samples.inputs:
+    if request.options.proof == "off":
         return program
     try:
         original = Original(request.model, dict(request.options.bind))
-    except ModelError:
-        return program
+    except ModelError as error:
+        raise unproved(error) from None
     waiting = iter(graphs)
 
     def in_float(_part: Program) -> Runner:
@@ -259,27 +284,47 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
         return sample_by_sample(graph_session(graph, graph.outputs), graph.outputs)
 
     said: list[Problem] = []
+    refusal: NpucError | None = None
     runner = CompositeRunner(_as_read(program), in_float) if is_composite(program) else in_float(program)
+    count = 0
     for batch in samples.batches(1):
         (feed,) = batch.feeds()
         try:
-            wanted, again = original.run(feed), original.run(feed)
-        except ModelError:
-            continue  # an index out of range, for instance: such samples are the host's to refuse
-        if any(not agree(each, again[name]) for name, each in wanted.items()):
-            break  # random numbers
+            wanted = original.run(feed, twice=True)
+            found, again = ({name: row(each, 0) for name, each in runner(batch.inputs).items()} for _ in range(2))
+        except (ModelError, ArtefactError) as error:  # an index out of range, for instance
+            refusal = error
+            continue
         said = judged(original, feed, wanted)
-        found = {name: row(values, 0) for name, values in runner(batch.inputs).items()}
         expect_types(wanted, found)
+        apart = next((name for name in found if not same(found[name], again[name])), None)
+        if apart is not None:
+            raise unproved(ModelError("E105", "the host gives other values in every run", tensor=apart))
         apart = original.form.beyond(feed, wanted, found)
         if apart is not None:
-            raise _defect("the parts together compute other values than the model", None, None, apart)
-        if one:
+            error = _defect("the parts together compute other values than the model", None, None, apart)
+            raise disputed(error, original.form.substitute)
+        count += 1
+        if request.options.proof == "one":
             break
+    if not count:
+        assert refusal is not None
+        raise unproved(_by_node(refusal, program))
     report = dict(program.manifest["report"])
+    if not graphs:
+        report["proof"] = asdict(Proof(count, None, True))
     if said:
         report["warnings"] = [*report.get("warnings", ()), *(each.as_json() for each in said)]
     return replace(program, manifest={**program.manifest, "report": report})
+
+
+def _by_node(refusal: NpucError, program: Program) -> NpucError:
+    """What onnxruntime refuses to run, by the node that its message names."""
+    (problem,) = refusal.problems
+    names = [name for part in program.manifest["report"]["partitions"] for name in part["nodes"]]
+    node = next((name for name in names if f"Name:'{name}'" in problem.reason), problem.node)
+    code = "E105" if problem.code == "E502" else problem.code
+    return ModelError.of([replace(problem, code=code, node=node, remedy=None)])
 
 
 class _BitProof:

@@ -126,21 +126,25 @@ def _composite(plan: Plan) -> tuple[Program, Samples]:
         types = {name: network.types[name] for name in network.inputs if name in network.types}
         if len(types) < len(network.inputs):
             _deny_uncalibrated(plan, set(network.inputs) - set(types))
-            return _assembled(plan, {}, Samples({})), Samples({})
+            return _assembled(plan, {}, None), Samples({})
         if not any(part.on_npu for part in parts):
-            return _assembled(plan, {}, varied(types)), Samples({})
+            return _assembled(plan, {}, None), Samples({})
         unbounded = types.keys() - _read_on_npu(plan, parts)
         samples = load_samples(calibration, types, unbounded) if calibration else synthetic(types)
         lowered = _lowered(plan, samples, stack)
     return _assembled(plan, lowered, varied(types) if samples.synthetic else samples), samples
 
 
-def _assembled(plan: Plan, lowered: Mapping[Key, Lowered], samples: Samples) -> Program:
-    """The program of all parts, proved as a whole on these samples. Raises Mismatch (E603)."""
+def _assembled(plan: Plan, lowered: Mapping[Key, Lowered], samples: Samples | None) -> Program:
+    """The program of all parts, proved as a whole on these samples (None: on the user's, or on synthetic ones)."""
     parts = partitioned(plan)
     outside = read_outside(plan.network, parts)
     found = [lowered[key_of(plan.network, outside, part)].graph for part in parts if part.on_npu]
     program = entire(plan, parts, lowered) or assembled(plan, parts, lowered)
+    if samples is None:
+        types = driver.program_inputs(program)
+        given = plan.request.calibration
+        samples = load_samples(given, types, types.keys()) if given else varied(types)
     return proof.entirely(program, found, plan.request, samples)
 
 

@@ -29,8 +29,8 @@ NO_VALUES: Mapping[str, float] = {}
 class Original:
     """The user's model, as onnxruntime runs it, and the rewrites that the frontend makes.
 
-    Where onnxruntime refuses the file (a network in bfloat16, for instance), the first form that it opens takes its
-    place: `read_as` names the rewrites before that. Where it opens none, another evaluator runs the file
+    Where onnxruntime refuses the file (a network in bfloat16, for instance), the first form that it opens takes
+    its place: `read_as` names the rewrites before that. Where it opens none, another evaluator runs the file
     (npuc.regions.witnesses). Raises ModelError (E105) if none does.
     """
 

@@ -60,7 +60,9 @@ class Exact:
         wanted = self.original.run(feed)
         self.original.expect_one_meaning(feed, wanted)
         found, wrong = self.original.rewritten(feed, wanted)
-        told = dict.fromkeys([*self.original.read_as, *found, *filter(None, [wrong])])
+        told = dict.fromkeys(
+            [*self.original.read_as, *found, *filter(None, [wrong, self.original.form.substitute])]
+        )
         return [{"rewrite": name, "sqnr_db": found.get(name), "wrong": name == wrong} for name in told]
 
 

@@ -68,13 +68,17 @@ class Form:
         self.outputs = {each.name: each.type for each in opened.get_outputs()}
         """Types of the outputs, in onnxruntime's notation."""
 
-    def run(self, feed: Mapping[str, Array], *, optimised: bool = True) -> Values:
-        """The outputs on a sample. Raises ModelError (E105) if onnxruntime cannot run it."""
+    def run(self, feed: Mapping[str, Array], *, optimised: bool = True, twice: bool = False) -> Values:
+        """The outputs on a sample. Raises ModelError (E105) if nothing runs it, or two runs give other values."""
         session = self._session(optimised=optimised)
         found = _run(session, [*self.outputs], feed, self.bound)
         self.substitute = session.said
+        again = _run(session, [*self.outputs], feed, self.bound) if twice else found
         if self.large:
             self.release()
+        for name, each in found.items():
+            if not same(each, again[name]):
+                raise ModelError("E105", RANDOM, tensor=name, remedy="export the model for inference")
         return found
 
     def release(self) -> None:
@@ -223,6 +227,17 @@ def _shifted(values: Array, random: np.random.Generator, part: float) -> Array:
     if getattr(values, "dtype", None) != np.float32:
         return values
     return np.asarray(values * (1 + part * random.uniform(-1, 1, values.shape))).astype(np.float32)
+
+
+RANDOM = "the model gives other values in every run: there is nothing to compare with"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal in every bit; NaN equals NaN."""
+    return comparable(one, other) and all(
+        np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        for a, b in zip(leaves(one), leaves(other), strict=True)
+    )
 
 
 def agree(wanted: Any, found: Any) -> bool:
