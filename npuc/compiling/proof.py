@@ -253,7 +253,7 @@ def judged(original: Original, feed: Feed, wanted: Feed) -> list[Problem]:
     return [Problem("W303", text) for text in texts]
 
 
-def expect_types(wanted: Feed, found: Mapping[str, Any]) -> None:
+def expect_types(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Raises Mismatch (E603) unless outputs have the shapes and element types of the model's."""
     for name, each in wanted.items():
         other = found.get(name)

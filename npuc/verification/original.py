@@ -160,7 +160,7 @@ class Form:
 def _perturbed(
     nodes: Iterable[onnx.NodeProto], types: Mapping[str, str], names: Names
 ) -> Iterator[onnx.NodeProto]:
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     for seed, node in enumerate(nodes):
         made, behind = type(node)(), list[Any]()
@@ -173,9 +173,8 @@ def _perturbed(
                 continue
             made.output[at], factor, cast = (names.new(f"{name}/{what}") for what in ("still", "moves", "cast"))
             part, code = MOVED[types[name]], helper.np_dtype_to_tensor_dtype(_dtype(types[name]))
-            bounds = {"low": 1 - part, "high": 1 + part, "seed": float(seed), "dtype": int(TensorProto.FLOAT)}
             behind += [
-                helper.make_node("RandomUniformLike", [made.output[at]], [factor], **bounds),
+                _random(made.output[at], factor, (1 - part, 1 + part), seed),
                 helper.make_node("Cast", [factor], [cast], to=code),
                 helper.make_node("Mul", [made.output[at], cast], [name]),
             ]
@@ -194,9 +193,20 @@ def _moved_by_steps(source: str, result: str, names: Names, seed: int) -> Iterat
     yield helper.make_node("Relu", [high], [above])
     yield helper.make_node("Relu", [below], [under])
     yield helper.make_node("Add", [above, under], [span])
-    yield helper.make_node("RandomUniformLike", [source], [noise], low=-STEPS, high=STEPS, seed=float(seed))
+    yield _random(source, noise, (-STEPS, STEPS), seed)
     yield helper.make_node("Mul", [noise, span], [apart])
     yield helper.make_node("Add", [source, apart], [result])
+
+
+def _random(like: str, result: str, span: tuple[float, float], seed: int) -> onnx.NodeProto:
+    """Random numbers in the shape of a tensor, the same in every process."""
+    from onnx import TensorProto, helper
+
+    low, high = span
+    kind = int(TensorProto.FLOAT)
+    return helper.make_node(
+        "RandomUniformLike", [like], [result], low=low, high=high, seed=float(seed), dtype=kind
+    )
 
 
 def _run(opened: Any, names: Sequence[str], feed: Mapping[str, Array], bound: Mapping[str, float]) -> Values:
