@@ -214,6 +214,12 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         for each in report["outputs"]
         if each["nan_samples"]
     ]
+    lines += [
+        f"output {each['name']}: {plural(each['jumps'], 'element')} at a threshold or a tie: rounding decides what "
+        "they are, and they do not count"
+        for each in report["outputs"]
+        if each["jumps"]
+    ]
     if report["argmax_agreement"] is not None:
         lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {plural(report['samples'], 'sample')}")
     lines += _task(report["task"])

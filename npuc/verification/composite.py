@@ -39,7 +39,7 @@ class CompositeCheck:
         self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
         self.outputs = [port.name for port in program.outputs]
         self.exact = Exact(model, program, ())
-        self.said = Outputs(self.outputs)
+        self.said = Outputs(self.outputs, self.exact.jumping(program.precision))
         self.integer, self.chip_model = program.precision not in FLOATING, chip_model
 
     def batch(self, samples: Samples) -> None:
@@ -53,7 +53,8 @@ class CompositeCheck:
         found = self.run.watched(samples.inputs, compare)
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
-            self.said.add(self.exact(feed), {name: row(values, index) for name, values in found.items()}, None)
+            given = {name: row(values, index) for name, values in found.items()}
+            self.said.add(feed, self.exact(feed), given, None)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The report as JSON; status is `mismatch` if the tolerance is exceeded or a bit differs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from npuc.regions.planning import surveyed
 from npuc.regions.witnesses import foreign_session
 from npuc.target import Options
 from npuc.verification.equivalence import Original
+from npuc.verification.jumps import PARTS, jumping
+from npuc.verification.outputs import Jumping
 
 Values = Mapping[str, Array]
 
@@ -49,6 +52,12 @@ class Exact:
         if self._run is not None:
             found |= values_of(self._run, self.inner, {name: feed[name] for name in self._fed})
         return found
+
+    def jumping(self, precision: str) -> Jumping | None:
+        """What finds the elements that jump; None inside a program, and for integers, whose steps are coarser."""
+        if self.original is None or precision not in PARTS:
+            return None
+        return partial(jumping, self.original.form, precision)
 
     def read_as(self, feed: Values) -> list[dict[str, Any]]:
         """Every rewrite that means something else than the file, with its distance from it on a sample.

@@ -52,7 +52,7 @@ class LayerwiseCheck(ABC):
         """tensors, inside: as those of `Exact`."""
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
         self.exact = Exact(model, program, tensors, inside)
-        self.said = Outputs([port.name for port in program.outputs])
+        self.said = Outputs([port.name for port in program.outputs], self.exact.jumping(program.precision))
         self.entire: dict[str, Difference] = {}
         self.single: dict[str, Difference] = {}
 
@@ -68,7 +68,7 @@ class LayerwiseCheck(ABC):
         for index, feed in enumerate(samples.feeds()):
             parts = ({name: values[index, ...] for name, values in each.items()} for each in (fed, seen, outputs))
             sample = Sample(feed, self.exact(feed), *parts)
-            self.said.add(sample.exact, sample.outputs, self._compare(sample))
+            self.said.add(feed, sample.exact, sample.outputs, self._compare(sample))
 
     @abstractmethod
     def _compare(self, sample: Sample) -> Array | None:

@@ -71,6 +71,13 @@ class Difference:
                 else:
                     self.add(np.ones(1), np.full(1, float((a == b).all())))
 
+    def leave_out(self, exact: Array, found: Array) -> None:
+        """Takes the errors of these elements, which were added before, as none."""
+        a, b = exact.astype(np.float64).ravel(), found.astype(np.float64).ravel()
+        self.noise = max(0.0, self.noise - _inner(b - a, b - a))
+        self.energy += _inner(a, a) - _inner(b, b)
+        self.product += _inner(a, a - b)
+
     @property
     def sqnr_db(self) -> float | None:
         """Signal to noise in dB; None if there is no noise."""

@@ -9,7 +9,7 @@ CSD-970002.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,20 +91,30 @@ class Form:
 
     def room(self, feed: Mapping[str, Array], names: Sequence[str]) -> Room:
         """How far these tensors move under perturbation. Raises ModelError as `of`."""
-        still = self.of(names, feed)
-        try:
-            moving = foreign_session(with_outputs(self._disturbed(), names), self.folder)
-        except ModelError:  # an operator of the user's own, for instance, whose result cannot be multiplied
-            moving = foreign_session(with_outputs(self._proto(), names), self.folder)
+        still, moved = self.of(names, feed), self.moved(names)
         room = dict.fromkeys(names, (0.0, 0.0))
-        for seed in range(DRAWS):
-            random = np.random.default_rng(seed)
-            fed = {name: _shifted(each, random, MOVED["float"]) for name, each in feed.items()}
-            moved = _run(moving, names, fed, self.bound)
-            for name in names:
-                apart = distance(still[name], moved[name])
+        for draw in range(DRAWS):
+            for name, each in moved(feed, draw).items():
+                apart = distance(still[name], each)
                 room[name] = max(room[name][0], apart[0]), max(room[name][1], apart[1])
         return room
+
+    def moved(self, names: Sequence[str], parts: Mapping[str, float] = MOVED) -> Callable[[Values, int], Values]:
+        """What gives these tensors for a sample, its inputs and all results moved by random parts of their values.
+
+        parts: the most, by element type. The draws of every call are the same, from the first on.
+        """
+        try:
+            moving = foreign_session(with_outputs(self._disturbed(parts), names), self.folder)
+        except ModelError:  # an operator of the user's own, for instance, whose result cannot be multiplied
+            moving = foreign_session(with_outputs(self._proto(), names), self.folder)
+
+        def run(feed: Values, draw: int) -> Values:
+            random = np.random.default_rng(draw)
+            fed = {name: _shifted(each, random, parts["float"]) for name, each in feed.items()}
+            return _run(moving, names, fed, self.bound)
+
+        return run
 
     def beyond(self, feed: Mapping[str, Array], wanted: Values, found: Mapping[str, Array]) -> str | None:
         """The first tensor whose values its own noise does not explain; None if all agree.
@@ -136,7 +146,7 @@ class Form:
         made.CopyFrom(self.model)
         return made
 
-    def _disturbed(self) -> onnx.ModelProto:
+    def _disturbed(self, parts: Mapping[str, float]) -> onnx.ModelProto:
         """The model with a perturbation behind every float result, and before every dynamic quantisation."""
         from onnx import inliner
 
@@ -151,14 +161,14 @@ class Form:
         with suppress(ModelError):  # an inner tensor has a type that cannot be an output
             found = foreign_session(with_outputs(made, names), self.folder).get_outputs()
             types = {each.name: each.type.removeprefix("tensor(").removesuffix(")") for each in found}
-        nodes = [*_perturbed(model.graph.node, types, Names(tensor_names(model.graph)))]
+        nodes = [*_perturbed(model.graph.node, types, parts, Names(tensor_names(model.graph)))]
         del model.graph.node[:]
         model.graph.node.extend(nodes)
         return model
 
 
 def _perturbed(
-    nodes: Iterable[onnx.NodeProto], types: Mapping[str, str], names: Names
+    nodes: Iterable[onnx.NodeProto], types: Mapping[str, str], parts: Mapping[str, float], names: Names
 ) -> Iterator[onnx.NodeProto]:
     from onnx import helper
 
@@ -172,7 +182,7 @@ def _perturbed(
             if types.get(name) not in MOVED:
                 continue
             made.output[at], factor, cast = (names.new(f"{name}/{what}") for what in ("still", "moves", "cast"))
-            part, code = MOVED[types[name]], helper.np_dtype_to_tensor_dtype(_dtype(types[name]))
+            part, code = parts[types[name]], helper.np_dtype_to_tensor_dtype(_dtype(types[name]))
             behind += [
                 _random(made.output[at], factor, (1 - part, 1 + part), seed),
                 helper.make_node("Cast", [factor], [cast], to=code),
