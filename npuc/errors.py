@@ -71,6 +71,7 @@ CODES: dict[str, str] = {
     "W301": "values of a tensor lie beyond the range of the precision",
     "W302": "an output of the program is hardly more than noise",
     "W303": "the program means something else than onnxruntime, as decided; the distance is measured",
+    "W304": "an output of a floating-point program has fewer correct digits than its precision allows",
 }
 
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"

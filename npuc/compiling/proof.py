@@ -10,9 +10,9 @@ file. A failure is a defect of npuc, and nothing is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,14 @@ from npuc.samples.structured import row
 from npuc.storage.mapped import trim
 from npuc.target import FLOATING, Request, Runner, Target, quickest
 from npuc.verification.bits import Bits
+from npuc.verification.criterion import criterion
 from npuc.verification.equivalence import Equivalence, Original
 from npuc.verification.floating import Layers
+from npuc.verification.jumps import jumping
 from npuc.verification.metrics import same_type
 from npuc.verification.nearness import Nearness
 from npuc.verification.original import same
+from npuc.verification.outputs import Outputs
 
 REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
@@ -43,6 +46,9 @@ REMEDY = (
 )
 NEWER = "try the newest onnxruntime, since older ones compute some new operators wrongly; otherwise "
 NOISE = "it is hardly more than noise on the samples: the precision does not suit the network"
+COARSE = "it is right to {:.1f} dB on the samples, where {} allows {:.1f} dB: values near 0, for instance, have few digits"
+ENOUGH = 40.0
+"""Signal to noise in dB of an output from which on nobody is warned."""
 FIND = "find the layer with `npuc verify --sort`, and --deny it, or use a precision with more bits"
 CANNOT = ("E507", "E509")
 """Errors of a chip model that cannot run here for lack of a tool or of memory."""
@@ -95,9 +101,12 @@ class _Prover:
         self.refusal: NpucError | None = None
         """Why the last of the samples that prove nothing does not."""
         try:
-            self.model = Equivalence(model, found.graph)
+            self.path, self.model = model, Equivalence(model, found.graph)
         except ModelError as error:
             raise unproved(error) from None
+        precise = found.program.precision in FLOATING
+        jumps = partial(jumping, self.model.original.form, found.program.precision) if precise else None
+        self.outputs = Outputs(found.graph.outputs, jumps)
 
     def proof(self) -> Proof:
         """The results on the calibration samples, or on one sample of each kind if these are synthetic."""
@@ -170,6 +179,7 @@ class _Prover:
             self._expect(feed, seen, given)
             expect_types(wanted[index], given)
             self._expect_near(feed, wanted[index], given)
+            self.outputs.add(feed, wanted[index], given, None)
 
     def _expect_near(self, feed: Feed, wanted: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) if an output of the program is far from the quantised model's.
@@ -193,7 +203,23 @@ class _Prover:
         if lost and self.samples.synthetic:
             lost = lost & self.near.lost(*self._calibrated[1:])
         noisy = [name for name in self.graph.outputs if name in lost]
-        return self.said + [Problem("W302", NOISE, tensor=name, remedy=FIND) for name in noisy]
+        found = [Problem("W302", NOISE, tensor=name, remedy=FIND) for name in noisy]
+        return [*self.said, *found, *(each for each in self._coarse() if each.tensor not in noisy)]
+
+    def _coarse(self) -> Iterator[Problem]:
+        """A warning (W304) for each output that misses the criterion of `npuc verify` in floating point."""
+        poor = {
+            name: db
+            for name, each in self.outputs.differences.items()
+            if (db := each.sqnr_db) is not None and db < ENOUGH
+        }
+        if not poor or self.program.precision not in FLOATING:
+            return
+        tolerance = criterion(self.path, self.program, self.samples.first(1))
+        wrong = self.outputs.wrong(tolerance)
+        for name in poor.keys() & wrong:
+            said = COARSE.format(poor[name], self.program.precision, tolerance.of_output(name)[0])
+            yield Problem("W304", said, tensor=name, remedy=FIND)
 
     @cached_property
     def _calibrated(self) -> tuple[Feed, Feed, Feed]:

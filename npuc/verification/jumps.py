@@ -1,9 +1,9 @@
 """The elements of a model's outputs that jump: at a threshold or a tie, where rounding decides what they are.
 
-A comparison, a choice of the largest, or a rounding to steps turns an error in the last bit into any other value. How
-many elements of a few samples meet that is chance, and tells nothing about accuracy. The model itself shows them: all
-its results are moved by random parts of their values, and by the same parts a FINER-th as large. What depends
-smoothly on them moves that much less, what jumps does not.
+A comparison, a choice of the largest, or a rounding to steps turns an error in the last bit into any other value.
+How many elements of a few samples meet that is chance, and tells nothing about accuracy. The model itself shows
+them: all its results are moved by random parts of their values, and by the same parts a FINER-th as large. What
+depends smoothly on them moves that much less, what jumps does not.
 """
 
 from __future__ import annotations

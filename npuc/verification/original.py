@@ -99,7 +99,9 @@ class Form:
                 room[name] = max(room[name][0], apart[0]), max(room[name][1], apart[1])
         return room
 
-    def moved(self, names: Sequence[str], parts: Mapping[str, float] = MOVED) -> Callable[[Values, int], Values]:
+    def moved(
+        self, names: Sequence[str], parts: Mapping[str, float] = MOVED
+    ) -> Callable[[Mapping[str, Array], int], Values]:
         """What gives these tensors for a sample, its inputs and all results moved by random parts of their values.
 
         parts: the most, by element type. The draws of every call are the same, from the first on.
@@ -109,7 +111,7 @@ class Form:
         except ModelError:  # an operator of the user's own, for instance, whose result cannot be multiplied
             moving = foreign_session(with_outputs(self._proto(), names), self.folder)
 
-        def run(feed: Values, draw: int) -> Values:
+        def run(feed: Mapping[str, Array], draw: int) -> Values:
             random = np.random.default_rng(draw)
             fed = {name: _shifted(each, random, parts["float"]) for name, each in feed.items()}
             return _run(moving, names, fed, self.bound)

@@ -71,7 +71,7 @@ class Outputs:
         exact, found = stacked["fp32"], stacked["simulator"]
         labels = np.concatenate(self.labels) if self.labels else None
         counted = {name: None if each is None else task(each, labels) for name, each in stacked.items()}
-        within = self._within(tolerance)
+        within = not self.wrong(tolerance)
         return {
             "status": "ok" if sound and within else "mismatch",
             "argmax_agreement": None if exact is None or found is None else agreement(exact, found),
@@ -83,20 +83,21 @@ class Outputs:
             "criterion": [tolerance.as_json(name) for name in self.differences] if tolerance.judges else None,
         }
 
-    def _within(self, tolerance: Tolerance) -> bool:
-        """Whether all outputs are within the tolerance, elements that jump left out where they are not."""
-        wrong = [name for name, each in self.differences.items() if not tolerance.admits(name, each)]
+    def wrong(self, tolerance: Tolerance) -> set[str]:
+        """The outputs beyond the tolerance, elements that jump left out where they are."""
+        wrong = {name for name, each in self.differences.items() if not tolerance.admits(name, each)}
         if not wrong or self.jumping is None:
-            return not wrong
+            return wrong
         judged = {name: replace(self.differences[name]) for name in wrong}
+        self.jumps = dict.fromkeys(self.jumps, 0)
         for feed, exact, found in self.apart:
-            names = [name for name in wrong if _is_apart(exact[name], found[name])]
+            names = [name for name in judged if _is_apart(exact[name], found[name])]
             with suppress(ModelError):  # the model does not run with its results moved: all errors count
                 masks = self.jumping(feed, *({name: each[name] for name in names} for each in (exact, found)))
                 for name, mask in masks.items():
                     judged[name].leave_out(exact[name][mask], found[name][mask])
                     self.jumps[name] += int(mask.sum())
-        return all(tolerance.admits(name, each) for name, each in judged.items())
+        return {name for name, each in judged.items() if not tolerance.admits(name, each)}
 
     def _classes(self) -> int:
         """The number of elements of the first output; 0 if it is not a numeric tensor of constant size."""
