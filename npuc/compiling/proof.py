@@ -46,7 +46,7 @@ REMEDY = (
 )
 NEWER = "try the newest onnxruntime, since older ones compute some new operators wrongly; otherwise "
 NOISE = "it is hardly more than noise on the samples: the precision does not suit the network"
-COARSE = "it is right to {:.1f} dB on the samples, where {} allows {:.1f} dB: values near 0, for instance, have few digits"
+COARSE = "it is right to {:.1f} dB on the samples, and {} allows {:.1f} dB: small values may have few digits"
 ENOUGH = 40.0
 """Signal to noise in dB of an output from which on nobody is warned."""
 FIND = "find the layer with `npuc verify --sort`, and --deny it, or use a precision with more bits"

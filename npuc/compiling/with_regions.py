@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from npuc import driver
 from npuc.compiling import proof
-from npuc.errors import NpucError, Problem
+from npuc.errors import DataError, NpucError, Problem
 from npuc.export.network_name import named
 from npuc.frontend.binding import input_types
 from npuc.frontend.reading import read_model
@@ -142,10 +142,20 @@ def _assembled(plan: Plan, lowered: Mapping[Key, Lowered], samples: Samples | No
     found = [lowered[key_of(plan.network, outside, part)].graph for part in parts if part.on_npu]
     program = entire(plan, parts, lowered) or assembled(plan, parts, lowered)
     if samples is None:
-        types = driver.program_inputs(program)
-        given = plan.request.calibration
-        samples = load_samples(given, types, types.keys()) if given else varied(types)
-    return proof.entirely(program, found, plan.request, samples)
+        samples = _of_host(program, plan.request) if plan.options.proof != "off" else Samples({})
+
+    """Samples for a program that the host runs. Raises DataError (E401) if an input needs the user's."""
+    types = driver.program_inputs(program)
+    if request.calibration:
+        return load_samples(request.calibration, types, types.keys())
+    try:
+        return varied(types)
+    except DataError as error:
+        remedy = "give samples with --calibration DATA.npz"
+        raise proof.unproved(DataError.of(replace(each, remedy=remedy) for each in error.problems)) from None
+
+
+def _read_on_npu(    return proof.entirely(program, found, plan.request, samples)
 
 
 def _read_on_npu(plan: Plan, parts: Iterable[partition.Part]) -> set[str]:

@@ -215,8 +215,8 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         if each["nan_samples"]
     ]
     lines += [
-        f"output {each['name']}: {plural(each['jumps'], 'element')} at a threshold or a tie: rounding decides what "
-        "they are, and they do not count"
+        f"output {each['name']}: {plural(each['jumps'], 'element')} at a threshold or a tie, where rounding decides, "
+        "left out"
         for each in report["outputs"]
         if each["jumps"]
     ]

@@ -180,6 +180,12 @@ def _perturbed(
         if node.op_type == "DynamicQuantizeLinear":
             made.input[0] = names.new(f"{node.input[0]}/moved")
             yield from _moved_by_steps(node.input[0], made.input[0], names, seed)
+        if node.op_type.startswith("QLinear") and len(node.input) > 1:  # it rounds inside: its scale is moved
+            scale, factor = node.input[1], names.new(f"{node.output[0]}/factor")
+            made.input[1] = names.new(f"{node.output[0]}/scale")
+            low, high = 1 - parts["float"], 1 + parts["float"]
+            yield helper.make_node("RandomUniformLike", [scale], [factor], low=low, high=high, seed=float(seed))
+            yield helper.make_node("Mul", [scale, factor], [made.input[1]])
         for at, name in enumerate(node.output):
             if types.get(name) not in MOVED:
                 continue
