@@ -143,7 +143,10 @@ def _assembled(plan: Plan, lowered: Mapping[Key, Lowered], samples: Samples | No
     program = entire(plan, parts, lowered) or assembled(plan, parts, lowered)
     if samples is None:
         samples = _of_host(program, plan.request) if plan.options.proof != "off" else Samples({})
+    return proof.entirely(program, found, plan.request, samples)
 
+
+def _of_host(program: Program, request: Request) -> Samples:
     """Samples for a program that the host runs. Raises DataError (E401) if an input needs the user's."""
     types = driver.program_inputs(program)
     if request.calibration:
@@ -153,9 +156,6 @@ def _assembled(plan: Plan, lowered: Mapping[Key, Lowered], samples: Samples | No
     except DataError as error:
         remedy = "give samples with --calibration DATA.npz"
         raise proof.unproved(DataError.of(replace(each, remedy=remedy) for each in error.problems)) from None
-
-
-def _read_on_npu(    return proof.entirely(program, found, plan.request, samples)
 
 
 def _read_on_npu(plan: Plan, parts: Iterable[partition.Part]) -> set[str]:
