@@ -215,8 +215,8 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         if each["nan_samples"]
     ]
     lines += [
-        f"output {each['name']}: left out {plural(each['jumps'], 'element')} at a threshold or a tie, where rounding "
-        "decides"
+        f"output {each['name']}: left out {plural(each['jumps'], 'element')} at a threshold or a tie, "
+        "where rounding decides"
         for each in report["outputs"]
         if each["jumps"]
     ]

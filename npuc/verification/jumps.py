@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from npuc.ir import Array
-from npuc.verification.original import MOVED, OF_LARGEST, Form
+from npuc.verification.original import MOVED, OF_LARGEST, STEPS, Form
 
 PARTS = {"fp16": 2.0**-9, "fp32": 2.0**-14}
 """How far results are moved, by the program's format: 4 times what fp16 rounds, 1,000 times what fp32 does."""
@@ -36,8 +36,8 @@ def jumping(
     """
     names = [*wanted]
     jumps = {name: np.zeros(each.shape) for name, each in wanted.items()}
-    part = PARTS[precision]
-    coarse, fine = (form.moved(names, dict.fromkeys(MOVED, each)) for each in (part, part / FINER))
+    parts = dict.fromkeys(MOVED, PARTS[precision]) | {STEPS: MOVED[STEPS]}
+    coarse, fine = (form.moved(names, {kind: each / by for kind, each in parts.items()}) for by in (1.0, FINER))
     for draw in range(DRAWS):
         far, near = (_apart(moved(feed, draw), wanted) for moved in (coarse, fine))
         for name in names:

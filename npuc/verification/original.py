@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 RELATIVE, OF_LARGEST = 1e-4, 1e-5
 """Tolerances for agreement outright: relative to each element, and to the largest of its tensor."""
-MOVED = {"float": 2.0**-14, "double": 2.0**-14, "float16": 2.0**-9}
-"""The most relative perturbation by element type: 1,000 times what float32 rounds, 4 times what float16 does."""
-STEPS = 2.0 / 255
-"""Perturbation of what is quantised dynamically, as a part of its range: two steps."""
+STEPS = "steps"
+MOVED = {"float": 2.0**-14, "double": 2.0**-14, "float16": 2.0**-9, STEPS: 2.0 / 255}
+"""The most relative perturbation by element type: 1,000 times what float32 rounds, 4 times what float16 does.
+STEPS: of what is quantised dynamically, as a part of its range: two steps."""
 DRAWS = 3
 """The number of random perturbations."""
 FACTOR = 2.0
@@ -179,12 +179,11 @@ def _perturbed(
         made.CopyFrom(node)
         if node.op_type == "DynamicQuantizeLinear":
             made.input[0] = names.new(f"{node.input[0]}/moved")
-            yield from _moved_by_steps(node.input[0], made.input[0], names, seed)
+            yield from _moved_by_steps(node.input[0], made.input[0], names, parts[STEPS], seed)
         if node.op_type.startswith("QLinear") and len(node.input) > 1:  # it rounds inside: its scale is moved
             scale, factor = node.input[1], names.new(f"{node.output[0]}/factor")
             made.input[1] = names.new(f"{node.output[0]}/scale")
-            low, high = 1 - parts["float"], 1 + parts["float"]
-            yield helper.make_node("RandomUniformLike", [scale], [factor], low=low, high=high, seed=float(seed))
+            yield _random(scale, factor, (1 - parts["float"], 1 + parts["float"]), seed)
             yield helper.make_node("Mul", [scale, factor], [made.input[1]])
         for at, name in enumerate(node.output):
             if types.get(name) not in MOVED:
@@ -200,8 +199,8 @@ def _perturbed(
         yield from behind
 
 
-def _moved_by_steps(source: str, result: str, names: Names, seed: int) -> Iterator[onnx.NodeProto]:
-    """What moves a tensor by up to STEPS of the range that DynamicQuantizeLinear gives it, which includes 0."""
+def _moved_by_steps(source: str, result: str, names: Names, part: float, seed: int) -> Iterator[onnx.NodeProto]:
+    """What moves a tensor by a part of the range that DynamicQuantizeLinear gives it, which includes 0."""
     from onnx import helper
 
     high, low, below, above, under, span, noise, apart = (names.new(f"{source}/{at}") for at in range(8))
@@ -211,7 +210,7 @@ def _moved_by_steps(source: str, result: str, names: Names, seed: int) -> Iterat
     yield helper.make_node("Relu", [high], [above])
     yield helper.make_node("Relu", [below], [under])
     yield helper.make_node("Add", [above, under], [span])
-    yield _random(source, noise, (-STEPS, STEPS), seed)
+    yield _random(source, noise, (-part, part), seed)
     yield helper.make_node("Mul", [noise, span], [apart])
     yield helper.make_node("Add", [source, apart], [result])
 
