@@ -25,7 +25,7 @@ from npuc.ir import Array, Graph
 from npuc.program import Program
 from npuc.reference import graph_session
 from npuc.regions.artefact import is_composite
-from npuc.regions.running import CompositeRunner, sample_by_sample
+from npuc.regions.running import LIMITS, CompositeRunner, sample_by_sample
 from npuc.samples.loading import Samples, varied
 from npuc.samples.structured import row
 from npuc.storage.mapped import trim
@@ -44,6 +44,7 @@ REMEDY = (
 NEWER = "try the newest onnxruntime, since older ones compute some new operators wrongly; otherwise "
 NOISE = "it is hardly more than noise on the samples: the precision does not suit the network"
 FIND = "find the layer with `npuc verify --sort`, and --deny it, or use a precision with more bits"
+UNRUN = "give samples that the model can process with --calibration DATA.npz; --proof off does not run it"
 CANNOT = ("E507", "E509")
 """Errors of a chip model that cannot run here for lack of a tool or of memory: nothing is proved then."""
 
@@ -259,23 +260,32 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
         return sample_by_sample(graph_session(graph, graph.outputs), graph.outputs)
 
     said: list[Problem] = []
+    refused, ran = None, False
     runner = CompositeRunner(_as_read(program), in_float) if is_composite(program) else in_float(program)
     for batch in samples.batches(1):
         (feed,) = batch.feeds()
         try:
             wanted, again = original.run(feed), original.run(feed)
-        except ModelError:
-            continue  # an index out of range, for instance: such samples are the host's to refuse
+        except ModelError as error:  # of this sample only, perhaps: an index out of range
+            refused = error
+            continue
         if any(not agree(each, again[name]) for name, each in wanted.items()):
             break  # random numbers
-        said = judged(original, feed, wanted)
-        found = {name: row(values, 0) for name, values in runner(batch.inputs).items()}
+        ran, said = True, judged(original, feed, wanted)
+        try:
+            found = {name: row(values, 0) for name, values in runner(batch.inputs).items()}
+        except NpucError as error:
+            if any(each.code in (*CANNOT, *LIMITS) for each in error.problems):
+                break
+            raise _trapped(error, "the host refuses its part of the program") from error
         expect_types(wanted, found)
         apart = original.form.beyond(feed, wanted, found)
         if apart is not None:
             raise _defect("the parts together compute other values than the model", None, None, apart)
         if one:
             break
+    if refused is not None and not ran:
+        raise ModelError.of(replace(each, remedy=UNRUN) for each in refused.problems)
     report = dict(program.manifest["report"])
     if said:
         report["warnings"] = [*report.get("warnings", ()), *(each.as_json() for each in said)]
@@ -321,11 +331,10 @@ def _as_read(program: Program) -> Program:
     return replace(program, manifest=json.loads(json.dumps(program.manifest)))
 
 
-def _trapped(error: NpucError) -> NpucError:
-    """An error of the chip model, turned into a defect of npuc."""
+def _trapped(error: NpucError, said: str = "the chip model refuses the program") -> NpucError:
+    """An error of the chip model or of the host, turned into a defect of npuc."""
     return Mismatch.of(
-        replace(each, code="E603", reason=f"the chip model refuses the program: {each.reason}", remedy=REMEDY)
-        for each in error.problems
+        replace(each, code="E603", reason=f"{said}: {each.reason}", remedy=REMEDY) for each in error.problems
     )
 
 
