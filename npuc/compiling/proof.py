@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from npuc.driver import Compilation, batch_of, input_types
-from npuc.errors import ArtefactError, DataError, Mismatch, ModelError, NpucError, Problem
+from npuc.errors import DataError, Mismatch, ModelError, NpucError, Problem
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph
 from npuc.program import Program
 from npuc.reference import graph_session
 from npuc.regions.artefact import is_composite
-from npuc.regions.running import CompositeRunner, sample_by_sample
+from npuc.regions.running import LIMITS, CompositeRunner, sample_by_sample
 from npuc.samples.loading import Samples, varied
 from npuc.samples.structured import row
 from npuc.storage.mapped import trim
@@ -53,6 +53,8 @@ FIND = "find the layer with `npuc verify --sort`, and --deny it, or use a precis
 CANNOT = ("E507", "E509")
 """Errors of a chip model that cannot run here for lack of a tool or of memory."""
 UNPROVED = "--proof off writes the program although it was not run"
+UNRUN = f"give samples that the model can process with --calibration DATA.npz; {UNPROVED}"
+WRITE = "write the node with operators that onnxruntime runs"
 INFINITE = "the model's results are not finite numbers on any sample"
 
 
@@ -122,8 +124,19 @@ class _Prover:
                 if self.one:
                     break
         if not count:
-            raise unproved(self.refusal or DataError("E402", INFINITE))
+            count = self._runs_without_numbers()
         return Proof(count, None if floating else True, True)
+
+    def _runs_without_numbers(self) -> int:
+        """Runs an integer program on a sample on which the model gives NaN or infinity: its bits are defined.
+
+        Raises what `unproved` gives for a floating-point program, and where the model does not run at all.
+        """
+        if self.refusal is not None or self.program.precision in FLOATING:
+            raise unproved(self.refusal or DataError("E402", INFINITE))
+        sample = next(iter(self.samples.batches(1)))
+        self._runs(sample, ())
+        return 1
 
     def _sound(self, batch: Samples) -> tuple[Samples | None, Sequence[Feed]]:
         """The samples of a batch on which the model gives finite outputs, and those outputs.
@@ -163,7 +176,7 @@ class _Prover:
     def _runs(self, samples: Samples, wanted: Sequence[Feed]) -> None:
         """Compares the program on samples. Raises Mismatch (E603), and E507 or E509 for lack of a tool or memory.
 
-        wanted: the model's outputs on the samples.
+        wanted: the model's outputs on the samples; empty if they are no numbers.
         """
         try:
             shown: dict[str, Array] = {}
@@ -177,9 +190,10 @@ class _Prover:
                 {name: each[index, ...] for name, each in values.items()} for values in (shown, outputs)
             )
             self._expect(feed, seen, given)
-            expect_types(wanted[index], given)
-            self._expect_near(feed, wanted[index], given)
-            self.outputs.add(feed, wanted[index], given, None)
+            if wanted:
+                expect_types(wanted[index], given)
+                self._expect_near(feed, wanted[index], given)
+                self.outputs.add(feed, wanted[index], given, None)
 
     def _expect_near(self, feed: Feed, wanted: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) if an output of the program is far from the quantised model's.
@@ -211,7 +225,7 @@ class _Prover:
         poor = {
             name: db
             for name, each in self.outputs.differences.items()
-            if (db := each.sqnr_db) is not None and db < ENOUGH
+            if each.signal and (db := each.sqnr_db) is not None and db < ENOUGH
         }
         if not poor or self.program.precision not in FLOATING:
             return
@@ -246,7 +260,8 @@ Feed = dict[str, Array]
 def unproved(error: NpucError) -> NpucError:
     """A refusal of a program that cannot be run, or has nothing to be compared with."""
     return type(error).of(
-        replace(each, remedy="; ".join(filter(None, (each.help, UNPROVED)))) for each in error.problems
+        replace(each, remedy=UNRUN if each.remedy is None and each.code == "E105" else f"{each.help}; {UNPROVED}")
+        for each in error.problems
     )
 
 
@@ -317,10 +332,13 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
         (feed,) = batch.feeds()
         try:
             wanted = original.run(feed, twice=True)
-            found, again = ({name: row(each, 0) for name, each in runner(batch.inputs).items()} for _ in range(2))
-        except (ModelError, ArtefactError) as error:  # an index out of range, for instance
+        except ModelError as error:  # of this sample only, perhaps: an index out of range
             refusal = error
             continue
+        try:
+            found, again = ({name: row(each, 0) for name, each in runner(batch.inputs).items()} for _ in range(2))
+        except NpucError as error:
+            raise _untold(error, original.form.substitute, program) from error
         said = judged(original, feed, wanted)
         expect_types(wanted, found)
         apart = next((name for name in found if not same(found[name], again[name])), None)
@@ -335,7 +353,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
             break
     if not count:
         assert refusal is not None
-        raise unproved(_by_node(refusal, program))
+        raise unproved(refusal)
     report = dict(program.manifest["report"])
     if not graphs:
         report["proof"] = asdict(Proof(count, None, True))
@@ -344,13 +362,16 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
     return replace(program, manifest={**program.manifest, "report": report})
 
 
-def _by_node(refusal: NpucError, program: Program) -> NpucError:
-    """What onnxruntime refuses to run, by the node that its message names."""
-    (problem,) = refusal.problems
+def _untold(error: NpucError, substitute: str, program: Program) -> NpucError:
+    """What to raise for a host region that does not run on a sample; substitute: of onnxruntime, for the model."""
+    (problem,) = error.problems
+    if problem.code in (*CANNOT, *LIMITS):
+        return unproved(error)
+    if not substitute:
+        return _trapped(error, "the host refuses its part of the program")
     names = [name for part in program.manifest["report"]["partitions"] for name in part["nodes"]]
     node = next((name for name in names if f"Name:'{name}'" in problem.reason), problem.node)
-    code = "E105" if problem.code == "E502" else problem.code
-    return ModelError.of([replace(problem, code=code, node=node, remedy=None)])
+    return unproved(ModelError("E105", problem.reason, node=node, remedy=WRITE))
 
 
 class _BitProof:
@@ -392,11 +413,10 @@ def _as_read(program: Program) -> Program:
     return replace(program, manifest=json.loads(json.dumps(program.manifest)))
 
 
-def _trapped(error: NpucError) -> NpucError:
-    """An error of the chip model, turned into a defect of npuc."""
+def _trapped(error: NpucError, said: str = "the chip model refuses the program") -> NpucError:
+    """An error of the chip model or of the host, turned into a defect of npuc."""
     return Mismatch.of(
-        replace(each, code="E603", reason=f"the chip model refuses the program: {each.reason}", remedy=REMEDY)
-        for each in error.problems
+        replace(each, code="E603", reason=f"{said}: {each.reason}", remedy=REMEDY) for each in error.problems
     )
 
 

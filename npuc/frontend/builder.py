@@ -20,6 +20,10 @@ from npuc.system.budget import expect_room, take
 from npuc.text.names import Names
 
 
+class Undefined(ModelError):
+    """Constants for which ONNX defines no result: none is computed in any other way either."""
+
+
 @frozen
 class OnnxNode:
     """A node of the model with all its attributes, including defaults, and with aliases in its inputs resolved."""
@@ -38,6 +42,10 @@ class OnnxNode:
     def bad(self, reason: str, *, tensor: str | None = None, limit: str | None = None) -> ModelError:
         """The error (E105) for an inconsistent node."""
         return ModelError("E105", reason, node=self.name, op=self.op, tensor=tensor, limit=limit)
+
+    def undefined(self, reason: str, tensor: str, limit: str) -> Undefined:
+        """The error (E105) for a constant that the operator is not defined for."""
+        return Undefined("E105", reason, node=self.name, op=self.op, tensor=tensor, limit=limit)
 
     def unsupported(self, reason: str, remedy: str, *, limit: str | None = None) -> UnsupportedOperator:
         """The error (E202) for a valid form that npuc does not support."""

@@ -15,7 +15,7 @@ from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.batches import steps_first
 from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
-from npuc.frontend.builder import Builder, LeftWhole, OnnxNode
+from npuc.frontend.builder import Builder, LeftWhole, OnnxNode, Undefined
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
@@ -220,6 +220,8 @@ def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
         return
     try:
         importer(node, to)
+    except Undefined:
+        raise
     except NpucError:
         # A constant of a type or form that the table lacks (double, strings) can still be evaluated.
         if not foldable:

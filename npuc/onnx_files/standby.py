@@ -27,8 +27,10 @@ class Standby:
     def __init__(self, opened: Callable[[], Any], others: Mapping[str, Callable[[], Any]]) -> None:
         """others: by name, in order. Raises ModelError, as `opened` does, if none can be opened."""
         self.others = others
-        self.by, self.reason = "onnxruntime", ""
-        """Who runs the model, and why onnxruntime does not."""
+        self.by = "onnxruntime"
+        """Who runs the model."""
+        self.refusal: ModelError | None = None
+        """Why onnxruntime does not."""
         try:
             self.session: Any = opened()
         except ModelError as error:
@@ -37,7 +39,7 @@ class Standby:
     @property
     def said(self) -> str:
         """What takes onnxruntime's place, and why; empty while that runs the model."""
-        return f"{self.by} is the reference: {self.reason}" if self.reason else ""
+        return f"{self.by} is the reference: {self.refusal.problems[0].reason}" if self.refusal else ""
 
     def get_inputs(self) -> Sequence[Any]:
         """Name, shape and type of every input."""
@@ -54,7 +56,7 @@ class Standby:
         try:
             found: list[Any] = self.session.run(names, feeds)
         except Exception as error:  # onnxruntime raises many unrelated types
-            refusal = error if isinstance(error, ModelError) else _refused(error)
+            refusal = self.refusal or (error if isinstance(error, ModelError) else _refused(error))
             found = self._substitute(refusal, lambda other: self._instead(other, names, feeds))
         return found
 
@@ -66,13 +68,13 @@ class Standby:
     def _substitute(self, refusal: ModelError, use: Callable[[Any], Any]) -> Any:
         """What `use` gives of the first other session it takes. Raises the refusal without one, or of a limit."""
         (problem,) = refusal.problems
-        if problem.code == "E105" and not self.reason:
+        if problem.code == "E105" and self.refusal is None:
             for name, opened in self.others.items():
                 try:
                     found = use(opened())
                 except Exception:  # as many types as the substitutes have operators
                     continue
-                self.by, self.reason = name, problem.reason
+                self.by, self.refusal = name, refusal
                 return found
         raise refusal
 

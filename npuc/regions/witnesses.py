@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuc.frontend import import_model
 from npuc.frontend.reading import parsed
-from npuc.ir import Array
+from npuc.ir import Array, Graph
 from npuc.onnx_files.external_weights import without_weights
 from npuc.onnx_files.standby import EVALUATOR, INTERPRETER, Evaluated, Interpreted, Standby, whole
 from npuc.reference import NO_WEIGHTS, session
@@ -60,10 +60,15 @@ class _Imported(Evaluated):
     def __init__(self, model: onnx.ModelProto | bytes, weights: Mapping[str, Array]) -> None:
         self.model = whole(model, weights)
         self.describe(self.model)
+        self.read: tuple[Mapping[str, tuple[int, ...]], Graph] | None = None
+        """The shapes of the last feed, and the graph for them."""
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
         """These outputs, or all. Raises NpucError for what npuc does not read."""
-        graph = import_model(self.model, None, {name: value.shape for name, value in feeds.items()})
+        shapes = {name: value.shape for name, value in feeds.items()}
+        if self.read is None or self.read[0] != shapes:
+            self.read = shapes, import_model(self.model, None, shapes)
+        graph = self.read[1]
         return Interpreted(graph, graph.outputs).run(names, feeds)
 
 

@@ -70,7 +70,13 @@ def verify(
     found, read_as = check.report(tolerance), check.exact.read_as(next(iter(samples.feeds())))
     wrong = any(each["wrong"] for each in read_as)
     status = "mismatch" if wrong else found["status"]
-    return {**found, "status": status, "samples": len(samples), "read_as": read_as}
+    return {
+        **found,
+        "status": status,
+        "samples": len(samples),
+        "read_as": read_as,
+        "reference": check.exact.substitute,
+    }
 
 
 def check_of(model: Path, program: Program, target: Target, chip_model: str) -> Check:

@@ -59,6 +59,11 @@ class Exact:
             return None
         return partial(jumping, self.original.form, precision)
 
+    @property
+    def substitute(self) -> str:
+        """What computes the outputs in onnxruntime's place, and why; empty while that runs the model."""
+        return "" if self.original is None else self.original.form.substitute
+
     def read_as(self, feed: Values) -> list[dict[str, Any]]:
         """Every rewrite that means something else than the file, with its distance from it on a sample.
 
@@ -69,9 +74,7 @@ class Exact:
         wanted = self.original.run(feed)
         self.original.expect_one_meaning(feed, wanted)
         found, wrong = self.original.rewritten(feed, wanted)
-        told = dict.fromkeys(
-            [*self.original.read_as, *found, *filter(None, [wrong, self.original.form.substitute])]
-        )
+        told = dict.fromkeys([*self.original.read_as, *found, *filter(None, [wrong])])
         return [{"rewrite": name, "sqnr_db": found.get(name), "wrong": name == wrong} for name in told]
 
 

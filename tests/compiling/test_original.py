@@ -163,8 +163,8 @@ def test_what_onnxruntime_computes_in_two_ways_is_refused(monkeypatch: pytest.Mo
     """Without its optimisations as the second witness."""
     run = equivalence.Form.run
 
-    def other(self: Any, feed: Any, *, optimised: bool = True) -> Any:
-        found = run(self, feed, optimised=optimised)
+    def other(self: Any, feed: Any, *, optimised: bool = True, twice: bool = False) -> Any:
+        found = run(self, feed, optimised=optimised, twice=twice)
         return found if optimised else {name: each + 0.1 for name, each in found.items()}
 
     model = _model(LAST["whole"])

@@ -126,7 +126,7 @@ def _expect_indices(node: OnnxNode, indices: Array, extent: int) -> None:
     """Raises E105 for an index outside -extent..extent-1."""
     if indices.size and not -extent <= indices.min() <= indices.max() < extent:
         reason, limit = f"indices from {indices.min()} to {indices.max()}", f"-{extent}..{extent - 1}"
-        raise node.bad(reason, tensor=node.inputs[1], limit=limit)
+        raise node.undefined(reason, node.inputs[1], limit)
 
 
 def _gather_elements(node: OnnxNode, to: Builder) -> None:

@@ -45,13 +45,13 @@ def _pads(node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int]) -> tupl
     )
     pads, other = (_split_evenly(each, kind == "SAME_UPPER") for each in (totals, undilated))
     if node.op != "Conv" and pads != other:
-        raise _ambiguous(node, f"pads {list(pads)}", f"{list(other)}, as if dilations were 1")
+        raise _ambiguous(node, f"pads {list(pads)}", f"{list(other)}, without dilations,")
     return pads
 
 
 def _ambiguous(node: OnnxNode, of_onnx: str, of_onnxruntime: str) -> ModelError:
     """The error (AMBIGUOUS) for automatic padding that ONNX's text and onnxruntime read differently."""
-    reason = f"{node.attrs['auto_pad']} is {of_onnx} by ONNX's text, and {of_onnxruntime} in onnxruntime"
+    reason = f"{node.attrs['auto_pad']} means {of_onnx} by ONNX's text, and {of_onnxruntime} in onnxruntime"
     return ModelError(AMBIGUOUS, reason, node=node.name, op=node.op, remedy="write out pads in place of auto_pad")
 
 

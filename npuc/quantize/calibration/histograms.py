@@ -242,7 +242,7 @@ def computed(
     shared = True
     for feeds in samples:
         if run and values and shared:
-            shared = not run.reason and _run_into(run.session, feeds, values)
+            shared = run.refusal is None and _run_into(run.session, feeds, values)
         if run and not (values and shared):
             values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True))
         yield {name: np.asarray(values.get(name, feeds.get(name, graph.constant(name)))) for name in tensors}
