@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from npuc.compiling.proof import proved
+from npuc.compiling.proof import Prover
 from npuc.errors import NpucError, UnsupportedOperator
 from npuc.frontend.binding import input_types
 from npuc.frontend.reading import read_model
@@ -28,7 +28,7 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
     Raises NpucError for nodes that neither the target nor the host can run, and for everything that the target
     refuses if the options forbid the host; Mismatch (E603) for a program that computes anything else.
     """
-    return compiled(request, lambda lowered, model: proved(lowered, replace(request, model=model)))
+    return compiled(request, Prover(request))
 
 
 def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[Program], Samples]:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 from npuc.errors import HOST_STEP, ArtefactError, Defect, NpucError, Problem
 from npuc.export.network_name import named
@@ -51,24 +51,39 @@ OF_FILES = ("files", "seal", "model")
 """Manifest entries that depend on the bytes of files, not on their meaning."""
 Inputs = Callable[[Sequence[Graph]], Samples]
 """Gives the samples of everything that the graphs of some parts read."""
-Prove = Callable[[Lowered, Path], Program]
-"""Checks a part's program against its model, a file, and returns it with the result in its report."""
 
 
-def compiled(request: Request, prove: Prove | None = None) -> tuple[Program, Samples]:
+class Prover(Protocol):
+    """Checks programs, and returns them with the result in their report; raises Mismatch (E603)."""
+
+    def part(self, lowered: Lowered, model: Path) -> Program:
+        """The program of a part, checked against its model, a file."""
+        ...
+
+    def whole(self, program: Program, graphs: Sequence[Graph], samples: Samples) -> Program:
+        """The program of all parts, whose graphs are given in order, checked against the user's file."""
+        ...
+
+
+def compiled(request: Request, prover: Prover | None = None) -> tuple[Program, Samples]:
     """The program of a model and its calibration samples (synthetic without calibration data).
 
-    prove: applied to the program of every part. Raises NpucError for nodes that neither the target nor the host
-    can run, and for everything that the target refuses if the options forbid the host.
+    prover: checks the program of every part, and the whole. Raises NpucError for nodes that neither the target nor
+    the host can run, and for everything that the target refuses if the options forbid the host.
     """
     request.options.begin("reading the model")
     with budget(), ExitStack() as stack:
         plan = planned(request)
         parts = offered(plan)
         samples = _calibrating(plan, parts)
-        lowered = lowered_parts(plan, lambda graphs: _inputs(plan, graphs, samples, stack), prove)
+        lowered = lowered_parts(plan, lambda graphs: _inputs(plan, graphs, samples, stack), prover)
         parts = partitioned(plan)
-        program = entire(plan, parts, lowered) or assembled(plan, parts, lowered)
+        whole = entire(plan, parts, lowered)
+        program = whole or assembled(plan, parts, lowered)
+        if prover is not None and (whole is None or request.options.bind):
+            outside = read_outside(plan.network, parts)
+            npu = (key_of(plan.network, outside, part) for part in parts if part.on_npu)
+            program = prover.whole(program, [lowered[key].graph for key in npu], samples)
     return named(_with_origin(program, request.model), request.options.prefix), samples
 
 
@@ -129,7 +144,7 @@ def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
     deny(plan, [unit.name for unit in plan.network.nodes], problem)
 
 
-def lowered_parts(plan: Plan, inputs: Inputs, prove: Prove | None = None) -> dict[Key, Lowered]:
+def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> dict[Key, Lowered]:
     """The program of every part, calibrated on its inputs; nodes refused on the way go to the host."""
     found: dict[Key, Lowered] = {}
     while True:
@@ -151,7 +166,7 @@ def lowered_parts(plan: Plan, inputs: Inputs, prove: Prove | None = None) -> dic
             if not lowered.program.manifest["report"]["instructions"] and not plan.options.refuses_host:
                 deny(plan, part.blocks, _without_instructions(plan.target))
                 break
-            found[keys[part.blocks]] = lowered if prove is None else _proved(plan, part, lowered, prove)
+            found[keys[part.blocks]] = lowered if prover is None else _proved(plan, part, lowered, prover)
 
 
 def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
@@ -197,18 +212,18 @@ def _expect_report(program: Program, target: Target) -> None:
         raise ValueError(f"{target.name} writes a report that npuc cannot show: {error}") from None
 
 
-def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prove: Prove) -> Lowered:
+def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prover: Prover) -> Lowered:
     """The part with its program checked: against the user's file if it is the whole model.
 
     Raises Mismatch (E603) if it does not compute what the model does.
     """
     if is_whole(plan, [part], lowered.graph) and not plan.options.bind:
-        return replace(lowered, program=prove(lowered, plan.request.model))
+        return replace(lowered, program=prover.part(lowered, plan.request.model))
     units = [plan.network.by_name[name] for name in part.blocks]
     with TemporaryDirectory() as folder:
         model = Path(folder) / "part.onnx"
         model.write_bytes(region_model(plan.network, units, lowered.graph.outputs).SerializeToString())
-        return replace(lowered, program=prove(lowered, model))
+        return replace(lowered, program=prover.part(lowered, model))
 
 
 def _with_origin(program: Program, model: Path) -> Program:

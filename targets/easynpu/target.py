@@ -106,7 +106,7 @@ class EasyNpu(Target):
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.flag(OBJECTIVE))
         if options.strict:
             expect_conversions(lowered.steps)
-        manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
+        manifest, files = report.manifest(lowered, machine, documented=documented)
         manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)
 
