@@ -111,13 +111,11 @@ def _disassembled(path: Path, target: str | None, allow_modified: bool) -> tuple
     """The instructions of a program, with its manifest, or of a file. Raises ArtefactError (E501) for none."""
     from npuc.errors import ArtefactError
     from npuc.reports.disassembly import Disassembly
-    from npuc.target import Outlining
 
     if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
         artefact = opened(path, allow_modified)
         program, kind = artefact.program, artefact.target
-        outline = kind.outline(program) if isinstance(kind, Outlining) else None
-        return Disassembly.of(kind.listing(program), outline), program.manifest
+        return Disassembly.of(kind.listing(program), kind.outline(program)), program.manifest
     entries = _target_of(path, target).raw_listing(path)
     if not entries:
         raise ArtefactError(
@@ -252,11 +250,10 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
 def _renamed(program: Program, target: Target, form: str, prefix: str | None) -> Program:
     """The program with the name given by --prefix. Raises UsageError if it cannot have one, or not this one."""
     from npuc.export.network_name import identifier, named
-    from npuc.target import Naming
 
     if prefix is None:
         return program
-    if not (isinstance(target, Naming) and form in target.named_exports):
+    if form not in target.named_exports:
         raise click.UsageError(f"--prefix is for files and functions with the network's name, not for '{form}'")
     if not identifier(prefix):
         raise click.UsageError(f"--prefix '{prefix}' has no letter or digit of ASCII for a name of C")
@@ -330,7 +327,6 @@ def export(
       npuc export r.npu --format onnx-annotated --model r.onnx --data t.npz -o a
       npuc export resnet8.npu --format model-explorer --model resnet8.onnx -o d
     """
-    from npuc.target import SelfTesting
 
     found = opened(artefact, allow_modified)
     program, target = found.program, found.target
@@ -343,10 +339,10 @@ def export(
     program = _renamed(program, target, form, prefix)
     if data and not self_test and model is None:
         raise click.UsageError(f"--data is for --self-test, {' and '.join(OF_MODELS)}")
-    if self_test and not (isinstance(target, SelfTesting) and form in target.self_tests):
-        known = ", ".join(target.self_tests) if isinstance(target, SelfTesting) else ""
+    if self_test and form not in target.self_tests:
+        known = ", ".join(target.self_tests)
         raise click.UsageError(f"{target.name} has no self test in the format '{form}'; it has: {known or 'none'}")
     files = target.exported(program, form, player) if model is None else _of_model(found, form, model, data)
-    if isinstance(target, SelfTesting) and self_test:
+    if self_test:
         files |= target.self_test(program, form, _vectors(program, data))
     write_folder(files, output, as_json)

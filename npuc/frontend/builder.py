@@ -20,6 +20,10 @@ from npuc.system.budget import expect_room, take
 from npuc.text.names import Names
 
 
+class Undefined(ModelError):
+    """Constants for which ONNX defines no result: none is computed in any other way either."""
+
+
 @frozen
 class OnnxNode:
     """A node of the model with all its attributes, including defaults, and with aliases in its inputs resolved."""
@@ -41,6 +45,10 @@ class OnnxNode:
         """The error (E105) for an inconsistent node."""
         return ModelError("E105", reason, node=self.source, op=self.op, tensor=tensor, limit=limit)
 
+    def undefined(self, reason: str, tensor: str, limit: str) -> Undefined:
+        """The error (E105) for a constant that the operator is not defined for."""
+        return Undefined("E105", reason, node=self.name, op=self.op, tensor=tensor, limit=limit)
+
     def unsupported(self, reason: str, remedy: str, *, limit: str | None = None) -> UnsupportedOperator:
         """The error (E202) for a valid form that npuc does not support."""
         return UnsupportedOperator("E202", reason, node=self.source, op=self.op, limit=limit, remedy=remedy)
@@ -57,10 +65,6 @@ class OnnxNode:
         if len(set(found)) != len(found):
             raise self.bad(f"axes {list(axes)} name one axis twice")
         return found
-
-
-OUTPUT = "an output"
-"""Marks a reader of a tensor that is an output of the model."""
 
 
 class Builder:
@@ -82,8 +86,6 @@ class Builder:
         self.producers: dict[str, Node] = {}
         self.bounds = LowerBounds(self.producers, self.constants)
         self.absent: dict[str, OnnxNode] = {}
-        self.readers: dict[str, set[str]] = {}
-        """Operators of the model that read each tensor; OUTPUT for its outputs."""
         self._held: dict[int, Array] = {}
         """Base arrays of constants, by identity."""
         self.names = Names()

@@ -11,8 +11,9 @@ from onnx import TensorProto, TypeProto, helper, numpy_helper
 
 from npuc.errors import NpucError
 from npuc.ir import Array, TensorType
+from npuc.onnx_files.external_weights import without_weights
 from npuc.onnx_files.subgraphs import subgraphs
-from npuc.reference import foreign_session, with_outputs
+from npuc.reference import session, with_outputs
 
 SMALL = 1 << 12
 """The most elements of a constant whose value may determine a shape."""
@@ -96,7 +97,7 @@ def malformed(
     model = helper.make_model(graph, opset_imports=opsets)
     try:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-        foreign_session(model)
+        session(model, confined=True)
     except NpucError as error:
         return error.problems[0].reason
     except Exception as error:  # ONNX's own kinds of errors
@@ -129,7 +130,7 @@ def types_by_onnxruntime(
             port.type.CopyFrom(proto_of(inputs[port.name]))
     names = [name for node in made.graph.node for name in node.output if name]
     try:
-        found = foreign_session(with_outputs(made, names), folder).get_outputs()
+        found = session(*without_weights(with_outputs(made, names), folder), confined=True).get_outputs()
     except NpucError:
         return {}
     return {

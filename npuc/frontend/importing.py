@@ -21,7 +21,7 @@ from npuc.errors import Defect, ModelError, NpucError, Problem, UnsupportedOpera
 from npuc.frontend.batches import steps_first
 from npuc.frontend.binding import INPUT_TYPES, input_types
 from npuc.frontend.branches import branch_of, inlined
-from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
+from npuc.frontend.builder import Builder, OnnxNode, Undefined
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
@@ -63,27 +63,19 @@ def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelP
 
     Raises ModelError for a malformed model.
     """
-    model = upgraded(with_dense_constants(model, folder))
+    model = with_dense_constants(upgraded(model), folder)
     try:
         opset: int | NpucError = opset_of(model)
     except NpucError as error:
         opset = error
     expect_small(model)
-    model = plain(model)
+    model = steps_first(without_dynamic_quantisation(without_functions(model)))
     check_names(model.graph)
     _expect_names(model.graph)
     return model, opset
 
 
-def plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in operators, on floats: without functions of its own, dynamic quantisation, and layouts of steps.
-
-    Raises as `_without_functions`.
-    """
-    return steps_first(without_dynamic_quantisation(_without_functions(model)))
-
-
-def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each call of a model-local function replaced by its body.
 
     Raises ModelError: E103 for a function of another opset, E104 for one with the name of an operator and for what
@@ -130,11 +122,6 @@ def ordered(
     known: the tensors that no node writes. sources: of each node, the file's node that it belongs to. Raises
     ModelError (E104) for a cycle or an unwritten tensor.
     """
-    for node in graph.node:
-        for name in captured(node):
-            to.readers.setdefault(name, set()).add(node.op_type)
-    for output in graph.output:
-        to.readers.setdefault(output.name, set()).add(OUTPUT)
     named = [
         (to.node_name(node.name or f"{node.op_type}_{at}"), source, node)
         for at, (node, source) in enumerate(zip(graph.node, sources, strict=True))
@@ -188,7 +175,7 @@ def import_node(
         raise
     except Exception as error:
         if (said := malformed(proto, to.types, to.constants, opsets)) is None:
-            raise Defect.of(error, node=source, op=proto.op_type) from error
+            raise Defect.of(error, "importing the node", source, proto.op_type) from error
         raise ModelError("E105", f"the node is malformed: {said}", node=source, op=proto.op_type) from error
     to.note_absent(node)
 
@@ -204,6 +191,8 @@ def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
         return
     try:
         importer(node, to)
+    except Undefined:
+        raise
     except NpucError as error:
         # A constant of a type or form that the table lacks (double, strings) can still be evaluated.
         if not foldable or beyond_limits(error):

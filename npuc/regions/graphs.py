@@ -67,6 +67,16 @@ def _named(unit: ImportedNode) -> onnx.NodeProto:
     return copy
 
 
+def behind(network: ImportedModel, names: Iterable[str]) -> list[ImportedNode]:
+    """The nodes that tensors depend on, in order."""
+    wanted, found = set(names), list[ImportedNode]()
+    for node in reversed(network.nodes):
+        if wanted.intersection(node.writes):
+            wanted.update(node.reads)
+            found.append(node)
+    return found[::-1]
+
+
 def custom_operators(units: Iterable[ImportedNode]) -> Iterator[str]:
     """Operators that onnxruntime has only with a library from the user, including those in subgraphs."""
     for node in within(unit.proto for unit in units):

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from npuc.conditions import masks, undefined
-from npuc.errors import NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
+from npuc.errors import AMBIGUOUS, NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
 from npuc.frontend.importing import import_nodes
 from npuc.frontend.model import ImportedModel, ImportedNode
@@ -27,7 +27,7 @@ from npuc.text.terminal import closest
 
 ROUNDS = 64
 """The most times that the target may refuse."""
-FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", "E203", "E305")
+FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", AMBIGUOUS, "E203", "E305")
 """Errors that running nodes on the host cannot avoid."""
 
 Key = tuple[tuple[str, ...], tuple[str, ...]]

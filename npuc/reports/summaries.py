@@ -169,6 +169,18 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         for each in report["outputs"]
         if each["nan_samples"]
     ]
+    lines += [
+        f"output {each['name']}: left out {plural(each['jumps'], 'element')} at a threshold or a tie, "
+        "where rounding decides"
+        for each in report["outputs"]
+        if each["jumps"]
+    ]
+    lines += [
+        f"{each['rewrite']}: {'WRONG' if each['wrong'] else _decibels(each['sqnr_db'])}, "
+        "as onnxruntime runs the model"
+        for each in report.get("read_as", ())
+    ]
+    lines += [report["reference"]] if report.get("reference") else []
     if report["argmax_agreement"] is not None:
         lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {plural(report['samples'], 'sample')}")
     lines += _task(report["task"])

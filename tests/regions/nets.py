@@ -40,13 +40,17 @@ def model_of(text: str, **shapes: Sequence[int]) -> onnx.ModelProto:
 
 
 def program_of(
-    model: onnx.ModelProto, folder: Path, name: str = "easynpu", options: Mapping[str, Any] | None = None
+    model: onnx.ModelProto,
+    folder: Path,
+    name: str = "easynpu",
+    options: Mapping[str, Any] | None = None,
+    calibration: Sequence[Path] = (),
 ) -> Program:
     """The program as it is read back from its artefact in folder/out.npu; the model is folder/m.onnx."""
     onnx.save(model, folder / "m.onnx")
     machine = target(name)
     asked = Options(precision=machine.precisions[0], level="0", **(options or {}))
-    program, _ = compile_model(Request(folder / "m.onnx", machine, asked))
+    program, _ = compile_model(Request(folder / "m.onnx", machine, asked, calibration))
     save(program, folder / "out.npu")
     return load(folder / "out.npu")
 
