@@ -47,7 +47,7 @@ class OnnxNode:
 
     def undefined(self, reason: str, tensor: str, limit: str) -> Undefined:
         """The error (E105) for a constant that the operator is not defined for."""
-        return Undefined("E105", reason, node=self.name, op=self.op, tensor=tensor, limit=limit)
+        return Undefined("E105", reason, node=self.source, op=self.op, tensor=tensor, limit=limit)
 
     def unsupported(self, reason: str, remedy: str, *, limit: str | None = None) -> UnsupportedOperator:
         """The error (E202) for a valid form that npuc does not support."""

@@ -282,9 +282,11 @@ def deny_refused(
     graphs = [plan.graphs[key][0]] if key in plan.graphs else []
     graphs += [after for _, _, after in steps]
     before = len(plan.denied)
-    plan.causes += error.problems
     for problem in error.problems:
-        deny(plan, [name for name in blamed(plan.network, graphs, problem) if name in part.blocks], problem)
+        concerned = [name for name in blamed(plan.network, graphs, problem) if name in part.blocks]
+        own = {plan.network.by_name[name].source for name in concerned}
+        plan.causes.append(replace(problem, node=next(iter(own))) if len(own) == 1 else problem)
+        deny(plan, concerned, problem)
     if len(plan.denied) == before:
         deny(plan, part.blocks, error.problems[0])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.account import Entry, reasons
-from npuc.reports.accounts import accounted, fate, named
+from npuc.reports.accounts import PLACES, accounted, fate, named
 from npuc.reports.tables import Column
 from npuc.text.escaping import Shown
 from npuc.text.terminal import costs, count, plural, short, table
@@ -267,6 +267,10 @@ def difference(report: Shown, first: Path, second: Path) -> str:
         return f"{first} and {second} are the same program"
     rows = [(key, *values) for key, values in report["totals"].items()]
     lines = [table(("", str(first), str(second)), rows)] if rows else []
+    moved: dict[tuple[str, str], list[str]] = {}
+    for node, (a, b) in report["places"].items():
+        moved.setdefault((a, b), []).append(node)
+    lines += [f"{named(nodes)}: {PLACES[a]} -> {PLACES[b]}" for (a, b), nodes in moved.items()]
     for group in report["layers"]:
         sides = [" + ".join(map(short, names)) or "nothing" for names in group["layers"]]
         title = sides[0] if sides[0] == sides[1] else " -> ".join(sides)

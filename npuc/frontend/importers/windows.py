@@ -52,7 +52,9 @@ def _pads(node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int]) -> tupl
 def _ambiguous(node: OnnxNode, of_onnx: str, of_onnxruntime: str) -> ModelError:
     """The error (AMBIGUOUS) for automatic padding that ONNX's text and onnxruntime read differently."""
     reason = f"{node.attrs['auto_pad']} means {of_onnx} by ONNX's text, and {of_onnxruntime} in onnxruntime"
-    return ModelError(AMBIGUOUS, reason, node=node.name, op=node.op, remedy="write out pads in place of auto_pad")
+    return ModelError(
+        AMBIGUOUS, reason, node=node.source, op=node.op, remedy="write out pads in place of auto_pad"
+    )
 
 
 def _spatial(node: OnnxNode, to: Builder, kernel: Sequence[int]) -> tuple[int, ...]:
