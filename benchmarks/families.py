@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from npuc import api, running
+from npuc.account import account_of, groups, reasons
 from npuc.errors import NEEDLESS, NpucError
 from npuc.models.families import FAMILIES, STYLES, build
 from npuc.samples.loading import synthetic
@@ -87,7 +88,7 @@ def row(family: str, style: str, machine: str) -> Row:
     report = compiled.report
     parts: Sequence[Any] = report["partitions"]
     on_npu = sum(part["place"] == "npu" for part in parts)
-    told = [reason for part in parts for reason in part["reasons"] if reason["code"] != NEEDLESS]
+    told = [each for each in groups(reasons(account_of(compiled.program.manifest))) if each["code"] != NEEDLESS]
     share, exact = report["npu_macs_share"], found["bit_exact"]
     errors = [each["sqnr_db"] for each in found["outputs"] if each["sqnr_db"] is not None]
     if found["status"] == "mismatch":
@@ -99,12 +100,12 @@ def row(family: str, style: str, machine: str) -> Row:
 def _grouped(told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The first reason of each operator and code, by operator with its count."""
     counts: Counter[tuple[str, str]] = Counter()
-    reasons: dict[tuple[str, str], str] = {}
+    first: dict[tuple[str, str], str] = {}
     for each in told:
         key = (str(each["op"]), str(each["code"]))
         counts[key] += each["count"]
-        reasons.setdefault(key, each["reason"])
-    return {f"{counts[key]} {key[0]} ({key[1]})": reason for key, reason in reasons.items()}
+        first.setdefault(key, each["reason"])
+    return {f"{counts[key]} {key[0]} ({key[1]})": reason for key, reason in first.items()}
 
 
 def rows(texts: Sequence[str]) -> Iterator[Row]:

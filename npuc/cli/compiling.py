@@ -235,7 +235,7 @@ def check(
     verbose: bool,
     **flags: Any,
 ) -> int:
-    """Count the model's nodes on a target, and list those that it does not run. They are grouped by cause.
+    """Count the nodes that a target runs, and list the others. They are grouped by cause.
 
     The exit code is 1 if a node runs nowhere; with --strict, if a node does not run on the target.
 
@@ -268,7 +268,7 @@ def check(
         print_json(sarif.log([each.problem for each in found], model, [each not in wrong for each in found]))
     elif wrong:
         say("\n".join(str(each.problem) for each in wrong), err=True)
-    if form == "text" and not (strict and wrong):
-        hosted = [each for each in found if each not in wrong]
-        say(checked(survey.entries, hosted, f"{model} on {target}", verbose=verbose))
+    hosted = [each for each in found if each not in wrong]
+    if form == "text" and (survey.entries or hosted) and not (strict and wrong):
+        say(checked(survey.entries, hosted, f"{model}: {target}", verbose=verbose))
     return 1 if wrong else 0

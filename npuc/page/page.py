@@ -92,7 +92,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "lead": f"{report['target']}, machine {report['machine']}; {count(report['instructions'])} instructions",
         "figures": _figures(report, timeline, evidence.verification),
         "memories": [_memory(name, use) for name, use in report["memory"].items()],
-        "placed": accounted(entries, [*reasons(entries)], verbose=True),
+        "placed": accounted(entries, [*reasons(entries)], verbose=False),
         "partitions": _partitions(report),
         "nodes": [_node(each, layers) for each in entries],
         "network": Markup(network.drawing(boxes)) if boxes else "",

@@ -144,7 +144,9 @@ def region_bytes(network: ImportedModel, units: Sequence[ImportedNode], step: Pr
 
 
 def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: Lowered) -> Told:
-    left = {step["node"] for step in found.program.manifest["report"]["host_steps"]}
+    report = found.program.manifest["report"]
+    left = {step["node"] for step in report["host_steps"]}
+    left -= {node for layer in report["layers"] for node in layer["nodes"]}
     units = (network.by_name[name] for name in part.blocks)
     macs = sum(graphs.node_macs(network, unit) for unit in units if unit.source not in left)
     return Told(NPU, path, macs, *_bytes(network, found.graph.inputs, found.graph.outputs))

@@ -26,8 +26,8 @@ def checked(entries: Sequence[Entry], found: Sequence[Reason], what: str, *, ver
     """The results of `npuc check`. what: the model and the target. found: why nodes do not run on the target."""
     if entries and not found:
         return f"{what} runs all of it: {accounted(entries, found, verbose=verbose)[0]}"
-    lines = accounted(entries, found, verbose=verbose)
-    return "\n".join([f"{what}: {lines[0]}", *(f"  {each}" for each in lines[1:])]) if lines else f"{what}:"
+    first, *others = accounted(entries, found, verbose=verbose)
+    return "\n".join([f"{what}: {first}", *(f"  {each}" for each in others)])
 
 
 def accounted(entries: Sequence[Entry], found: Sequence[Reason], *, verbose: bool) -> list[str]:
