@@ -215,7 +215,7 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         if each["nan_samples"]
     ]
     lines += [
-        f"{each['rewrite']}: {'WRONG' if each['wrong'] else _decibels(each['sqnr_db'])}, as onnxruntime runs the model"
+        f"{each['rewrite']}: {'WRONG' if each['wrong'] else _decibels(each['sqnr_db'])} from onnxruntime"
         for each in report.get("read_as", ())
     ]
     if report["argmax_agreement"] is not None:
