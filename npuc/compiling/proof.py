@@ -364,7 +364,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
 
 def _untold(error: NpucError, substitute: str, program: Program) -> NpucError:
     """What to raise for a host region that does not run on a sample; substitute: of onnxruntime, for the model."""
-    (problem,) = error.problems
+    problem = error.problems[0]
     if problem.code in (*CANNOT, *LIMITS):
         return unproved(error)
     if not substitute:

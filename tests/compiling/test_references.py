@@ -102,6 +102,15 @@ def test_interpolation_of_channels_is_proved_by_onnx_s_evaluator(channels: float
     assert any("onnx's reference evaluator" in each for each in said) == (channels != 1)
 
 
+@pytest.mark.parametrize("ir_version", [8, 99])
+def test_where_onnx_s_evaluator_cannot_run_it_either_npuc_s_interpreter_does(ir_version: int) -> None:
+    """onnxruntime opens the first and cannot run it; the second it does not open."""
+    model = _transposed(1, 1)
+    model.ir_version = ir_version
+    (warning,) = _compiled(model, "bm1684").report["warnings"]
+    assert "npuc's interpreter is the reference" in warning["reason"]
+
+
 def test_evaluators_that_contradict_one_another_are_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     run = standby.Evaluated.run
 
