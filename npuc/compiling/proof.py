@@ -252,7 +252,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
     try:
         original = Original(request.model, dict(request.options.bind))
     except ModelError:
-        return program
+        return _told(program, (), ran=False)
     waiting = iter(graphs)
 
     def in_float(_part: Program) -> Runner:
@@ -286,9 +286,15 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
             break
     if refused is not None and not ran:
         raise ModelError.of(replace(each, remedy=UNRUN) for each in refused.problems)
+    return _told(program, said, ran=ran)
+
+
+def _told(program: Program, said: Sequence[Problem], *, ran: bool) -> Program:
+    """The program with these warnings, and whether the whole agrees with the model, in its report."""
     report = dict(program.manifest["report"])
     if said:
         report["warnings"] = [*report.get("warnings", ()), *(each.as_json() for each in said)]
+    report["proof"] = {**report["proof"], "model": True if ran else None}
     return replace(program, manifest={**program.manifest, "report": report})
 
 

@@ -112,7 +112,7 @@ class Form:
     def _session(self, *, optimised: bool) -> Any:
         found = self._sessions.get(optimised)
         if found is None:
-            if isinstance(self.model, Path) and not self.large:
+            if isinstance(self.model, Path) and not self.large and _is_text(self.model):
                 found = session(self.model, few_runs=not optimised, confined=True)
             else:
                 found = foreign_session(self._proto(), self.folder, few_runs=not optimised)
@@ -146,6 +146,11 @@ class Form:
         del model.graph.node[:]
         model.graph.node.extend(nodes)
         return model
+
+
+def _is_text(path: Path) -> bool:
+    """Whether onnxruntime can read a file of this name."""
+    return str(path).encode("utf-8", "replace") == bytes(path)
 
 
 def _perturbed(
