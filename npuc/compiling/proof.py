@@ -355,8 +355,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
         assert refusal is not None
         raise unproved(refusal)
     report = dict(program.manifest["report"])
-    if not graphs:
-        report["proof"] = asdict(Proof(count, None, True))
+    report["proof"] = {**report["proof"], "model": True} if graphs else asdict(Proof(count, None, True))
     if said:
         report["warnings"] = [*report.get("warnings", ()), *(each.as_json() for each in said)]
     return replace(program, manifest={**program.manifest, "report": report})
