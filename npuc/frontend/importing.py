@@ -29,6 +29,7 @@ from npuc.frontend.upgrading import ONNX_DOMAINS, upgraded
 from npuc.ir import Graph, Node, topological
 from npuc.onnx_files.external_data import array_of
 from npuc.ops import build
+from npuc.system.budget import beyond_limits
 
 
 def graph_of(
@@ -233,9 +234,9 @@ def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
         return
     try:
         importer(node, to)
-    except NpucError:
+    except NpucError as error:
         # A constant of a type or form that the table lacks (double, strings) can still be evaluated.
-        if not foldable:
+        if not foldable or beyond_limits(error):
             raise
         fold(node, proto, to)
 

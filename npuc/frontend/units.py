@@ -28,6 +28,7 @@ from npuc.frontend.written_out import written_out
 from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType
 from npuc.onnx_files.subgraphs import within
+from npuc.system.budget import beyond_limits
 
 HOST_TYPES: Mapping[int, str] = {
     **INPUT_TYPES,
@@ -232,6 +233,8 @@ class _Survey:
         try:
             import_node(name, proto, to)
         except NpucError as error:
+            if beyond_limits(error):
+                raise
             del to.nodes[before:]
             self._foreign(name, proto, declared, error.problems[0])
             return set()

@@ -94,6 +94,11 @@ def too_long() -> ModelError:
     return ModelError("E111", "onnxruntime takes longer for it", limit=limit, remedy=remedy)
 
 
+def beyond_limits(error: NpucError) -> bool:
+    """Whether something was refused for its need of memory or time (E110, E111): it is not tried another way."""
+    return any(each.code in ("E110", "E111") for each in error.problems)
+
+
 def expect_simulable(size: int, what: str) -> None:
     """Raises ArtefactError (E509) unless `size` bytes, requested by an artefact, are left."""
     try:
