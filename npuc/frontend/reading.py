@@ -14,6 +14,7 @@ from npuc.frontend.batches import steps_first
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgraded
 from npuc.frontend.widening import widened
+from npuc.onnx_files.subgraphs import tensors
 from npuc.onnx_files.wire import apart
 from npuc.storage.mapped import HEAVY
 from npuc.system.budget import content, expect_room
@@ -69,6 +70,13 @@ def _whole(path: Path) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError("E102", f"{path} holds no ONNX graph", remedy="give the path of an .onnx file")
     return model
+
+
+def files_with_data(path: Path) -> list[Path]:
+    """The model's file and those of its external data. Raises ModelError as `read_model`."""
+    model = _light(path) or _whole(path)
+    places = {entry.value for each in tensors(model) for entry in each.external_data if entry.key == "location"}
+    return [path, *(path.parent / place for place in sorted(places))]
 
 
 def check_names(graph: onnx.GraphProto) -> None:
