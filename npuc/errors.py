@@ -16,6 +16,8 @@ NEEDLESS = "W201"
 """The code of a node that the target could run, but that lies between nodes of the host."""
 HOST_STEP = "W204"
 """The code of a node that the target's own program leaves to the host."""
+AMBIGUOUS = "E112"
+"""The code of a node that may mean two things, on the host too."""
 
 CODES: dict[str, str] = {
     # the model
@@ -30,6 +32,7 @@ CODES: dict[str, str] = {
     "E109": "an --input-shape, a --bind or a --deny does not fit the model",
     "E110": "the model needs more memory than the limit",
     "E111": "onnxruntime takes longer for the model than the limit",
+    AMBIGUOUS: "ONNX's text and onnxruntime read a node differently, and the model does not say which it means",
     # operators
     "E201": "the operator is not known to npuc",
     "E202": "the target does not run this operator in this form",
@@ -67,6 +70,7 @@ CODES: dict[str, str] = {
     HOST_STEP: "a layer runs on the host, as the target's programs leave it to the host",
     "W301": "values of a tensor lie beyond the range of the precision",
     "W302": "an output of the program is hardly more than noise",
+    "W303": "the program means something else than onnxruntime, as decided; the distance is measured",
 }
 
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"
@@ -84,6 +88,7 @@ REMEDIES: dict[str, str] = {
     "E109": "give names and shapes as the model has them",
     "E110": "raise --memory-limit",
     "E111": "raise --time-limit",
+    AMBIGUOUS: "write the node in a form that both read alike",
     "E201": "write it with standard ONNX operators",
     "E202": _HOST,
     "E203": "leave out --strict, or write the node with operators that `npuc operators --target TARGET` lists",

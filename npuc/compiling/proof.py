@@ -1,33 +1,41 @@
 """Self-check of a compile: before a program is returned it runs on its target's own chip model, on samples.
 
-There are three comparisons: the simulator with the integer network under onnxruntime, bit for bit, as in `npuc
+There are four comparisons: the simulator with the integer network under onnxruntime, bit for bit, as in `npuc
 verify` (for a floating-point program every layer with onnxruntime, up to rounding); the graph after the passes
-with the model, both under onnxruntime; and the outputs of a quantised model with those of its program. A failure
-is a defect of npuc, and nothing is written.
+with the user's file, both under onnxruntime, and each rewrite of the frontend by itself; the outputs of a
+quantised model with those of its program; and a program of several parts, its NPU parts in float, with the user's
+file. A failure is a defect of npuc, and nothing is written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from npuc.driver import Compilation, batch_of, input_types
 from npuc.errors import Mismatch, ModelError, NpucError, Problem
 from npuc.frozen import frozen
-from npuc.ir import Array
+from npuc.ir import Array, Graph
 from npuc.program import Program
+from npuc.reference import graph_session
+from npuc.regions.artefact import is_composite
+from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.samples.loading import Samples, varied
+from npuc.samples.structured import row
 from npuc.storage.mapped import trim
 from npuc.target import FLOATING, Request, Runner, Target, quickest
 from npuc.verification.bits import Bits
-from npuc.verification.equivalence import Equivalence
+from npuc.verification.equivalence import Equivalence, Original
 from npuc.verification.floating import Layers
+from npuc.verification.metrics import same_type
 from npuc.verification.nearness import Nearness
+from npuc.verification.original import agree
 
 REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
@@ -78,6 +86,8 @@ class _Prover:
         self.near = Nearness(found.graph, found.program.precision)
         self.lost: set[str] | None = None
         """Outputs that are hardly more than noise on every sample so far; None before the first."""
+        self.said: list[Problem] = []
+        """What the model is read as, once it was."""
         try:
             self.model: Equivalence | None = Equivalence(model, found.graph)
         except ModelError:
@@ -117,6 +127,7 @@ class _Prover:
             if all(np.isfinite(each).all() for each in wanted.values() if each.dtype.kind == "f"):
                 kept.append(index)
                 outputs.append(wanted)
+                self.said = judged(self.model.original, feed, wanted)
                 self._expect_same(self.model.differing(feed, wanted))
         if not kept:
             return None, ()
@@ -148,6 +159,7 @@ class _Prover:
             )
             self._expect(feed, seen, given)
             if wanted:
+                expect_types(wanted[index], given)
                 self._expect_near(feed, wanted[index], given)
         return True
 
@@ -168,11 +180,12 @@ class _Prover:
             raise _defect("the program's values are not the quantised model's", names[0], node.op, far)
 
     def warnings(self) -> list[Problem]:
-        """A warning for every output that is hardly more than noise (W302), also on a calibration sample."""
+        """Warnings of what the model is read as (W303), and of outputs that are hardly more than noise (W302)."""
         lost = self.lost or set[str]()
         if lost and self.samples.synthetic:
             lost = lost & self.near.lost(*self._calibrated[1:])
-        return [Problem("W302", NOISE, tensor=name, remedy=FIND) for name in self.graph.outputs if name in lost]
+        noisy = [name for name in self.graph.outputs if name in lost]
+        return self.said + [Problem("W302", NOISE, tensor=name, remedy=FIND) for name in noisy]
 
     @cached_property
     def _calibrated(self) -> tuple[Feed, Feed, Feed]:
@@ -195,6 +208,78 @@ class _Prover:
 
 
 Feed = dict[str, Array]
+
+
+def judged(original: Original, feed: Feed, wanted: Feed) -> list[Problem]:
+    """A warning (W303) for each deliberate difference from the model, after every rewrite was proved on a sample.
+
+    wanted: the model's outputs. Raises ModelError (E105) if onnxruntime contradicts itself, Mismatch (E603) for a
+    rewrite that changes more than the noise of the model's own formats.
+    """
+    original.expect_one_meaning(feed, wanted)
+    read, wrong = original.rewritten(feed, wanted)
+    if wrong is not None:
+        raise _defect(f"a rewrite of the model changes its values: {wrong}", None, None, None)
+    refused = "onnxruntime refuses the model as it is, and judges what npuc reads it as: {}"
+    apart = {name: "exactly" if db is None else f"up to {db:.1f} dB" for name, db in read.items()}
+    texts = [*(refused.format(name) for name in original.read_as)]
+    texts += [f"{name}, which is the model under onnxruntime {near}" for name, near in apart.items()]
+    return [Problem("W303", text) for text in texts]
+
+
+def expect_types(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Raises Mismatch (E603) unless outputs have the shapes and element types of the model's."""
+    for name, each in wanted.items():
+        other = found.get(name)
+        if not isinstance(each, np.ndarray) or each.dtype.kind not in "fiub":
+            continue
+        if not same_type(each, other):
+            given = "nothing" if other is None else f"{getattr(other, 'dtype', '')} {list(np.shape(other))}"
+            said = f"the output is {given}, and the model's {each.dtype} {list(each.shape)}"
+            raise _defect(said, None, None, name)
+
+
+def entirely(program: Program, graphs: Sequence[Graph], request: Request, samples: Samples) -> Program:
+    """A program of several parts, proved as a whole: its NPU parts in float, its host regions as they will run.
+
+    graphs: of the NPU parts, in order. samples: as for `proved`; empty if an input is no tensor of numbers. Raises
+    Mismatch (E603) if it does not compute what the user's file does.
+    """
+    one = request.options.proof == "one"
+    if request.options.proof == "off" or not samples.inputs:
+        return program
+    try:
+        original = Original(request.model, dict(request.options.bind))
+    except ModelError:
+        return program
+    waiting = iter(graphs)
+
+    def in_float(_part: Program) -> Runner:
+        graph = next(waiting)
+        return sample_by_sample(graph_session(graph, graph.outputs), graph.outputs)
+
+    said: list[Problem] = []
+    runner = CompositeRunner(_as_read(program), in_float) if is_composite(program) else in_float(program)
+    for batch in samples.batches(1):
+        (feed,) = batch.feeds()
+        try:
+            wanted, again = original.run(feed), original.run(feed)
+        except ModelError:
+            continue  # an index out of range, for instance: such samples are the host's to refuse
+        if any(not agree(each, again[name]) for name, each in wanted.items()):
+            break  # random numbers
+        said = judged(original, feed, wanted)
+        found = {name: row(values, 0) for name, values in runner(batch.inputs).items()}
+        expect_types(wanted, found)
+        apart = original.form.beyond(feed, wanted, found)
+        if apart is not None:
+            raise _defect("the parts together compute other values than the model", None, None, apart)
+        if one:
+            break
+    report = dict(program.manifest["report"])
+    if said:
+        report["warnings"] = [*report.get("warnings", ()), *(each.as_json() for each in said)]
+    return replace(program, manifest={**program.manifest, "report": report})
 
 
 class _BitProof:

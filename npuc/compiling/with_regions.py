@@ -7,7 +7,7 @@ preceding regions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ from npuc.regions.planning import (
     settled,
     surveyed,
 )
-from npuc.samples.loading import Samples, synthetic
+from npuc.samples.loading import Samples, synthetic, varied
 from npuc.samples.loading import load as load_samples
 from npuc.system.budget import budget
 from npuc.target import Request, Shapes
@@ -123,17 +123,25 @@ def _composite(plan: Plan) -> tuple[Program, Samples]:
     network, calibration = plan.network, plan.request.calibration
     with ExitStack() as stack:
         parts = settled(plan)
-        if not any(part.on_npu for part in parts):
-            return assembled(plan, partitioned(plan), {}), Samples({})
         types = {name: network.types[name] for name in network.inputs if name in network.types}
         if len(types) < len(network.inputs):
             _deny_uncalibrated(plan, set(network.inputs) - set(types))
-            return assembled(plan, partitioned(plan), {}), Samples({})
+            return _assembled(plan, {}, Samples({})), Samples({})
+        if not any(part.on_npu for part in parts):
+            return _assembled(plan, {}, varied(types)), Samples({})
         unbounded = types.keys() - _read_on_npu(plan, parts)
         samples = load_samples(calibration, types, unbounded) if calibration else synthetic(types)
         lowered = _lowered(plan, samples, stack)
+    return _assembled(plan, lowered, varied(types) if samples.synthetic else samples), samples
+
+
+def _assembled(plan: Plan, lowered: Mapping[Key, Lowered], samples: Samples) -> Program:
+    """The program of all parts, proved as a whole on these samples. Raises Mismatch (E603)."""
     parts = partitioned(plan)
-    return entire(plan, parts, lowered) or assembled(plan, parts, lowered), samples
+    outside = read_outside(plan.network, parts)
+    found = [lowered[key_of(plan.network, outside, part)].graph for part in parts if part.on_npu]
+    program = entire(plan, parts, lowered) or assembled(plan, parts, lowered)
+    return proof.entirely(program, found, plan.request, samples)
 
 
 def _read_on_npu(plan: Plan, parts: Iterable[partition.Part]) -> set[str]:

@@ -59,8 +59,6 @@ class OnnxNode:
 
 LeftWhole = Callable[[str, TensorType | None], Problem | None]
 """Why an ONNX operator is refused although it has a canonical form, by operator and type of the first input."""
-OUTPUT = "an output"
-"""Marks a reader of a tensor that is an output of the model."""
 
 
 class Builder:
@@ -85,8 +83,6 @@ class Builder:
         self.producers: dict[str, Node] = {}
         self.bounds = LowerBounds(self.producers, self.constants)
         self.absent: dict[str, OnnxNode] = {}
-        self.readers: dict[str, set[str]] = {}
-        """Operators of the model that read each tensor; OUTPUT for its outputs."""
         self._held: dict[int, Array] = {}
         """Base arrays of constants, by identity."""
         self.names = Names()

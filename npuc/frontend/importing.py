@@ -15,7 +15,7 @@ from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.batches import steps_first
 from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
-from npuc.frontend.builder import OUTPUT, Builder, LeftWhole, OnnxNode
+from npuc.frontend.builder import Builder, LeftWhole, OnnxNode
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
@@ -62,27 +62,19 @@ def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelP
 
     Raises ModelError for a malformed model.
     """
-    model = upgraded(with_dense_constants(model, folder))
+    model = with_dense_constants(upgraded(model), folder)
     try:
         opset: int | NpucError = opset_of(model)
     except NpucError as error:
         opset = error
     expect_small(model)
-    model = plain(model)
+    model = steps_first(without_dynamic_quantisation(without_functions(model)))
     check_names(model.graph)
     _expect_names(model.graph)
     return model, opset
 
 
-def plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in operators, on floats: without functions of its own, dynamic quantisation, and layouts of steps.
-
-    Raises as `_without_functions`.
-    """
-    return steps_first(without_dynamic_quantisation(_without_functions(model)))
-
-
-def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each call of a model-local function replaced by its body.
 
     Raises ModelError: E103 for a function of another opset, E104 for one with the name of an operator and for what
@@ -126,11 +118,6 @@ def ordered(graph: onnx.GraphProto, to: Builder, known: AbstractSet[str]) -> lis
 
     known: the tensors that no node writes.
     """
-    for node in graph.node:
-        for name in captured(node):
-            to.readers.setdefault(name, set()).add(node.op_type)
-    for output in graph.output:
-        to.readers.setdefault(output.name, set()).add(OUTPUT)
     named = [(to.node_name(node.name or f"{node.op_type}_{at}"), node) for at, node in enumerate(graph.node)]
     plain = [Node(node.op_type, tuple(captured(node)), tuple(node.output), name=name) for name, node in named]
     by_name = dict(named)

@@ -26,13 +26,19 @@ def read_model(path: Path, *, whole: bool = True) -> onnx.ModelProto:
     """The parsed file, without its external data; an old opset is converted to 7 by ONNX's converter.
 
     A network in half precision, or quantised dynamically, is returned in float32 (`widening`, `dynamic`),
-    recurrent operators with the steps first (`batches`).
+    recurrent operators with the steps first (`batches`). Arguments and errors as those of `parsed`.
+    """
+    return steps_first(without_dynamic_quantisation(widened(upgraded(parsed(path, whole=whole)))))
+
+
+def parsed(path: Path, *, whole: bool = True) -> onnx.ModelProto:
+    """The parsed file as it is, without its external data.
 
     whole: if false, heavy constants may be left in the file, which the model then refers to as external data.
     Raises ModelError: E101 if the file cannot be read, E102 if it is not an ONNX model.
     """
     model = None if whole else _light(path)
-    return steps_first(without_dynamic_quantisation(widened(upgraded(_whole(path)) if model is None else model)))
+    return _whole(path) if model is None else model
 
 
 def _light(path: Path) -> onnx.ModelProto | None:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper
 
-from npuc.errors import NpucError, Problem
+from npuc.errors import AMBIGUOUS, NpucError, Problem
 from npuc.frontend.binding import INPUT_TYPES, input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import Builder, OnnxNode
@@ -24,7 +24,6 @@ from npuc.frontend.foreign import captured, proto_of, renamed, result_types, sta
 from npuc.frontend.importers.attention import prepared
 from npuc.frontend.importing import constants_into, import_node, importable, ordered
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS
-from npuc.frontend.written_out import written_out
 from npuc.frozen import frozen
 from npuc.ir import Array, Node, TensorType
 from npuc.onnx_files.subgraphs import within
@@ -42,7 +41,7 @@ HOST_TYPES: Mapping[int, str] = {
 
 @frozen
 class Unit:
-    """One node of the model: `proto` uses the tensors' own names and explicit pads; `nodes` compute the same."""
+    """One node of the model: `proto` uses the tensors' own names; `nodes` compute the same."""
 
     name: str
     proto: onnx.NodeProto
@@ -233,7 +232,7 @@ class _Survey:
         try:
             import_node(name, proto, to)
         except NpucError as error:
-            if beyond_limits(error):
+            if beyond_limits(error) or error.problems[0].code == AMBIGUOUS:
                 raise
             del to.nodes[before:]
             self._foreign(name, proto, declared, error.problems[0])
@@ -241,7 +240,7 @@ class _Survey:
         made = tuple(to.nodes[before:])
         self.protos |= {each: proto_of(to.types[each]) for each in proto.output if each in to.types}
         if made:
-            self.units.append(Unit(name, written_out(proto, made), made, None))
+            self.units.append(Unit(name, proto, made, None))
         return set()
 
     def _branch(self, name: str, proto: onnx.NodeProto, declared: Mapping[str, TypeProto]) -> set[str]:

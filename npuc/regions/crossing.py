@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import DataError, ModelError
-from npuc.frontend.units import Network, Unit
+from npuc.frontend.units import Network
 from npuc.ir import Array, TensorType
 from npuc.regions import graphs
 from npuc.samples.loading import Samples
@@ -31,7 +31,7 @@ def crossing(network: Network, names: Sequence[str], samples: Samples, stack: Ex
     values = _Arrays({name: network.types[name] for name in names}, len(samples), stack)
     run: Callable[..., Any] | None = None
     if computed:
-        run = session(graphs.region_model(network, _behind(network, computed), computed), confined=True).run
+        run = session(graphs.region_model(network, graphs.behind(network, computed), computed), confined=True).run
     for at, feed in enumerate(samples.feeds()):
         read = {name: value for name, value in feed.items() if name in _read(network, computed)}
         try:
@@ -46,22 +46,11 @@ def crossing(network: Network, names: Sequence[str], samples: Samples, stack: Ex
     return values.arrays
 
 
-def _behind(network: Network, names: Sequence[str]) -> list[Unit]:
-    """The units that tensors depend on, in order."""
-    wanted, found = set(names), list[Unit]()
-    for unit in reversed(network.units):
-        if wanted.intersection(unit.writes):
-            wanted.update(unit.reads)
-            found.append(unit)
-    return found[::-1]
-
-
 def _read(network: Network, names: Sequence[str]) -> set[str]:
-    return {name for unit in _behind(network, names) for name in unit.reads}
+    return {name for unit in graphs.behind(network, names) for name in unit.reads}
 
 
-OF_SHAPES = "where the model is exported, write the padding before this tensor as pads in place of auto_pad"
-"""onnxruntime takes some automatic padding for another than ONNX defines; see `npuc/verification/padding.py`."""
+OF_SHAPES = "where the model is exported, make the shapes before this tensor constant"
 
 
 class _Arrays:

@@ -64,6 +64,16 @@ def _named(unit: Unit) -> onnx.NodeProto:
     return copy
 
 
+def behind(network: Network, names: Iterable[str]) -> list[Unit]:
+    """The units that tensors depend on, in order."""
+    wanted, found = set(names), list[Unit]()
+    for unit in reversed(network.units):
+        if wanted.intersection(unit.writes):
+            wanted.update(unit.reads)
+            found.append(unit)
+    return found[::-1]
+
+
 def custom_operators(units: Iterable[Unit]) -> Iterator[str]:
     """Operators that onnxruntime has only with a library from the user, including those in subgraphs."""
     for node in within(unit.proto for unit in units):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from npuc import driver
-from npuc.errors import HOST_STEP, NEEDLESS, ModelError, NpucError, Problem
+from npuc.errors import AMBIGUOUS, HOST_STEP, NEEDLESS, ModelError, NpucError, Problem
 from npuc.frontend.binding import bound_values
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit, survey
@@ -23,7 +23,7 @@ from npuc.text.terminal import closest
 
 ROUNDS = 64
 """The most times that the target may refuse."""
-FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", "E203", "E305")
+FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", AMBIGUOUS, "E203", "E305")
 """Errors that running nodes on the host cannot avoid."""
 
 Key = tuple[tuple[str, ...], tuple[str, ...]]

@@ -14,8 +14,7 @@ from typing import Any
 from npuc.custom_ops import custom_ops, libraries
 from npuc.driver import batch_of, run_batches
 from npuc.errors import NpucError
-from npuc.frontend.binding import with_bound
-from npuc.frontend.reading import read_model
+from npuc.frontend.reading import parsed
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, load, load_evidence
@@ -28,6 +27,7 @@ from npuc.system.cluster import on_cluster
 from npuc.target import FLOATING, quickest
 from npuc.text.progress import SILENT, Progress
 from npuc.verification.checking import check_model
+from npuc.verification.equivalence import Original
 from npuc.verification.judging.choosing import Asked, chosen
 from npuc.verification.judging.metric import FP32, Metric, Outputs
 
@@ -183,12 +183,14 @@ Run = Callable[[Samples], Sequence[Outputs]]
 def _computations(subject: Subject, program: Program, judged: Sequence[str]) -> dict[str, Run]:
     """The available computations by name, each giving these outputs for a batch."""
     evidence = load_evidence(subject.directory, program, allow_modified=subject.allow_modified)
-    models: dict[str, Any] = {FP32: with_bound(read_model(subject.model), program.bound)}
+    models: dict[str, Any] = {}
     if subject.qdq is not None:
-        models["qdq"] = read_model(subject.qdq)
+        models["qdq"] = parsed(subject.qdq)
     if program.precision not in FLOATING and "reference.onnx" in evidence:
         models["integer"] = evidence["reference.onnx"]
-    found: dict[str, Run] = {name: _by_onnxruntime(model, judged) for name, model in models.items()}
+    original = Original(subject.model, program.bound)
+    found: dict[str, Run] = {FP32: lambda batch: [original.run(feed) for feed in batch.feeds()]}
+    found |= {name: _by_onnxruntime(model, judged) for name, model in models.items()}
     target = target_of(program)
     runner = target.runner(program, quickest(target))
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from npuc.frontend.reading import parsed
+from npuc.frontend.units import Network
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import expect_exact_integers, session, values_of
@@ -17,20 +19,25 @@ from npuc.verification.bits import EXACT, Bits
 from npuc.verification.described import damaged, foreign_evidence
 from npuc.verification.layerwise import LayerwiseCheck, Sample
 from npuc.verification.metrics import Difference, Tolerance
-from npuc.verification.padding import bound_model
 
 
 class IntegerCheck(LayerwiseCheck):
     """fp32, integer network and simulator, ready to run batch after batch."""
 
-    def __init__(self, model: Path, program: Program, target: Target, chip_model: str = "own") -> None:
+    def __init__(
+        self,
+        model: Path,
+        program: Program,
+        target: Target,
+        chip_model: str = "own",
+        inside: Network | None = None,
+    ) -> None:
         self.bits = Bits(program, target)
-        fp32 = bound_model(model, program)
-        expect_exact_integers(fp32)
+        expect_exact_integers(parsed(model, whole=False))
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]
-        super().__init__(fp32, program, target, chip_model, floats)
-        known = {*self.names, *self.bits.inputs}
+        super().__init__(model, program, target, chip_model, floats, inside)
+        known = {*self.exact.names, *self.bits.inputs}
         edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
         with foreign_evidence():
             self.alone = session(self.bits.cut(edges), self.bits.weights, confined=True)
