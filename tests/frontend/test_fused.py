@@ -245,8 +245,9 @@ def test_a_model_that_onnxruntime_optimised_is_read_whole(name: str, tmp_path: P
 @pytest.mark.parametrize("positions", [True, False])
 def test_embeddings_are_sums_of_rows(segments: bool, positions: bool, tmp_path: Path) -> None:
     held = {
-        "word": values(9, 6), "position": values(5, 6), "segment": values(2, 6), "gamma": values(6), "beta": values(6),
-        "at": np.array([[2, 0, 1]], np.int32), "ids": np.array([[0, 8, 3]], np.int32), "kinds": np.array([[0, 1, 1]], np.int32),
+        "word": values(9, 6), "position": values(5, 6), "segment": values(2, 6), "gamma": values(6),
+        "beta": values(6), "at": np.array([[2, 0, 1]], np.int32), "ids": np.array([[0, 8, 3]], np.int32),
+        "kinds": np.array([[0, 1, 1]], np.int32),
     }  # fmt: skip
     kinds = ("kinds", "segment") if segments else ("", "")
     names = ["ids", kinds[0], "word", "position", kinds[1], "gamma", "beta", *(("", "at") if positions else ())]
