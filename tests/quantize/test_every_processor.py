@@ -26,7 +26,7 @@ from npuc.models import MODELS
 folder, given = Path(sys.argv[1]), Path("models/digits_calibration.npz")
 for name in sys.argv[2:]:
     target, precision, level = name.split()
-    for model in ("digits", "residual_awkward"):
+    for model in ("digits", "residual_awkward") if level == "1" else ("digits",):
         path = folder / f"{model}.onnx"
         made = MODELS[model]().SerializeToString() if model in MODELS else Path("models/digits.onnx").read_bytes()
         path.write_bytes(made)
@@ -36,8 +36,8 @@ for name in sys.argv[2:]:
         print(name, model, *(hashlib.sha256(bytes(files[key])).hexdigest()[:16] for key in sorted(files)))
 """
 KINDS = (
-    "nvdla-full fp16 1", "nvdla-full int16 1", "nvdla-small int8 2", "easynpu int8 2",
-    "bm1684 int8 1", "bm1684 fp32 1",
+    "nvdla-full fp16 1", "nvdla-full int16 0", "nvdla-small int8 1", "easynpu int8 1",
+    "bm1684 int8 1", "bm1684 fp32 0",
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [0, 1, -1], ids=["none", "the least", "all but the newest"])
+@pytest.mark.parametrize("kept", [0, -1], ids=["none", "all but the newest"])
 def test_an_artefact_does_not_depend_on_the_processors_instructions(usual: str, kept: int, tmp_path: Path) -> None:
     features = subprocess.run([sys.executable, "-c", FEATURES], capture_output=True, text=True, check=True)
     off = features.stdout.split()[kept:]
