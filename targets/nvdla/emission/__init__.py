@@ -19,8 +19,10 @@ from npuc.targets.nvdla.emission.pooling import write_pooling
 from npuc.targets.nvdla.emission.sdp import write_sdp
 from npuc.targets.nvdla.emission.transfer import write_transfer
 from npuc.targets.nvdla.emission.writer import Writer
-from npuc.targets.nvdla.machine.commands import Command, Poll
+from npuc.targets.nvdla.machine.commands import Command, Poll, Write
 from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.model.register_file import RegisterFile
+from npuc.targets.nvdla.model.traps import expect_within_limits
 from npuc.targets.nvdla.operations.operation import (
     Contraction,
     Convolution,
@@ -49,6 +51,9 @@ class Emitter:
     def __init__(self, machine: Machine) -> None:
         self.writer = Writer(machine)
         self.scoreboard = Scoreboard(machine.atom_bytes)
+        self._registers = RegisterFile(self.writer.map)
+        """As the commands so far leave them."""
+        self._checked = 0
 
     def start(self) -> None:
         """The driver's initialisation: masks interrupts, and waits until the CBUF is flushed."""
@@ -62,7 +67,7 @@ class Emitter:
     def emit(self, operation: Operation) -> Admission:
         """Programs and enables an operation, waiting before each for the operations that it needs to have ended.
 
-        Returns the operation's admission.
+        Returns the operation's admission. Raises ArtefactError (E503) if its registers break a limit of a block.
         """
         before = self.scoreboard
         admission, self.scoreboard = before.admit(operation)
@@ -71,8 +76,9 @@ class Emitter:
             if block != BRIDGE:
                 self.writer.set(f"{block}.S_POINTER", PRODUCER=group)
         self._program(operation)
-        self._wait(before, admission.program, admission.fetch)
         blocks = blocks_of(operation)
+        self._expect_within_limits(blocks)
+        self._wait(before, admission.program, admission.fetch)
         early = CONVOLUTION if admission.fetch < admission.write else ()
         self._enable(early)
         self._wait(before, admission.fetch, admission.write)
@@ -84,6 +90,18 @@ class Emitter:
         before = self.scoreboard
         self._wait(before, before.count - len(before.issued), before.count)
         self.scoreboard = before.drained()
+
+    def _expect_within_limits(self, blocks: Iterable[str]) -> None:
+        """Raises ArtefactError (E503) if the registers of the latest operation break a limit of one of its blocks."""
+        commands = self.writer.commands
+        for each in commands[self._checked :]:
+            if isinstance(each, Write):
+                self._registers.set(self.writer.map.at(each.address), each.value)
+        self._checked = len(commands)
+        groups = self.scoreboard.issued[-1].groups
+        for block in blocks:
+            group = 0 if block == BRIDGE else groups[block]
+            expect_within_limits(self._registers.group(block, group), self.writer.machine)
 
     def _program(self, operation: Operation) -> None:
         match operation:
