@@ -92,7 +92,7 @@ class Emitter:
         self.scoreboard = before.drained()
 
     def _expect_within_limits(self, blocks: Iterable[str]) -> None:
-        """Raises ArtefactError (E503) if the registers of the latest operation break a limit of one of its blocks."""
+        """Raises ArtefactError (E503) if the latest operation breaks a limit of one of its blocks."""
         commands = self.writer.commands
         for each in commands[self._checked :]:
             if isinstance(each, Write):

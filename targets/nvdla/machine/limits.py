@@ -1,7 +1,7 @@
-"""What NVDLA's blocks demand of their registers: one function per limit, whose docstring is the sentence that users see.
+"""What NVDLA's blocks demand of their registers: a function per limit, whose docstring is the sentence that users see.
 
-Beyond a limit the hardware hangs or computes garbage, often silently. Every check reads the registers of one block,
-so it runs before a program is written, and again in the functional model. docs/nvdla.md lists all of them.
+Beyond a limit the hardware hangs or computes garbage, often silently. Every check reads the registers of one block:
+it runs before a program is written, and again in the functional model. docs/nvdla.md lists all of them.
 
 Source: the assertions of NVDLA's own hardware description; PDP's lines and the pads of averages also as its RTL
 computes them.
@@ -19,11 +19,25 @@ class Registers(Protocol):
     """A block's registers at the start of an operation, by field."""
 
     @property
-    def block(self) -> str: ...
-    def __getitem__(self, field: str, /) -> int: ...
-    def signed(self, field: str, width: int | None = None) -> int: ...
-    def named(self, field: str) -> str: ...
-    def bytes(self, field: str) -> int: ...
+    def block(self) -> str:
+        """The block's name."""
+        ...
+
+    def __getitem__(self, field: str, /) -> int:
+        """The value of a field."""
+        ...
+
+    def signed(self, field: str, width: int | None = None) -> int:
+        """The same in two's complement."""
+        ...
+
+    def named(self, field: str) -> str:
+        """The name of a field's value."""
+        ...
+
+    def bytes(self, field: str) -> int:
+        """A size or stride in bytes."""
+        ...
 
 
 Limit = Callable[[Registers, Machine], str | None]
@@ -50,8 +64,8 @@ def buffered_lines(group: Registers, machine: Machine) -> str | None:
     return f"{max(widths)} columns, windows {kernel} high with stride {stride}" if max(widths) > most else None
 
 
-def narrow_maps(group: Registers, machine: Machine) -> str | None:
-    """If a map and its left padding are narrower than PDP's kernel, the right padding completes the first window and
+def narrow_maps(group: Registers, _machine: Machine) -> str | None:
+    """If a map with its left padding is narrower than PDP's kernel, the right padding completes the first window and
     adds at most 6 strides.
     """
     kernel, stride = group["KERNEL_WIDTH"] + 1, group["KERNEL_STRIDE_WIDTH"] + 1
@@ -62,7 +76,7 @@ def narrow_maps(group: Registers, machine: Machine) -> str | None:
     return f"{given} columns, a kernel of {kernel}, and PAD_RIGHT = {group['PAD_RIGHT']}"
 
 
-def pads_of_averages(group: Registers, machine: Machine) -> str | None:
+def pads_of_averages(group: Registers, _machine: Machine) -> str | None:
     """In integer averages PAD_VALUE_kX is k times PAD_VALUE_1X, which is a value of the map's precision."""
     kind = _precision(group, "INPUT_DATA")
     if group.named("POOLING_METHOD") != "POOLING_METHOD_AVERAGE" or kind == "fp16":
@@ -74,7 +88,7 @@ def pads_of_averages(group: Registers, machine: Machine) -> str | None:
     return next((f"PAD_VALUE_{k}X = {group.signed(f'PAD_VALUE_{k}X')}, PAD_VALUE_1X = {one}" for k in wrong), None)
 
 
-def pads_of_half_averages(group: Registers, machine: Machine) -> str | None:
+def pads_of_half_averages(group: Registers, _machine: Machine) -> str | None:
     """In averages of fp16 every PAD_VALUE is 0 or -0."""
     if group.named("POOLING_METHOD") != "POOLING_METHOD_AVERAGE" or group.named("INPUT_DATA") != "FP16":
         return None
@@ -88,7 +102,7 @@ def _operands(group: Registers) -> Iterable[tuple[str, str]]:
     return (each for each in units if not group[f"{each[1]}RDMA_DISABLE"])
 
 
-def sizes_of_operands(group: Registers, machine: Machine) -> str | None:
+def sizes_of_operands(group: Registers, _machine: Machine) -> str | None:
     """Operands of SDP have two bytes unless it processes int8."""
     if group.named("PROC_PRECISION") == "INT8":
         return None
@@ -99,7 +113,7 @@ def sizes_of_operands(group: Registers, machine: Machine) -> str | None:
 
 
 def pairs_of_operands(group: Registers, machine: Machine) -> str | None:
-    """Pairs of operands of two bytes lie at multiples of 64 bytes, as do their lines and surfaces (nv_small: of 8)."""
+    """Pairs of operands of two bytes lie at multiples of 64 bytes, as do their lines and surfaces; on nv_small of 8."""
     if machine.atom_bytes < 32:
         return None
     for unit, letter in _operands(group):
@@ -113,7 +127,7 @@ def pairs_of_operands(group: Registers, machine: Machine) -> str | None:
     return None
 
 
-def operands_of_tiles(group: Registers, machine: Machine) -> str | None:
+def operands_of_tiles(group: Registers, _machine: Machine) -> str | None:
     """Behind Winograd SDP_RDMA fetches operands for a multiple of 4 lines."""
     height = group["HEIGHT"] + 1
     fetches = group["WINOGRAD"] and any(True for _ in _operands(group))
@@ -121,7 +135,7 @@ def operands_of_tiles(group: Registers, machine: Machine) -> str | None:
 
 
 def batches(group: Registers, machine: Machine) -> str | None:
-    """Only direct convolutions of feature cubes take several images: up to 32, in configurations with that mode."""
+    """Only direct convolutions of feature cubes take several images: on nv_full up to 32."""
     count, image = group["BATCHES"] + 1, group.named("DATAIN_FORMAT") == "PIXEL"
     if count <= (1 if image or group["CONV_MODE"] else machine.max_batches):
         return None
@@ -167,14 +181,14 @@ def kept_weights(group: Registers, machine: Machine) -> str | None:
     return f"a mask of {mask} bytes is kept" if mask > machine.bank_bytes else None
 
 
-def fetched_lines(group: Registers, machine: Machine) -> str | None:
+def fetched_lines(group: Registers, _machine: Machine) -> str | None:
     """GRAINS, which is one less than the lines fetched together, is at most 4094."""
     return f"GRAINS = {group['GRAINS']}" if group["GRAINS"] > 4094 else None
 
 
-def extended_data(group: Registers, machine: Machine) -> str | None:
-    """Winograd's data are a feature cube of whole atoms of 32 bytes; padded they are stride times the extended size,
-    which is a multiple of 4 in both directions.
+def extended_data(group: Registers, _machine: Machine) -> str | None:
+    """Winograd's data are a feature cube of whole atoms of 32 bytes; with padding it has stride times the extended
+    size, which is a multiple of 4 in both directions.
     """
     if not group["CONV_MODE"]:
         return None
@@ -191,14 +205,13 @@ def extended_data(group: Registers, machine: Machine) -> str | None:
     return None
 
 
-def extended_entries(group: Registers, machine: Machine) -> str | None:
+def extended_entries(group: Registers, _machine: Machine) -> str | None:
     """A line of Winograd's data takes at most 1024 entries of the CBUF."""
     return f"{group['ENTRIES'] + 1} entries" if group["CONV_MODE"] and group["ENTRIES"] >= 1024 else None
 
 
-def tiles(group: Registers, machine: Machine) -> str | None:
-    """Winograd's kernels are 4x4 with stride and dilation 1; extended data, results and RLS_SLICES are multiples of 4.
-    """
+def tiles(group: Registers, _machine: Machine) -> str | None:
+    """In CSC Winograd has stride and dilation 1; extended data, results and RLS_SLICES are multiples of 4."""
     if not group["CONV_MODE"]:
         return None
     counts = ("DATAIN_WIDTH_EXT", "DATAIN_HEIGHT_EXT", "DATAIN_CHANNEL_EXT", "DATAOUT_WIDTH", "DATAOUT_HEIGHT",
@@ -211,15 +224,15 @@ def tiles(group: Registers, machine: Machine) -> str | None:
     return next(wrong, None)
 
 
-def pixels_of_kernel(group: Registers, machine: Machine) -> str | None:
+def pixels_of_kernel(group: Registers, _machine: Machine) -> str | None:
     """A line of an image's kernel has at most 128 elements."""
     elements = group["WEIGHT_CHANNEL_EXT"] + 1
     return f"{elements} elements" if group.named("DATAIN_FORMAT") == "PIXEL" and elements > 128 else None
 
 
 def joined_lines(group: Registers, machine: Machine) -> str | None:
-    """Post-extension joins 2 or 4 lines of one image; so many lines of the kernel fit a block of channels, as do so
-    many times the stride pixels.
+    """Post-extension joins 2 or 4 lines of an image's kernel; they fit a block of channels, as do that many strides of
+    pixels.
     """
     extension, block = group["Y_EXTENSION"], machine.atomic_c
     if not extension:
@@ -229,25 +242,35 @@ def joined_lines(group: Registers, machine: Machine) -> str | None:
     kernel, pixel = group["WEIGHT_CHANNEL_EXT"] + 1, group["DATAIN_CHANNEL_EXT"] + 1
     step = (group["CONV_X_STRIDE_EXT"] + 1) * pixel
     lines = 1 << extension
-    return f"{lines} lines of {kernel} elements, {step} from pixel to pixel" if lines * max(kernel, step) > block else None
+    return (
+        f"{lines} lines of {kernel} elements, {step} from pixel to pixel"
+        if lines * max(kernel, step) > block
+        else None
+    )
 
 
 def held_entries(group: Registers, machine: Machine) -> str | None:
-    """The lines under a dilation, of all images of a batch, and those released at the end fit all banks but one."""
+    """The lines that a dilation steps over, of all images of a batch, fit all banks but one, as do those released at
+    the end (nv_full).
+    """
+    if machine.registers != "nv_full":
+        return None
     entries, most = group["ENTRIES"] + 1, (machine.cbuf_banks - 1) * machine.cbuf_entries
     dilated = (group["Y_DILATION_EXT"] + 1) * (group["BATCHES"] + 1)
     lines = max(dilated, group["RLS_SLICES"] + 1)
     return f"{lines} lines of {entries} entries" if lines * entries > most else None
 
 
-def results_of_kernels(group: Registers, machine: Machine) -> str | None:
+def results_of_kernels(group: Registers, _machine: Machine) -> str | None:
     """A convolution has as many result channels as kernels."""
     results, kernels = group["DATAOUT_CHANNEL"] + 1, group["WEIGHT_KERNEL"] + 1
     return f"{results} channels of {kernels} kernels" if results != kernels else None
 
 
 def offsets(group: Registers, machine: Machine) -> str | None:
-    """CDP's offsets are values of its precision: of the input 8 or 16 bits, of the output 25 or 32."""
+    """CDP's offsets are values of its precision: of the input 8 or 16 bits, of the output 25 or 32 (nv_full)."""
+    if machine.registers != "nv_full":
+        return None
     bits = 8 * BYTES[_precision(group, "INPUT_DATA_TYPE")]
     wide = 25 if bits == 8 else 32
     wrong = (
@@ -258,7 +281,7 @@ def offsets(group: Registers, machine: Machine) -> str | None:
     return next(wrong, None) if group.named("INPUT_DATA_TYPE") != "FP16" else None
 
 
-def starts_of_tables(group: Registers, machine: Machine) -> str | None:
+def starts_of_tables(group: Registers, _machine: Machine) -> str | None:
     """In fp16 CDP's tables start at numbers."""
     if group.named("INPUT_DATA_TYPE") != "FP16":
         return None
@@ -266,7 +289,7 @@ def starts_of_tables(group: Registers, machine: Machine) -> str | None:
     return next((f"{name} is NaN" for name in starts), None)
 
 
-def copied_lines(group: Registers, machine: Machine) -> str | None:
+def copied_lines(group: Registers, _machine: Machine) -> str | None:
     """BDMA's lines are no longer than their distance in the source, even a single one."""
     size, stride = group["CFG_LINE.SIZE"] + 1, group["CFG_SRC_LINE.STRIDE"]
     return f"lines of {size} atoms every {stride}" if size > stride else None

@@ -249,7 +249,8 @@ def _compressed(group: Group, machine: Machine, port: Port, data: tuple[int, int
     groups = -(-(group["WEIGHT_KERNEL"] + 1) // machine.kernel_group(precision(group, "PROC_PRECISION")))
     sizes = port.fetch(_weights_at(group, "WGS"), 4 * groups).view("<u4").astype(np.int64)
     mask = port.fetch(_weights_at(group, "WMB"), group.bytes("WMB_BYTES"))
-    if sizes.max() > (group["WEIGHT_BANK"] + 1) * machine.bank_bytes:
-        limit = f"{(group['WEIGHT_BANK'] + 1) * machine.bank_bytes} in the weight banks"
+    room = (group["WEIGHT_BANK"] + 1) * machine.bank_bytes
+    if sizes.max() + machine.cbuf_entry_bytes > room:
+        limit = f"{room} in the weight banks, with an entry of {machine.cbuf_entry_bytes} more"
         raise trap(BLOCK, f"CBUF overflow: a compressed group of {sizes.max()} bytes", limit=limit)
     return Weights(port.fetch(*data).tobytes(), mask.tobytes(), sizes)

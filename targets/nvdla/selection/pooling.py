@@ -36,15 +36,18 @@ class _Span:
 
 
 def select_pooling(context: Context, node: Node) -> Iterator[Pooling]:
-    """PDP on a map in memory, of which only the part under windows is read, in as few parts as its buffer allows."""
+    """PDP on a map in memory, of which it reads what is under windows, in as few parts as its buffer allows."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     rows = _span(context, node, ROWS, 0, y.view.height)
     source, result = x.surface(row=rows.first, rows=rows.end - rows.first), y.surface()
     count = -(-y.view.width // _most_columns(context, node, y.view.height))
     for first, end in pairwise(equal_edges(y.view.width, count)):
         columns = _span(context, node, COLUMNS, first, end)
-        read, written = _columns(context, source, columns.first, columns.end), _columns(context, result, first, end)
-        yield _pooling(context, node, read, written, rows, columns)
+        read, written = (
+            _columns(context, source, columns.first, columns.end),
+            _columns(context, result, first, end),
+        )
+        yield _pooling(node, read, written, rows, columns)
 
 
 def pooling_behind(context: Context, node: Node, part: Part, rows: tuple[int, int]) -> Pooling:
@@ -53,7 +56,7 @@ def pooling_behind(context: Context, node: Node, part: Part, rows: tuple[int, in
     span = _span(context, node, ROWS, *rows)
     source = part.result(x, RowTile(span.first, span.end - span.first, 0, 0))
     result = part.result(y, RowTile(rows[0], rows[1] - rows[0], 0, 0))
-    return _pooling(context, node, source, result, span, _span(context, node, COLUMNS, 0, y.view.width))
+    return _pooling(node, source, result, span, _span(context, node, COLUMNS, 0, y.view.width))
 
 
 def flies(context: Context, node: Node) -> bool:
@@ -103,9 +106,7 @@ def _columns(context: Context, surface: Surface, first: int, end: int) -> Surfac
     return replace(surface, address=address, width=end - first)
 
 
-def _pooling(
-    context: Context, node: Node, source: Surface, result: Surface, rows: _Span, columns: _Span
-) -> Pooling:
+def _pooling(node: Node, source: Surface, result: Surface, rows: _Span, columns: _Span) -> Pooling:
     """PDP for a part of the result."""
     kernel = KERNEL_SHAPE(node)
     strides = _stride(node, result.height), window_of(node, kernel).strides[COLUMNS]
