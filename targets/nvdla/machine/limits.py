@@ -1,7 +1,7 @@
-"""What NVDLA's blocks demand of their registers: a function per limit, whose docstring is the sentence that users see.
+"""What NVDLA's blocks demand of their registers: a function per limit, whose docstring is the user's sentence.
 
-Beyond a limit the hardware hangs or computes garbage, often silently. Every check reads the registers of one block:
-it runs before a program is written, and again in the functional model. docs/nvdla.md lists all of them.
+Beyond a limit the hardware hangs or computes garbage, often silently. A check reads the registers of one block. It
+runs before a program is written, and again in the functional model. docs/nvdla.md lists all of them.
 
 Source: the assertions of NVDLA's own hardware description; PDP's lines and the pads of averages also as its RTL
 computes them.
@@ -65,8 +65,8 @@ def buffered_lines(group: Registers, machine: Machine) -> str | None:
 
 
 def narrow_maps(group: Registers, _machine: Machine) -> str | None:
-    """If a map with its left padding is narrower than PDP's kernel, the right padding completes the first window and
-    adds at most 6 strides.
+    """If a map with its left padding is narrower than PDP's kernel, the right padding completes the first window
+    and adds at most 6 strides.
     """
     kernel, stride = group["KERNEL_WIDTH"] + 1, group["KERNEL_STRIDE_WIDTH"] + 1
     given = group["CUBE_IN_WIDTH"] + 1 + group["PAD_LEFT"]
@@ -113,7 +113,7 @@ def sizes_of_operands(group: Registers, _machine: Machine) -> str | None:
 
 
 def pairs_of_operands(group: Registers, machine: Machine) -> str | None:
-    """Pairs of operands of two bytes lie at multiples of 64 bytes, as do their lines and surfaces; on nv_small of 8."""
+    """Pairs of operands of two bytes lie at multiples of 64 bytes, as do lines and surfaces (not on nv_small)."""
     if machine.atom_bytes < 32:
         return None
     for unit, letter in _operands(group):
@@ -231,8 +231,8 @@ def pixels_of_kernel(group: Registers, _machine: Machine) -> str | None:
 
 
 def joined_lines(group: Registers, machine: Machine) -> str | None:
-    """Post-extension joins 2 or 4 lines of an image's kernel; they fit a block of channels, as do that many strides of
-    pixels.
+    """Post-extension joins 2 or 4 lines of an image's kernel; they fit a block of channels, as do that many
+    strides of pixels.
     """
     extension, block = group["Y_EXTENSION"], machine.atomic_c
     if not extension:
@@ -250,8 +250,8 @@ def joined_lines(group: Registers, machine: Machine) -> str | None:
 
 
 def held_entries(group: Registers, machine: Machine) -> str | None:
-    """The lines that a dilation steps over, of all images of a batch, fit all banks but one, as do those released at
-    the end (nv_full).
+    """The lines that a dilation steps over, of all images of a batch, fit all banks but one, as do those released
+    at the end (nv_full).
     """
     if machine.registers != "nv_full":
         return None
