@@ -20,8 +20,9 @@ from npuc.targets.nvdla.emission.sdp import write_sdp
 from npuc.targets.nvdla.emission.transfer import write_transfer
 from npuc.targets.nvdla.emission.writer import Writer
 from npuc.targets.nvdla.machine.commands import Command, Poll, Write
+from npuc.targets.nvdla.machine.limits import LIMITS
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.model.register_file import RegisterFile
+from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import expect_within_limits
 from npuc.targets.nvdla.operations.operation import (
     Contraction,
@@ -51,8 +52,12 @@ class Emitter:
     def __init__(self, machine: Machine) -> None:
         self.writer = Writer(machine)
         self.scoreboard = Scoreboard(machine.atom_bytes)
-        self._registers = RegisterFile(self.writer.map)
-        """As the commands so far leave them."""
+        self._values = {
+            (block, group): {each.name: each.reset for each in self.writer.map.registers if each.block == block}
+            for block in LIMITS
+            for group in (0, 1)
+        }
+        """The registers of blocks with limits, by block and group, as the commands so far leave them."""
         self._checked = 0
 
     def start(self) -> None:
@@ -93,15 +98,20 @@ class Emitter:
 
     def _expect_within_limits(self, blocks: Iterable[str]) -> None:
         """Raises ArtefactError (E503) if the latest operation breaks a limit of one of its blocks."""
-        commands = self.writer.commands
-        for each in commands[self._checked :]:
+        groups, known = self.scoreboard.issued[-1].groups, self.writer.map
+        values = {
+            block: self._values[block, 0 if block == BRIDGE else groups[block]]
+            for block in blocks
+            if block in LIMITS
+        }
+        for each in self.writer.commands[self._checked :]:
             if isinstance(each, Write):
-                self._registers.set(self.writer.map.at(each.address), each.value)
-        self._checked = len(commands)
-        groups = self.scoreboard.issued[-1].groups
-        for block in blocks:
-            group = 0 if block == BRIDGE else groups[block]
-            expect_within_limits(self._registers.group(block, group), self.writer.machine)
+                register = known.by_address[each.address]
+                if register.block in values:
+                    values[register.block][register.name] = each.value
+        self._checked = len(self.writer.commands)
+        for block, found in values.items():
+            expect_within_limits(Group(known, block, found), self.writer.machine)
 
     def _program(self, operation: Operation) -> None:
         match operation:
