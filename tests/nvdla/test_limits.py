@@ -97,6 +97,7 @@ JOINED: Fields = {"DATAIN_FORMAT": "PIXEL", "Y_EXTENSION": 1, "DATAIN_CHANNEL_EX
         (FULL, "SDP_RDMA", PAIR | {"WINOGRAD": 1, "HEIGHT": 7}, {"HEIGHT": 6}, "operands_of_tiles"),
         (FULL, "CDMA", {"BATCHES": 31}, {"CONV_MODE": "WINOGRAD"}, "batches"),
         (SMALL, "CDMA", {"BATCHES": 0}, {"BATCHES": 1}, "batches"),
+        (SMALL, "CDMA", {"PIXEL_Y_OFFSET": 7}, {"DATAIN_FORMAT": "PIXEL"}, "first_line"),
         (FULL, "CDMA", SPARSE, {"WMB_BYTES": 41}, "mask_bytes"),
         (FULL, "CDMA", SPARSE | {"WEIGHT_KERNEL": 31, "BYTE_PER_KERNEL": 8159, "WMB_BYTES": 255},
          {"BYTE_PER_KERNEL": 8191, "WMB_BYTES": 256}, "mask_of_group"),

@@ -143,6 +143,12 @@ def batches(group: Registers, machine: Machine) -> str | None:
     return f"{count} batches in {mode} convolution of {machine.name}"
 
 
+def first_line(group: Registers, _machine: Machine) -> str | None:
+    """An image begins at its first line: PIXEL_Y_OFFSET is 0."""
+    image = group.named("DATAIN_FORMAT") == "PIXEL"
+    return f"PIXEL_Y_OFFSET = {group['PIXEL_Y_OFFSET']}" if image and group["PIXEL_Y_OFFSET"] else None
+
+
 def _compressed(group: Registers) -> bool:
     return group.named("WEIGHT_FORMAT") == "COMPRESSED"
 
@@ -298,7 +304,16 @@ def copied_lines(group: Registers, _machine: Machine) -> str | None:
 LIMITS: Mapping[str, tuple[Limit, ...]] = {
     "PDP": (buffered_lines, narrow_maps, pads_of_averages, pads_of_half_averages),
     "SDP_RDMA": (sizes_of_operands, pairs_of_operands, operands_of_tiles),
-    "CDMA": (batches, mask_bytes, mask_of_group, kept_weights, fetched_lines, extended_data, extended_entries),
+    "CDMA": (
+        batches,
+        first_line,
+        mask_bytes,
+        mask_of_group,
+        kept_weights,
+        fetched_lines,
+        extended_data,
+        extended_entries,
+    ),
     "CSC": (tiles, pixels_of_kernel, joined_lines, held_entries, results_of_kernels),
     "CDP": (offsets, starts_of_tables),
     "BDMA": (copied_lines,),
