@@ -9,8 +9,21 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from npuc.ir import Array, Attr, Node, TensorType
+from npuc.ops import build
+from npuc.targets.nvdla import model
+from npuc.targets.nvdla.arithmetic.operators import OPERATORS
+from npuc.targets.nvdla.emission import program
+from npuc.targets.nvdla.formats import feature
+from npuc.targets.nvdla.formats.precision import DTYPES, HOST_DTYPES
+from npuc.targets.nvdla.machine.parameters import CONFIGURATIONS, Machine
+from npuc.targets.nvdla.operations.surfaces import place
+from npuc.targets.nvdla.selection import Constants, Context, Placed
+from npuc.targets.nvdla.selection.pooling import select_pooling
+from tests.nvdla import plain
 from tests.nvdla.against_plain import compared
 from tests.nvdla.networks import verified
+from tests.nvdla.programs import RESULT, SOURCE, memory
 
 TARGETS = (
     ("nvdla-small", "int8"),
@@ -85,6 +98,63 @@ def test_pools_at_the_borders_of_the_line_buffer(name: str, precision: str, behi
         for more in (behind, not behind)
     ]
     expect_right(pools(windows, 1, behind=behind), tmp_path, name, precision)
+
+
+def left_by_pdp(machine: Machine, node: Node, x: Array, precision: str) -> Array:
+    """What the operations selected for a pool leave (1, C, Ho, Wo), given the map (1, C, H, W) in memory."""
+    kind = TensorType(x.shape, HOST_DTYPES[precision])
+    graph = build("g", [node], {"x": kind}, ["y"], {}, OPERATORS)
+    views = place(graph, [node], ["x"], machine, lambda each, known: known[each.inputs[0]]).views
+    context = Context(
+        graph,
+        machine,
+        {name: Placed(view, {"x": SOURCE, "y": RESULT}[name]) for name, view in views.items()},
+        Constants(machine, 0, counted=True),
+    )
+    cubes = {
+        name: feature.Cube.packed(machine, view.width, view.height, x.shape[1], precision)
+        for name, view in views.items()
+    }
+    before = memory({SOURCE: feature.pack(cubes["x"], x[0])})
+    after = model.run(machine, program(machine, select_pooling(context, node)), before)
+    return feature.unpack(cubes["y"], np.frombuffer(after.read(RESULT, cubes["y"].bytes), np.uint8))[None]
+
+
+@pytest.mark.parametrize(("name", "precision"), TARGETS)
+@pytest.mark.parametrize("kernel", range(1, 9))
+@pytest.mark.parametrize("count", [5, pytest.param(99, marks=pytest.mark.slow)])
+def test_pools_from_memory_of_every_kernel_and_stride(count: int, kernel: int, name: str, precision: str) -> None:
+    """Of integers that fp16 has, too; averages of few enough not to wrap."""
+    random, machine = np.random.default_rng(kernel), CONFIGURATIONS[name]
+    dtype = np.dtype(DTYPES[precision])
+    for stride in range(1, 9):
+        across = [
+            *((each - 1) * stride + kernel for each in BORDERS),
+            *BORDERS,
+            *random.integers(1, 601, 2).tolist(),
+        ]
+        across = [each for each in across if each <= 600]
+        for width in random.permutation(across)[:count].tolist():
+            high, down = (kernel, stride) if random.random() < 0.6 else random.integers(1, 9, 2).tolist()
+            height = high + int(random.integers(0, 2 * down + 2))
+            pads = [int(random.integers(0, each)) for each in (high, kernel) * 2]
+            pads[1] += max(kernel - width - pads[1] - pads[3], 0)
+            if pads[1] >= kernel:
+                continue
+            attrs: dict[str, Attr] = {
+                "kernel_shape": (high, kernel),
+                "strides": (down, stride),
+                "pads": tuple(pads),
+            }
+            average = bool(random.integers(2)) and precision != "fp16"
+            if average:
+                attrs |= {"reciprocals": ((1 << 16) // kernel, (1 << 16) // high)}
+            node = Node("NvAveragePool" if average else "MaxPool", ("x",), ("y",), attrs, "n")
+            x = random.integers(0 if average else -128, 15 if average else 128, (1, 9, height, width), np.int16)
+            whole = x.astype(np.int8 if precision == "int8" else np.int16)
+            expected = plain.average(node, whole) if average else plain.maximum(node, whole)
+            found = left_by_pdp(machine, node, x.astype(dtype), precision)
+            np.testing.assert_array_equal(found, expected.astype(dtype), err_msg=str((width, node)))
 
 
 @pytest.mark.slow
