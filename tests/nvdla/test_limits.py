@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 
 from npuc.errors import ArtefactError
@@ -19,6 +20,7 @@ from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.operations.operation import KernelWindow, Pooling, Surface
 from tests.given import GIVEN
+from tests.nvdla.against_plain import compared
 
 Fields = dict[str, int | str]
 PAGE = Path(__file__).parents[2] / "docs" / "nvdla.md"
@@ -139,16 +141,29 @@ def test_the_border_of_a_limit(machine: Machine, block: str, held: Fields, beyon
         assert found[1] == limits.sentence(getattr(limits, limit))
 
 
-HANGS = GIVEN / "nvdla" / "hangs"
-PROGRAMS = [each.parent.relative_to(HANGS).as_posix() for each in sorted(HANGS.glob("*/*/hang"))]
+FOLDER = GIVEN / "nvdla"
+PROGRAMS = [
+    f"{group}/{each.relative_to(FOLDER / group).as_posix()}"
+    for group, pattern in (("hangs", "*/*"), ("rtl", "*/*_w258"))
+    for each in sorted((FOLDER / group).glob(pattern))
+]
 
 
-@pytest.mark.skipif(not PROGRAMS, reason="the programs that hang are not here")
+@pytest.mark.skipif(not PROGRAMS, reason="the programs that ran on the RTL are not here")
 @pytest.mark.parametrize("name", PROGRAMS or ["none"])
-def test_a_program_that_hangs_the_chip_is_refused(name: str) -> None:
-    found = trace.read(HANGS / name, name.partition("/")[0])
+def test_a_pool_that_hangs_the_chip_or_is_silently_wrong_is_refused(name: str) -> None:
+    found = trace.read(FOLDER / name, name.split("/")[1])
     with pytest.raises(ArtefactError, match=r"E503\] PDP: \d+ columns, windows \d high with stride"):
         model.run(found.machine, found.commands, found.memory())
+
+
+@pytest.mark.skipif(not PROGRAMS, reason="the programs that ran on the RTL are not here")
+@pytest.mark.parametrize("target", ["nvdla-small", "nvdla-large", "nvdla-full"])
+@pytest.mark.parametrize("name", PROGRAMS or ["none"])
+def test_its_network_becomes_a_program_within_the_limits(name: str, target: str, tmp_path: Path) -> None:
+    count, differing = compared(onnx.load(FOLDER / name / "model.onnx"), tmp_path, target, "int8")
+    assert count
+    assert not differing
 
 
 def test_a_program_beyond_a_limit_is_not_written() -> None:
