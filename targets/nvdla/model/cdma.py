@@ -66,7 +66,6 @@ def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> 
     reuse of data that no operation has left.
     """
     expect_precision(BLOCK, machine, precision(group, "PROC_PRECISION"))
-    _expect_batches(group, machine)
     _expect_banks(group, machine)
     for what, there in (("DATA", kept and kept.keeps_data), ("WEIGHT", kept and kept.keeps_weights)):
         if group[f"{what}_REUSE"] and not there:
@@ -82,15 +81,6 @@ def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> 
     return Buffered(
         features, weights, counted, banks, bool(group["SKIP_DATA_RLS"]), bool(group["SKIP_WEIGHT_RLS"])
     )
-
-
-def _expect_batches(group: Group, machine: Machine) -> None:
-    """Raises ArtefactError (E503) for more batches than supported; only direct convolution has batches."""
-    batches, image = group["BATCHES"] + 1, group.named("DATAIN_FORMAT") == "PIXEL"
-    most = 1 if image or group["CONV_MODE"] else machine.max_batches
-    if batches > most:
-        mode = "image" if image else group.named("CONV_MODE").lower()
-        raise trap(BLOCK, f"{batches} batches", limit=f"{most} in {mode} convolution of {machine.name}")
 
 
 def _expect_banks(group: Group, machine: Machine) -> None:
@@ -259,7 +249,8 @@ def _compressed(group: Group, machine: Machine, port: Port, data: tuple[int, int
     groups = -(-(group["WEIGHT_KERNEL"] + 1) // machine.kernel_group(precision(group, "PROC_PRECISION")))
     sizes = port.fetch(_weights_at(group, "WGS"), 4 * groups).view("<u4").astype(np.int64)
     mask = port.fetch(_weights_at(group, "WMB"), group.bytes("WMB_BYTES"))
-    if sizes.max() > (group["WEIGHT_BANK"] + 1) * machine.bank_bytes:
-        limit = f"{(group['WEIGHT_BANK'] + 1) * machine.bank_bytes} in the weight banks"
+    room = (group["WEIGHT_BANK"] + 1) * machine.bank_bytes
+    if sizes.max() + machine.cbuf_entry_bytes > room:
+        limit = f"{room} in the weight banks, with an entry of {machine.cbuf_entry_bytes} more"
         raise trap(BLOCK, f"CBUF overflow: a compressed group of {sizes.max()} bytes", limit=limit)
     return Weights(port.fetch(*data).tobytes(), mask.tobytes(), sizes)

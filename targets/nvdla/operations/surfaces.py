@@ -318,18 +318,29 @@ def lanes_of(
     graph: Graph, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine, computed: ComputedLanes
 ) -> dict[str, Lanes]:
     """The lanes of every tensor, in order of computation."""
-    found: dict[str, Lanes] = {name: contiguous(map_shape(graph.shape(name))[0]) for name in loaded}
+    found = loaded_lanes(graph, loaded)
     for node in nodes:
-        atom = machine.atom_elements(tensor_precision(graph, node.output))
-        if not is_view(graph, node):
-            found |= dict.fromkeys(node.outputs, computed(node, found))
-        elif node.op == "Concat" and AXIS(node) == 1:
-            found[node.output] = joined([found[name] for name in node.inputs], atom)
-        else:
-            for name, (channel, _, _) in [(node.output, (0, 0, 0))] if joins(graph, node) else parts(graph, node):
-                count = map_shape(graph.shape(name))[0]
-                found[name] = taken(found[node.inputs[0]], channel, count, atom)
+        found |= lanes_of_results(graph, node, found, machine, computed)
     return found
+
+
+def loaded_lanes(graph: Graph, loaded: Sequence[str]) -> dict[str, Lanes]:
+    """The lanes of the tensors that the host loads."""
+    return {name: contiguous(map_shape(graph.shape(name))[0]) for name in loaded}
+
+
+def lanes_of_results(
+    graph: Graph, node: Node, known: Mapping[str, Lanes], machine: Machine, computed: ComputedLanes
+) -> dict[str, Lanes]:
+    """The lanes of a node's results, given those of its inputs."""
+    atom = machine.atom_elements(tensor_precision(graph, node.output))
+    if not is_view(graph, node):
+        return dict.fromkeys(node.outputs, computed(node, known))
+    if node.op == "Concat" and AXIS(node) == 1:
+        return {node.output: joined([known[name] for name in node.inputs], atom)}
+    moved = [(node.output, (0, 0, 0))] if joins(graph, node) else parts(graph, node)
+    lanes = known[node.inputs[0]]
+    return {name: taken(lanes, first, map_shape(graph.shape(name))[0], atom) for name, (first, _, _) in moved}
 
 
 def with_copies(graph: Graph, nodes: Sequence[Node], loaded: Sequence[str]) -> list[tuple[Node, str]]:

@@ -143,20 +143,22 @@ def mask_banks(geometry: Geometry) -> int:
 
 
 def data_banks(machine: Machine, geometry: Geometry, rows: int) -> int:
-    """Banks for the input of `rows` rows of output."""
-    slices = geometry.slices(rows, geometry.most_lines(rows))
+    """Banks for the input of `rows` rows of output, and for as many lines as a dilation reaches over."""
+    slices = max(geometry.slices(rows, geometry.most_lines(rows)), geometry.dilation_y)
     return -(-entries_per_slice(machine, geometry) * slices // machine.cbuf_entries)
 
 
 def weight_banks(machine: Machine, geometry: Geometry, kernels: int) -> int:
-    """Banks for a group of uncompressed kernels, and for its mask."""
+    """Banks for a group of kernels and its mask; for compressed ones the hardware demands an entry more."""
     size = aligned(min(kernels, geometry.kernels) * geometry.kernel_bytes, machine.cbuf_entry_bytes)
+    size += mask_banks(geometry) * machine.cbuf_entry_bytes
     return -(-size // machine.bank_bytes) + mask_banks(geometry)
 
 
 def _mask_fits(machine: Machine, geometry: Geometry, kernels: int) -> bool:
-    """Whether the mask of a group fits one bank."""
-    return not geometry.form.compressed or kernels * geometry.kernel_elements <= 8 * machine.bank_bytes
+    """Whether the mask of a group fits one bank, of which the hardware demands an entry more."""
+    room = machine.bank_bytes - machine.cbuf_entry_bytes
+    return not geometry.form.compressed or kernels * geometry.kernel_elements <= 8 * room
 
 
 def kernels_together(machine: Machine, geometry: Geometry) -> int:

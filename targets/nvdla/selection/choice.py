@@ -165,6 +165,7 @@ def _as_winograd(context: Context, node: Node) -> bool:
         and GROUP(node) == 1
         and max(window.dilations) == 1
         and max(extended) == winograd.KERNEL
+        and window.begins[0] < kernel[0]  # else a tile might lie above the map
         and (whole or _alone(graph, node))
     )
 
