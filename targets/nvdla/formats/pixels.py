@@ -185,12 +185,13 @@ def pack(form: PixelFormat, image: Array) -> list[Array]:
 
 
 def store(form: PixelFormat, values: Array, memory: Array, line_stride: int) -> None:
-    """Writes channels (C, H, W) as an image of one plane; components without a channel become 0.
+    """Writes channels (C, H, W) as an image, its planes one behind the other; components without a channel become 0.
 
     memory: the bytes from the first line to the end of the last; line_stride may exceed the length of a line.
     """
     channels, height, width = values.shape
     image = np.zeros((height, width, form.channels), values.dtype)
     image[..., :channels] = values.transpose(1, 2, 0)
-    (plane,) = pack(form, image)
-    memory.reshape(height, line_stride)[:, : width * form.planes[0].pixel_bytes] = plane.reshape(height, -1)
+    lines = memory.reshape(len(form.planes), height, line_stride)
+    for place, plane in zip(lines, pack(form, image), strict=True):
+        place[:, : width * plane.shape[-1]] = plane.reshape(height, -1)

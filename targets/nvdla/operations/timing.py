@@ -262,4 +262,6 @@ def elements(surface: Surface, machine: Machine) -> int:
 
 def cube_bytes(surface: Surface, machine: Machine) -> int:
     """Bytes of a cube's atoms, or of an image's lines."""
+    if surface.pixels:
+        return sum(surface.plane_lines(machine.atom_bytes)) * surface.height
     return surface.atoms(machine.atom_bytes) * surface.line_bytes(machine.atom_bytes) * surface.height

@@ -23,9 +23,12 @@ class WeightForm:
     lines: int = 1
     """Lines of an image that post-extension joins: 1, 2 or 4."""
     compressed: bool = False
+    zeros: int = 0
+    """Columns of zeros behind those of an image's kernel."""
 
     def __str__(self) -> str:
         parts = [self.kind, *([f"{self.lines} lines"] if self.lines > 1 else [])]
+        parts += [f"{self.zeros} columns of zeros"] if self.zeros else []
         if self.compressed:
             parts = ["sparse"] if parts == ["direct"] else [*parts, "sparse"]
         return ", ".join(parts)

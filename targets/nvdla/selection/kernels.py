@@ -48,7 +48,7 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
     strides = shape.stride_y, shape.stride_x
     match shape.form.kind:
         case "image":
-            return formats.pre_extended(dense, shape.channels)
+            return formats.pre_extended(np.pad(dense, [*[(0, 0)] * 3, (0, shape.form.zeros)]), shape.channels)
         case "winograd":
             filled = winograd.filled(dense, shape.precision)
             done = filled.shape[2:] == tuple(winograd.TILE * stride for stride in strides)
