@@ -152,7 +152,9 @@ def channel_offsets(move: TensorMove, machine: Machine) -> list[int]:
 def _tensor(offsets: str, move: TensorMove, steps: Sequence[object], contents: Contents) -> str:
     channels, height, width = move.map_shape
     place = move.place
-    planes = [plane.pixel_bytes for plane in move.image().planes] if place.pixels else [contents.machine.atom_bytes]
+    planes = (
+        [plane.pixel_bytes for plane in move.image().planes] if place.pixels else [contents.machine.atom_bytes]
+    )
     strides = f"{{{planes[0]}, {planes[-1]}}}"
     scale, zero = _scale(move.tensor, steps)
     return named(

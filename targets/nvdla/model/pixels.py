@@ -51,7 +51,9 @@ def _expect_in_line(form: formats.PixelFormat, group: Group, machine: Machine, w
     if not form.pads(machine.atom_bytes, width, left, right, offset):
         reason = f"lines of {width} pixels of {form.name} with {left} columns of padding left and {right} right"
         remedy = "store the padding as pixels, or use another format"
-        raise trap(BLOCK, reason, limit="what its counters of padding hold: later lines would be wrong", remedy=remedy)
+        raise trap(
+            BLOCK, reason, limit="what its counters of padding hold: later lines would be wrong", remedy=remedy
+        )
 
 
 def _plane(group: Group, machine: Machine, port: Port, plane: tuple[int, int], size: tuple[int, int]) -> Array:

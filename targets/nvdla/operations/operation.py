@@ -40,7 +40,11 @@ class Surface:
 
     def atoms(self, atom_bytes: int) -> int:
         """Atoms of a pixel, which is the number of surfaces; for an image that of its planes."""
-        return len(FORMATS[self.pixels].planes) if self.pixels else -(-self.channels * BYTES[self.precision] // atom_bytes)
+        return (
+            len(FORMATS[self.pixels].planes)
+            if self.pixels
+            else -(-self.channels * BYTES[self.precision] // atom_bytes)
+        )
 
     def line_bytes(self, atom_bytes: int) -> int:
         """Bytes read for a line of a surface: whole atoms; of an image in two planes for a line of the wider one."""

@@ -33,7 +33,7 @@ from npuc.targets.nvdla.operations.operation import (
 
 PER_RESULTS = 9
 """Clocks that the accumulator takes for the 8 results of a pixel; SDP accepts one at a time."""
-DRAIN, SHORT_DRAIN = 37.5, 3.0
+DRAIN, SHORT_DRAIN = 35.0, 3.0
 """Clocks until the first results of the longest stripes are out, and of those up to three quarters as long. Fitted."""
 START = 100
 """Clocks from enabling to the first atom and from the last one to the interrupt, less the latency. Fitted."""
@@ -123,9 +123,7 @@ def table_cycles(operation: Convolution | Elementwise, machine: Machine) -> floa
 
 def array_cycles(operation: Convolution, machine: Machine) -> float:
     """Clocks of the MAC array, the accumulator and SDP for all results, if no weights are waited for."""
-    return max(
-        compute_cycles(operation.kernels, operation.destination, machine), table_cycles(operation, machine)
-    )
+    return max(compute_cycles(operation.kernels, operation.destination, machine), table_cycles(operation, machine))
 
 
 def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:

@@ -193,7 +193,7 @@ def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:
         block = max(shape.kernel_width + (zeros or 0), shape.stride_x) * form.channels * lines
         if lines == 1 or (lines <= shape.kernel_height and block <= context.machine.atomic_c):
             for compressed in (False, True) if compressible(context, node) else (False,):
-                yield WeightForm("image", lines, compressed, zeros)
+                yield WeightForm("image", lines, compressed, zeros, len(form.planes))
 
 
 def _columns_of_zeros(machine: Machine, form: PixelFormat, shape: Geometry) -> int | None:
