@@ -104,8 +104,8 @@ def of_line(channels: int, width: int) -> bool:
 
 
 def test_lines_of_a_kernel_that_csc_reads_wrong() -> None:
-    """Rule 8: 1 channel in the third or a later block. Rule 7, at widths 1 modulo 16: N = 4: 2, 3, 4; N = 5: 2 to 5;
-    N = 6: 2 to 6 channels in the last block (Arithmetic, 7).
+    """Rule 8: 1 channel in the third or a later block. Rule 7, at widths 1 modulo 16: 2 to 4 channels in the last
+    of 4 blocks, 2 to 5 of 5, 2 to 6 of 6 (Arithmetic, 7).
     """
     always = {channels for channels in range(1, 129) if of_line(channels, 12)}
     assert always == {17, *range(25, 129, 8)} == {each for each in range(1, 129) if of_line(each, 16)}

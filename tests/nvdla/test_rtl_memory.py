@@ -25,7 +25,7 @@ IMAGES = ("int8_img1_3x17_w33", "int8_img1_3x25_w45", "int8_img3x7_w39", "int8_i
 def test_the_model_leaves_the_memory_of_the_rtl(name: str) -> None:
     program = trace.read(FOLDER / name, name.split("/")[-2])
     if "pixels/refuse" in name or "pixels/wrong" in name or name.endswith(IMAGES):
-        with pytest.raises(ArtefactError, match="CDMA|CSC"):
+        with pytest.raises(ArtefactError, match=r"CDMA|CSC"):
             model.run(program.machine, program.commands, program.memory())
         return
     memory = model.run(program.machine, program.commands, program.memory())

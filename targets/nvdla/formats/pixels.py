@@ -185,7 +185,7 @@ def pack(form: PixelFormat, image: Array) -> list[Array]:
 
 
 def store(form: PixelFormat, values: Array, memory: Array, line_stride: int) -> None:
-    """Writes channels (C, H, W) as an image, its planes one behind the other; components without a channel become 0.
+    """Writes channels (C, H, W) as an image, plane behind plane; components without a channel become 0.
 
     memory: the bytes from the first line to the end of the last; line_stride may exceed the length of a line.
     """

@@ -88,7 +88,7 @@ def _expect_kernels(group: Group, machine: Machine, buffered: Array) -> None:
 
 
 def _expect_image(group: Group, machine: Machine, line: tuple[int, int], kernel_width: int) -> None:
-    """Raises ArtefactError (E503) for kernels that do not match an image; line: its padded columns, and channels."""
+    """Raises ArtefactError (E503) for kernels that do not match an image; line: its padded columns, channels."""
     columns, channels = line
     extended, width = group["WEIGHT_CHANNEL_EXT"] + 1, group["DATAOUT_WIDTH"] + 1
     if kernel_width != 1 or extended % channels:

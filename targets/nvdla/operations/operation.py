@@ -47,7 +47,7 @@ class Surface:
         )
 
     def line_bytes(self, atom_bytes: int) -> int:
-        """Bytes read for a line of a surface: whole atoms; of an image in two planes for a line of the wider one."""
+        """Bytes read for a line of a surface: whole atoms; of an image in two planes of the wider one."""
         return max(self.plane_lines(atom_bytes)) if self.pixels else self.width * atom_bytes
 
     def plane_lines(self, atom_bytes: int) -> list[int]:

@@ -2,10 +2,11 @@
 
 A convolution waits for its whole input, then computes kernel group by kernel group, stripe by stripe of output
 pixels: as many clocks as there are channel blocks times taps, but no fewer than the accumulator takes to hand over
-a stripe's results, which must happen before the next stripe may end. Input and weights are fetched from memory
-alternately, so the input takes twice as long while there are weights to fetch. Five numbers are fitted to clocks
-of the nv_small RTL, the fifth being the machine's clocks_per_write (tests/nvdla/test_timing.py fits DRAIN again,
-leaving each measurement out of its own fit). Those of other configurations scale with their widths. Memory is
+a stripe's results, which must happen before the next stripe may end. A kernel group that does not fit beside the
+one before waits for room. Input and weights are fetched from memory alternately, so the input takes twice as long
+while there are weights to fetch. Five numbers are fitted to clocks of the nv_small RTL, the fifth being the
+machine's clocks_per_write (tests/nvdla/test_timing.py fits DRAIN again, leaving each measurement out of its own
+fit). Those of other configurations scale with their widths. Memory is
 described by the machine: bytes_per_clock and latency; a second memory has its own and works in parallel.
 benchmarks/rtl_clocks.py compares modelled and measured clocks.
 
@@ -34,7 +35,7 @@ from npuc.targets.nvdla.operations.operation import (
 PER_RESULTS = 9
 """Clocks that the accumulator takes for the 8 results of a pixel; SDP accepts one at a time."""
 DRAIN, SHORT_DRAIN = 35.0, 3.0
-"""Clocks until the first results of the longest stripes are out, and of those up to three quarters as long. Fitted."""
+"""Clocks until the first results of the longest stripes are out, and of those up to 3/4 as long. Fitted."""
 START = 100
 """Clocks from enabling to the first atom and from the last one to the interrupt, less the latency. Fitted."""
 WRITES: Mapping[type, int] = {
@@ -51,7 +52,7 @@ TABLES = 280
 ELEMENTWISE_RATE = 0.99
 """Elements per clock that SDP alone reaches, relative to its width; PDP and CDP reach theirs."""
 TABLE_RATE = 4
-"""Elements per clock of EW, which looks values up in tables, in every precision (its throughput on nv_full, nv_large)."""
+"""Elements per clock of EW, which looks values up in tables: in every precision, on nv_full and nv_large."""
 
 
 def cycles(operation: Operation, machine: Machine) -> int:
@@ -136,13 +137,13 @@ def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
 
 
 def filling_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
-    """Clocks of the array for its first stripe, or of the accumulator for the last, beside those of the slower one."""
+    """Clocks of the array for its first stripe or of the accumulator for the last, beside those of the slower."""
     first, *_, last = [*_stripes(kernels, out, machine)] * 2
     return min(first[0], last[1])
 
 
 def _stripes(kernels: Kernels, out: Surface, machine: Machine) -> list[tuple[float, float, int]]:
-    """The stripes of a kernel group: clocks of the array and of the accumulator, and the number of such stripes."""
+    """The stripes of a kernel group: clocks of the array and of the accumulator, and their number."""
     together = machine.kernel_group(out.precision)
     products = products_per_pixel(kernels, machine)
     per_pixel = results_per_pixel(machine, out.precision)
@@ -223,8 +224,8 @@ def loading_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float
 def waiting_cycles(operation: Convolution, machine: Machine) -> float:
     """array_cycles with the time that the array waits for weights that do not fit their banks all at once.
 
-    The array begins with a kernel group when it is there as a whole, the first one from the start; its weights make
-    room for others once it is computed.
+    The array begins with a kernel group when it is there as a whole, the first one from the start. Its weights
+    make room for others once it is computed.
     """
     kernels, held = operation.kernels, operation.banks.weights * machine.bank_bytes
     whole = array_cycles(operation, machine)

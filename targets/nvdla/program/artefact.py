@@ -86,7 +86,7 @@ class TensorMove:
         return known and prod(self.shape) == prod(self.map_shape)
 
     def image(self) -> PixelFormat:
-        """The pixel format of an image, whose planes lie one behind the other. Raises ArtefactError (E502) for an invalid entry."""
+        """The pixel format of an image, plane behind plane. Raises ArtefactError (E502) for an invalid entry."""
         form, place = FORMATS.get(self.place.pixels), self.place
         if form is None or not self._possible:
             raise damaged(f"{self}")
