@@ -189,8 +189,10 @@ def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:
     form = FORMATS[context.placed[node.inputs[0]].view.buffer.pixels]
     shape = geometry(context.graph, node, form.channels)
     zeros = _columns_of_zeros(context.machine, form, shape)
-    for lines in () if zeros is None else POST_EXTENSIONS:
-        block = max(shape.kernel_width + (zeros or 0), shape.stride_x) * form.channels * lines
+    if zeros is None:
+        return
+    for lines in POST_EXTENSIONS:
+        block = max(shape.kernel_width + zeros, shape.stride_x) * form.channels * lines
         if lines == 1 or (lines <= shape.kernel_height and block <= context.machine.atomic_c):
             for compressed in (False, True) if compressible(context, node) else (False,):
                 yield WeightForm("image", lines, compressed, zeros, len(form.planes))
