@@ -11,7 +11,7 @@ from tests.given import GIVEN
 
 FOLDER = GIVEN / "nvdla"
 PROGRAMS = [
-    each.parent.relative_to(FOLDER).as_posix()
+    f"{group}/{each.parent.parent.name}/{each.parent.name}"
     for group in ("rtl", "pixels", "pixels/refuse", "pixels/wrong")
     for each in sorted((FOLDER / group).glob("nv_*/*/rtl.npz"))
 ]

@@ -138,8 +138,8 @@ def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
 
 def filling_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
     """Clocks of the array for its first stripe or of the accumulator for the last, beside those of the slower."""
-    first, *_, last = [*_stripes(kernels, out, machine)] * 2
-    return min(first[0], last[1])
+    stripes = _stripes(kernels, out, machine)
+    return min(stripes[0][0], stripes[-1][1]) if stripes else 0.0
 
 
 def _stripes(kernels: Kernels, out: Surface, machine: Machine) -> list[tuple[float, float, int]]:
