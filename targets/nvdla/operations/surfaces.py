@@ -60,10 +60,10 @@ class Buffer:
 
     @property
     def line_stride(self) -> int:
-        """Bytes of a line."""
+        """Bytes of a line; both planes of an image have lines of equal length."""
         if not self.pixels:
             return self.width * self.atom_bytes
-        line = self.width * FORMATS[self.pixels].planes[0].pixel_bytes
+        line = self.width * max(plane.pixel_bytes for plane in FORMATS[self.pixels].planes)
         return aligned(line, alignment("pixel", "line", self.atom_bytes))
 
     @property
@@ -110,7 +110,8 @@ class View:
 
     def as_image(self, pixels: str) -> View:
         """The tensor, alone in its buffer, as an image in a format of table 33."""
-        return replace(self, buffer=replace(self.buffer, surfaces=1, pixels=pixels))
+        planes = len(FORMATS[pixels].planes)
+        return replace(self, buffer=replace(self.buffer, surfaces=planes, pixels=pixels))
 
     def window(self, surface: int = 0, row: int = 0, column: int = 0) -> int:
         """The byte offset in the buffer of an atom of the window."""

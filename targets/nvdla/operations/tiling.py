@@ -51,7 +51,7 @@ class Geometry:
         """Channels, height and width of a kernel in its form, after any extension."""
         match self.form.kind:
             case "image":
-                return self.kernel_width * self.channels, self.kernel_height, 1
+                return (self.kernel_width + self.form.zeros) * self.channels, self.kernel_height, 1
             case "winograd":
                 return self.channels * self.stride_y * self.stride_x, TILE, TILE
             case _:
@@ -101,7 +101,7 @@ class Geometry:
     @property
     def right(self) -> int:
         """Columns of padding to the right of the map."""
-        reached = (self.out_width - 1) * self.stride_x + self.reach_x
+        reached = (self.out_width - 1) * self.stride_x + self.reach_x + self.form.zeros
         if self.form.kind == "winograd":
             reached = extended_extent(self.out_width) * self.stride_x
         return max(reached - self.width - self.left, 0)
