@@ -19,6 +19,7 @@ from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
 from npuc.onnx_files.standby import INTERPRETER, Interpreted, Standby
 from npuc.storage.mapped import kept, place_of, trim
+from npuc.system.budget import is_exhausted, no_memory
 from npuc.system.confinement import isolated
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def _tried(
         try:
             return _opened(exact, weights, few_runs=few_runs, precise=False)
         except Exception as error:
+            if is_exhausted(error):
+                raise no_memory() from None
             raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
 
 

@@ -29,6 +29,7 @@ from npuc.cli import (
 from npuc.cli.output import CannotPrint, print_json, say
 from npuc.errors import ArtefactError, Defect, NpucError
 from npuc.system import interrupts
+from npuc.system.budget import is_exhausted, no_memory
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """numpy's matrices are small here: idle threads would cost more than they save."""
@@ -66,8 +67,10 @@ def _outcome(arguments: list[str]) -> int:
         return npuc.main(arguments, standalone_mode=False, prog_name="npuc") or 0
     except NpucError as error:
         return _refused(error, wants_json)
-    except OSError as error:
-        if error.errno not in OUT_OF_ROOM or isinstance(error, CannotPrint):
+    except (MemoryError, ImportError, OSError) as error:
+        if is_exhausted(error):
+            return _refused(no_memory(), wants_json)
+        if not isinstance(error, OSError) or error.errno not in OUT_OF_ROOM or isinstance(error, CannotPrint):
             raise
         reason = f"{error.filename or 'a temporary file'} cannot be written: {error.strerror}"
         remedy = "make room, or let TMPDIR name a folder with room"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import (
-    PATH,
     Choice,
     TargetChoice,
     force_option,
@@ -23,6 +22,7 @@ from npuc.cli.options import (
     prefix_option,
 )
 from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say, write_folder
+from npuc.cli.paths import PATH
 from npuc.text.escaping import printed, terminal
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import (
-    PATH,
     TargetChoice,
     TargetCommand,
     artefact_options,
@@ -23,6 +22,7 @@ from npuc.cli.options import (
     target_flags,
 )
 from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say
+from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
 

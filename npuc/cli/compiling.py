@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import (
-    PATH,
     Choice,
     TargetCommand,
     asked,
@@ -32,6 +31,7 @@ from npuc.cli.options import (
     tell_cache,
 )
 from npuc.cli.output import announce_synthetic, print_json, say, tell_warnings, with_seconds
+from npuc.cli.paths import PATH, unread
 from npuc.flag import CHOICES
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
@@ -142,7 +142,7 @@ def compile_command(
         if name in dump_after or (verbose > 1 and after is not before):
             say(f"after {name}:\n{after}", err=True)
 
-    directory = output or Path(f"{model.stem}.npu")
+    directory = output or unread(Path(f"{model.stem}.npu"))
     program.expect_replaceable(directory, force=force)
     said: list[str] = []
     with (

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import PATH, Choice, json_option, limit_options, machine_option, modified_option
+from npuc.cli.options import Choice, json_option, limit_options, machine_option, modified_option
 from npuc.cli.output import announce_synthetic, opened, write_folder
+from npuc.cli.paths import PATH
 
 if TYPE_CHECKING:
     from npuc.program import Program

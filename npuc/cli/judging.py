@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from npuc.cli.options import PATH, Choice, artefact_options, data_option, scheduler_option
+from npuc.cli.options import Choice, artefact_options, data_option, scheduler_option
 from npuc.cli.output import answer, opened
+from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 
 SHARE = click.FloatRange(0, 1)

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from npuc.cli.options import (
-    PATH,
     TargetCommand,
     asked,
     calibration_option,
@@ -24,6 +23,7 @@ from npuc.cli.options import (
     tell_cache,
 )
 from npuc.cli.output import announce_synthetic, print_json, say
+from npuc.cli.paths import PATH
 
 
 @click.command(cls=TargetCommand)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import PATH, artefact_options, chip_options, data_option, expect_chip_model
+from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model
 from npuc.cli.output import Artefact, answer, opened, written
+from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 
 if TYPE_CHECKING:

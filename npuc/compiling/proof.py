@@ -390,8 +390,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
         assert refusal is not None
         raise unproved(refusal)
     report = dict(program.manifest["report"])
-    if not graphs:
-        report["proof"] = asdict(Proof(count, None, True))
+    report["proof"] = {**report["proof"], "model": True} if graphs else asdict(Proof(count, None, True))
     if said:
         report["warnings"] = [*report.get("warnings", ()), *(each.as_json() for each in said)]
     return replace(program, manifest={**program.manifest, "report": report})
@@ -399,7 +398,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
 
 def _untold(error: NpucError, substitute: str, program: Program) -> NpucError:
     """What to raise for a host region that does not run on a sample; substitute: of onnxruntime, for the model."""
-    (problem,) = error.problems
+    problem = error.problems[0]
     if problem.code in (*CANNOT, *LIMITS):
         return unproved(error)
     if not substitute:

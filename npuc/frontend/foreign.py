@@ -10,13 +10,11 @@ import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper
 
 from npuc.errors import NpucError
+from npuc.frontend.inference import inferred
 from npuc.ir import Array, TensorType
 from npuc.onnx_files.external_weights import without_weights
 from npuc.onnx_files.subgraphs import subgraphs
 from npuc.reference import session, with_outputs
-
-SMALL = 1 << 12
-"""The most elements of a constant whose value may determine a shape."""
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:
@@ -59,20 +57,15 @@ def result_types(
 ) -> dict[str, TypeProto]:
     """The types of a node's results by ONNX's rules; results without a type are left out.
 
-    known: types of its inputs; constants: values of its constant inputs.
+    known, constants: types and values of the model's tensors. Raises as `inferred`.
     """
     read = list(dict.fromkeys(captured(node)))
-    small = {name: constants[name] for name in read if name in constants and constants[name].size <= SMALL}
-    inputs = [helper.make_value_info(name, known[name]) for name in read if name in known]
-    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "node", inputs, outputs)
-    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in small.items())
-    model = helper.make_model(graph, opset_imports=opsets)
-    try:
-        found = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # no types are known if inference fails; onnxruntime decides later
-        return {}
-    return {each.name: each.type for each in found.graph.output if each.type.WhichOneof("value") is not None}
+    return inferred(
+        node,
+        {name: known[name] for name in read if name in known},
+        {name: constants[name] for name in read if name in constants},
+        opsets,
+    )
 
 
 def malformed(

@@ -45,7 +45,7 @@ from npuc.frontend.signatures import attributes_of, check_arity
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
 from npuc.ir import Array, Node, TensorType, topological
 from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.subgraphs import within
+from npuc.onnx_files.subgraphs import subgraphs, within
 from npuc.system.budget import beyond_limits
 
 HOST_TYPES: Mapping[int, str] = {
@@ -102,12 +102,21 @@ def constants_into(to: Builder, graph: onnx.GraphProto) -> None:
 
 def _expect_names(graph: onnx.GraphProto) -> None:
     """Checks that every tensor is written once and every output is named; a tensor may be an output twice."""
-    written = {each.name for each in graph.initializer} | {each.name for each in graph.input}
     inputs, outputs = ([each.name for each in values] for values in (graph.input, graph.output))
     if len(set(inputs)) != len(inputs) or not all((*inputs, *outputs)):
         reason = f"inputs need names of their own and outputs need names, not {inputs} and {outputs}"
         raise ModelError("E104", reason)
+    _expect_written_once(graph, frozenset())
+
+
+def _expect_written_once(graph: onnx.GraphProto, outside: AbstractSet[str]) -> None:
+    """Raises ModelError (E104) for a node that writes nothing, or a tensor of its graph or one around it again."""
+    written = {*outside, *(each.name for each in (*graph.initializer, *graph.input))}
     for node in graph.node:
+        for inner in subgraphs(node):
+            _expect_written_once(inner, written)
+        if not any(node.output):
+            raise ModelError("E104", "no output has a name", node=node.name or None, op=node.op_type)
         for name in filter(None, node.output):
             if name in written:
                 raise ModelError("E104", "written twice", node=node.name or None, op=node.op_type, tensor=name)

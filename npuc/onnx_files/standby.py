@@ -55,6 +55,8 @@ class Standby:
         """These outputs, or all. Raises ModelError: E105 if none computes them, E110 and E111 beyond limits."""
         try:
             found: list[Any] = self.session.run(names, feeds)
+        except MemoryError:
+            raise
         except Exception as error:  # onnxruntime raises many unrelated types
             refusal = self.refusal or (error if isinstance(error, ModelError) else _refused(error))
             found = self._substitute(refusal, lambda other: self._instead(other, names, feeds))
@@ -66,12 +68,13 @@ class Standby:
         return found
 
     def _substitute(self, refusal: ModelError, use: Callable[[Any], Any]) -> Any:
-        """What `use` gives of the first other session it takes. Raises the refusal without one, or of a limit."""
+        """What `use` gives of the next other session it takes. Raises the refusal without one, or of a limit."""
         (problem,) = refusal.problems
-        if problem.code == "E105" and self.refusal is None:
-            for name, opened in self.others.items():
+        names = [*self.others]
+        if problem.code == "E105":
+            for name in names[names.index(self.by) + 1 if self.by in names else 0 :]:
                 try:
-                    found = use(opened())
+                    found = use(self.others[name]())
                 except Exception:  # as many types as the substitutes have operators
                     continue
                 self.by, self.refusal = name, refusal

@@ -176,8 +176,7 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         if each["jumps"]
     ]
     lines += [
-        f"{each['rewrite']}: {'WRONG' if each['wrong'] else _decibels(each['sqnr_db'])}, "
-        "as onnxruntime runs the model"
+        f"{each['rewrite']}: {'WRONG' if each['wrong'] else _decibels(each['sqnr_db'])} from onnxruntime"
         for each in report.get("read_as", ())
     ]
     lines += [report["reference"]] if report.get("reference") else []

@@ -15,7 +15,7 @@ from npuc.frontend.model import ImportedModel
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.storage.pieces import contents_of
-from npuc.storage.records import read
+from npuc.storage.records import damaged, read
 from npuc.target import Target, cycles_of
 from npuc.verification.described import Layer, described, foreign_evidence
 from npuc.verification.isolation import Alone, Isolated
@@ -79,6 +79,8 @@ class FloatCheck(LayerwiseCheck):
         for layer in self.layers:
             name = layer.tensor
             if name in shown and name in exact:
+                if exact[name].size != shown[name].size:
+                    raise damaged(f"its shape {list(shown[name].shape)} is not the model's", tensor=name)
                 self.entire.setdefault(name, Difference()).add(exact[name], shown[name])
         for name, alone in self.alone(sample.fed, shown):
             self.single.setdefault(name, Difference()).add(alone.exact, shown[name])

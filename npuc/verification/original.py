@@ -135,7 +135,7 @@ class Form:
     def _session(self, *, optimised: bool) -> Standby:
         found = self._sessions.get(optimised)
         if found is None:
-            if isinstance(self.model, Path) and not self.large:
+            if isinstance(self.model, Path) and not self.large and _is_text(self.model):
                 found = file_session(self.model, few_runs=not optimised)
             else:
                 found = foreign_session(self._proto(), self.folder, few_runs=not optimised)
@@ -169,6 +169,11 @@ class Form:
         del model.graph.node[:]
         model.graph.node.extend(nodes)
         return model
+
+
+def _is_text(path: Path) -> bool:
+    """Whether onnxruntime can read a file of this name."""
+    return str(path).encode("utf-8", "replace") == bytes(path)
 
 
 def _perturbed(

@@ -138,7 +138,7 @@ def test_a_deliberate_difference_is_measured_and_named(
 
 def _decibels(model: onnx.ModelProto, x: Array, found: Array) -> float:
     """Signal to noise against the file, opened by onnxruntime alone."""
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    session: Any = onnxruntime.InferenceSession(model.SerializeToString())
     kind = np.float16 if "16" in session.get_inputs()[0].type else np.float32
     wanted = np.concatenate([session.run(None, {"x": each.astype(kind)})[0] for each in x]).astype(float)
     return float(10 * np.log10(np.square(wanted).sum() / np.square(found.reshape(wanted.shape) - wanted).sum()))
@@ -229,7 +229,8 @@ def test_outputs_have_the_types_of_onnxruntime(kind: str, target: str, precision
         w = np.arange(32).reshape(8, 4).astype(np.uint8)
         model.graph.initializer.append(numpy_helper.from_array(w, "w8"))
     x = np.linspace(-6, 6, 8, dtype=np.float32).reshape(1, 1, 8)
-    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x[0]})
+    session: Any = onnxruntime.InferenceSession(model.SerializeToString())
+    (wanted,) = session.run(None, {"x": x[0]})
     program = npuc.compile(model, target, precision=precision, calibration={"x": x})
     (port,) = program.program.outputs
     found = program.run({"x": x})["y"]

@@ -52,6 +52,6 @@ def test_constants_are_checked_at_import(name: str, target: str) -> None:
         assert said in str(caught.value) and {each.code for each in caught.value.problems} == {"E105"}
         return
     program = npuc.compile(model, target, precision=precision, calibration={"x": x}, level="0")
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    session: Any = onnxruntime.InferenceSession(model.SerializeToString())
     wanted = np.concatenate([session.run(None, {"x": each})[0] for each in x])
     np.testing.assert_allclose(program.run({"x": x})["y"], wanted, rtol=0.05, atol=0.1)

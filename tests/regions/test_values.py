@@ -187,6 +187,6 @@ def test_padding_that_is_read_in_two_ways_is_refused(text: str, denied: bool) ->
         assert said in str(caught.value) and "write out pads" in str(caught.value)
         return
     program = npuc.compile(model, "bm1684", precision="fp32", deny=deny)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    session: Any = onnxruntime.InferenceSession(model.SerializeToString())
     wanted = np.concatenate([session.run(None, {"x": each})[0] for each in x])
     np.testing.assert_allclose(program.run(x)["y"], wanted, rtol=1e-4, atol=1e-5)
