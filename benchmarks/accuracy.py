@@ -33,7 +33,7 @@ from npuc.reference import session
 from npuc.regions.artefact import is_composite
 from npuc.registry import names
 from npuc.samples import loading as data
-from npuc.target import Options, Quantising, Request
+from npuc.target import Options, Request
 from npuc.target import target as find
 from npuc.text.terminal import as_json, table
 from npuc.verification.integer_network import integer_runner
@@ -137,7 +137,7 @@ def _of_target(
 ) -> Iterator[tuple[str, Callable[[], bytes | Program]]]:
     """The target's QDQ model and the integer network that it compiles: names, and functions that make them."""
     machine, options = find(name), Options(level=level, precision="int8")
-    if isinstance(machine, Quantising):
+    if machine.has_integer_network:
         yield f"{name} QDQ", lambda: driver.quantise_model(Request(model, machine, options, [calibration]))[0]
     if "int8" in machine.precisions:
         yield name, lambda: _integer(compile_model(Request(model, machine, options, [calibration]))[0])

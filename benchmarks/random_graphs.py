@@ -2,10 +2,12 @@
 
     python benchmarks/random_graphs.py [--count N] [--seed S] [--target NAME]... [--out FOLDER] [--json]
 
-A target is `passes` (each pass separately, and all passes of a target in order, against the float interpreter and
-onnxruntime), or a target with a precision such as `easynpu/int8` (compiled, run on the chip model, compared bit
-for bit with the integer network, and with onnxruntime); default: all in turn. Every finding is minimised and
-written to the folder as a model, its inputs and a description. Exit code 1 if anything was found.
+A target is `exposed` (networks as exporters write them, of which any inner tensor may be an output or have a
+second reader, for every target and precision in turn), `passes` (each pass separately, and all passes of a target
+in order, against the float interpreter and onnxruntime), or a target with a precision such as `easynpu/int8`
+(compiled, run on the chip model, compared bit for bit with the integer network, and with onnxruntime); default:
+all in turn. Every finding is minimised and written to the folder as a model, its inputs and a description. Exit
+code 1 if anything was found.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import numpy as np
 
 from npuc.onnx_files.export import to_onnx
 from npuc.registry import TARGETS
+from tests.graphs import exposing
 from tests.graphs.checking import Finding, check_passes
 from tests.graphs.compiling import CASES, HOSTED, Case, check_compile, varied
 from tests.graphs.drawn import drawn
@@ -39,7 +42,7 @@ SECONDS = 20
 """The CPU time limit of a graph; a pass that never ends is also a finding."""
 EVERY = 60.0
 """Seconds between lines of progress."""
-PASSES = "passes"
+PASSES, EXPOSED = "passes", "exposed"
 STEPS = {PASSES: (1, 9)}
 """Operators or patterns in a graph; fewer in one that is compiled, so that fewer are refused."""
 FEW = (1, 5)
@@ -68,6 +71,21 @@ def compile_check(case: Case, folder: Path) -> Check:
 
     def check(sample: Sample) -> Finding | str:
         return check_compile(sample.graph, sample.values, case, folder)
+
+    return check
+
+
+def exposed_check(seed: int, folder: Path) -> Check:
+    """Such a network for one of the cases, which alternate; what is found is written to the folder."""
+    what, model = exposing.drawn(seed)
+    case = CASES[seed // len(exposing.PATTERNS) % len(CASES)]
+
+    def check(_sample: Sample) -> Finding | str:
+        found = exposing.check(model, case, what)
+        if isinstance(found, Finding):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{EXPOSED}-{seed}.onnx").write_bytes(model.SerializeToString())
+        return found
 
     return check
 
@@ -108,14 +126,14 @@ def written(folder: Path, name: str, seed: int, sample: Sample, found: Finding) 
 @click.option("--count", default=1000, show_default=True, help="Graphs, over all targets together.")
 @click.option("--seed", default=0, show_default=True, help="Of the first graph; each further one has the next.")
 @click.option(
-    "--target", "targets", multiple=True, help="passes, or TARGET/PRECISION; more than one may be given."
+    "--target", "targets", multiple=True, help="passes, exposed, or TARGET/PRECISION; more than one may be given."
 )
 @click.option("--out", type=click.Path(path_type=Path), default=Path("found"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
 def main(count: int, seed: int, targets: Sequence[str], out: Path, as_json: bool) -> None:
     """Graphs drawn from the declarations of operators, through every pass and through whole compiles."""
     warnings.simplefilter("ignore")
-    known = {PASSES: None, **{str(case): case for case in CASES}}
+    known = {PASSES: None, EXPOSED: None, **{str(case): case for case in CASES}}
     if unknown := [name for name in targets if name not in known]:
         raise click.UsageError(f"unknown target {unknown[0]}; known: {', '.join(known)}")
     names = list(targets) or [*known, *[PASSES] * 4]
@@ -129,11 +147,11 @@ def main(count: int, seed: int, targets: Sequence[str], out: Path, as_json: bool
             name = names[number % len(names)]
             started = process_time()
             case = known[name]
-            check = (
-                passes_check(number // len(names))
-                if case is None
-                else compile_check(varied(case, number // len(names)), Path(scratch))
-            )
+            turn = number // len(names)
+            if case is not None:
+                check = compile_check(varied(case, turn), Path(scratch))
+            else:
+                check = exposed_check(turn, out) if name == EXPOSED else passes_check(turn)
             graph, net = drawn(number, steps=STEPS.get(name, FEW))
             sample = Sample(graph, net.values)
             found = checked(check, sample)
@@ -142,7 +160,7 @@ def main(count: int, seed: int, targets: Sequence[str], out: Path, as_json: bool
             if isinstance(found, Finding):
                 key = f"{name}: {found.where}: {found.kind}"
                 findings[key] = findings.get(key, 0) + 1
-                if findings[key] <= 2:
+                if findings[key] <= 2 and name != EXPOSED:
                     written(out, name, number, smallest(check, sample, found), found)
                     click.echo(f"seed {number}: {found}", err=True)
             if number % 100 == 0:

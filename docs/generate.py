@@ -34,7 +34,7 @@ def errors() -> str:
             "Every refusal is one block: code, operator, node, tensor, reason, limit, remedy; exit code 1. What a",
             "code means never changes. A usage error has exit code 2 and, with `--json`, the code `usage`.",
             "Warnings have the same fields and are printed. In the compile report, W2.. are among the",
-            "`reasons` of `partitions`, W3.. in `warnings`.",
+            "`problems` of the `account`, W3.. in `warnings`.",
             "",
             "| code | meaning | what to do, if the error does not say it |",
             "|--|--|--|",

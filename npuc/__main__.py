@@ -1,11 +1,12 @@
 """The console script, and python -m npuc."""
 
-import gc
-import signal
-import sys
+import _signal  # pyright: ignore  # what `signal` wraps: takes no time to import
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until npuc handles it: Python would print a traceback
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until npuc handles it: Python would print a traceback
+
+import gc
+import sys
 
 from npuc.system import interrupts
 

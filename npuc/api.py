@@ -194,7 +194,7 @@ def check(
 
     with _request(model, target, options, flags, shapes=input_shapes) as request:
         found = survey_of(request)
-    return [each.problem for each in found if each.problem.code != HOST_STEP]
+    return [each.problem for each in found.reasons if each.problem.code != HOST_STEP]
 
 
 def verify(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from npuc.compiling.proof import proved
+from npuc.compiling.proof import Prover
 from npuc.errors import NpucError, UnsupportedOperator
 from npuc.frontend.binding import input_types
 from npuc.frontend.reading import read_model
@@ -18,7 +18,7 @@ from npuc.quantize.qdq import qdq_model
 from npuc.regions.compilation import calibrating, compiled, optimised_whole, request_of
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples
-from npuc.target import Options, Quantising, Request, Shapes, Target
+from npuc.target import Options, Request, Shapes, Target
 from npuc.variants import with_samples
 
 
@@ -28,7 +28,7 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
     Raises NpucError for nodes that neither the target nor the host can run, and for everything that the target
     refuses if the options forbid the host; Mismatch (E603) for a program that computes anything else.
     """
-    return compiled(request, lambda lowered, model: proved(lowered, replace(request, model=model)))
+    return compiled(request, Prover(request))
 
 
 def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[Program], Samples]:
@@ -63,8 +63,6 @@ def quantise_model(request: Request) -> tuple[bytes, Samples]:
     scales of its own, or a target without an integer network.
     """
     (graph, _), target, options = optimised_whole(request), request.target, request.options
-    if not isinstance(target, Quantising):
-        raise UnsupportedOperator("E205", f"{target.name} has no integer network that other runtimes could open")
     given = next((node for node in graph.nodes if node.op in CONVERSIONS), None)
     if given is not None:
         reason, remedy = "the model is quantised already", "compile it as it is"

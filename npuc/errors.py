@@ -17,6 +17,8 @@ NEEDLESS = "W201"
 """The code of a node that the target could run, but that lies between nodes of the host."""
 HOST_STEP = "W204"
 """The code of a node that the target's own program leaves to the host."""
+AMBIGUOUS = "E112"
+"""The code of a node that may mean two things, on the host too."""
 
 CODES: dict[str, str] = {
     # the model
@@ -31,6 +33,7 @@ CODES: dict[str, str] = {
     "E109": "an --input-shape, a --bind or a --deny does not fit the model",
     "E110": "the model needs more memory than the limit",
     "E111": "onnxruntime takes longer for the model than the limit",
+    AMBIGUOUS: "ONNX's text and onnxruntime read a node differently, and the model does not say which it means",
     # operators
     "E201": "the operator is not known to npuc",
     "E202": "the target does not run this operator in this form",
@@ -70,6 +73,8 @@ CODES: dict[str, str] = {
     HOST_STEP: "a layer runs on the host, as the target's programs leave it to the host",
     "W301": "values of a tensor lie beyond the range of the precision",
     "W302": "an output of the program is hardly more than noise",
+    "W303": "the program means something else than onnxruntime, as decided; the distance is measured",
+    "W304": "an output of a floating-point program has fewer correct digits than its precision allows",
 }
 
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"
@@ -87,6 +92,7 @@ REMEDIES: dict[str, str] = {
     "E109": "give names and shapes as the model has them",
     "E110": "raise --memory-limit",
     "E111": "raise --time-limit",
+    AMBIGUOUS: "write the node in a form that both read alike",
     "E201": "write it with standard ONNX operators",
     "E202": _HOST,
     "E203": "leave out --strict, or write the node with operators that `npuc operators --target TARGET` lists",
@@ -110,7 +116,7 @@ REMEDIES: dict[str, str] = {
     "E601": "`npuc verify --sort` shows the layers with the largest errors",
     "E602": "`npuc verify --bisect` finds the first difference",
     "E603": "report it with the model and this command",
-    "E901": "report it with the model, this command and these lines",
+    "E901": "report it with the model, this command and these lines; NPUC_TRACEBACK=1 tells more",
 }
 """What to do about an error whose place knows nothing better."""
 
@@ -239,13 +245,19 @@ class Defect(Exception):
         super().__init__(problem.reason)
 
     @classmethod
-    def of(cls, error: BaseException, node: str | None = None, op: str | None = None) -> Defect:
-        """The defect (E901) that an exception shows, with the place where it was raised."""
+    def of(cls, error: Exception, doing: str = "", node: str | None = None, op: str | None = None) -> Defect:
+        """The defect (E901) that an exception shows, with the place where it was raised; itself if it is one.
+
+        doing: what npuc was doing, for the message: "in pass X".
+        """
+        if isinstance(error, Defect):
+            return error
         last = error.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next
         place = f" in {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last is not None else ""
-        return cls(Problem("E901", f"{type(error).__name__}{place}: {error}", node, op))
+        reason = f"{type(error).__name__}{place}{doing and f', {doing}'}: {error}"
+        return cls(Problem("E901", reason, node, op))
 
     def __str__(self) -> str:
         return str(self.problem)
@@ -258,5 +270,6 @@ KINDS: dict[str, type[NpucError]] = {
     "4": DataError,
     "5": ArtefactError,
     "6": Mismatch,
+    "9": NpucError,
 }
 """The error class by the first digit of the code. (An EncodingError is raised by encoding, as E301.)"""

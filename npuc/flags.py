@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from npuc.export.network_name import identifier
 from npuc.flag import CHOICES, REMOVED
-from npuc.target import FLOATING, Mixing, Naming, Options, Target, usual_options
+from npuc.target import FLOATING, Options, Target, usual_options
 from npuc.text.terminal import closest
 
 
@@ -98,7 +98,7 @@ def _expect_together(
     if options.prefix is not None:
         _expect_named(target, flags.get("prefix", options.prefix), options.prefix, spelled("prefix"))
     mixed = f"{spelled('mixed')} auto"
-    if options.mixed and not isinstance(target, Mixing):
+    if options.mixed and not target.host_layers:
         raise ValueError(f"the host takes no layers over from {target.name}; {mixed} is not for it")
     if options.mixed and options.precision != "int8":
         raise ValueError(f"{mixed} is for int8; in {options.precision} no layer costs as much accuracy")
@@ -107,7 +107,7 @@ def _expect_together(
 
 
 def _expect_named(target: Target, given: str, prefix: str, flag: str) -> None:
-    if not isinstance(target, Naming):
+    if not target.named_exports:
         raise ValueError(f"no export of {target.name} begins with a name; {flag} is not for it")
     if not prefix:
         raise ValueError(f"{flag} '{given}' has no letter or digit of ASCII for a name of C")

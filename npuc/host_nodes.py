@@ -40,7 +40,7 @@ def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> Host
     conversion = node.op in BORDER or (at_border and _gives_layout(node))
     if conversion:
         reason = "conversion between the network's and the machine's layout"
-    return HostStep(node.name, node.op, inputs, node.outputs, attrs, conversion, reason)
+    return HostStep(node.source, node.op, inputs, node.outputs, attrs, conversion, reason)
 
 
 def _gives_layout(node: Node) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import process_time
 from typing import Protocol
 
-from npuc.errors import ModelError, NpucError
+from npuc.errors import Defect, ModelError, NpucError
 from npuc.ir import Graph
 from npuc.storage.mapped import kept, release
 
@@ -47,7 +47,7 @@ def recorder(steps: list[Step], hook: Hook | None = None) -> Hook:
 def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -> Graph:
     """The graph after all passes, in order.
 
-    Every graph is checked; an error names the pass that raised it.
+    Every graph is checked; an error names the pass that raised it. Raises Defect for a pass that fails otherwise.
     """
     for each in passes:
         name = each.__name__
@@ -58,6 +58,8 @@ def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -
             _check_names(graph, after)
         except NpucError as error:
             raise error.within(f"in pass {name}") from error
+        except Exception as error:
+            raise Defect.of(error, f"in pass {name}") from error
         if hook is not None:
             hook(name, graph, after, process_time() - started)
         graph = after

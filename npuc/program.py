@@ -213,8 +213,16 @@ def save(program: Program, directory: Path, *, force: bool = False, final: bool 
 
 
 def expect_replaceable(directory: Path, *, force: bool = False) -> None:
-    """Raises ArtefactError (E505) if anything not written by npuc is in the way, also inside an artefact."""
-    if not _occupied(directory) or force:
+    """Raises ArtefactError (E505) if anything not written by npuc is in the way, also inside an artefact.
+
+    The folder that npuc runs in, and those around it, are not replaced even with force.
+    """
+    if not _occupied(directory):
+        return
+    if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
+        reason, remedy = "holds the working folder", "choose another name with -o"
+        raise ArtefactError("E505", f"'{directory}' {reason}", remedy=remedy)
+    if force:
         return
     reason = None if is_artefact(directory) else "exists and is not an npuc artefact"
     if reason is None and (foreign := _foreign(directory)):

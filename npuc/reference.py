@@ -17,8 +17,9 @@ import numpy as np
 from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
-from npuc.onnx_files.external_weights import without_weights
+from npuc.onnx_files.standby import INTERPRETER, Interpreted, Standby
 from npuc.storage.mapped import kept, place_of, trim
+from npuc.system.budget import is_exhausted, no_memory
 from npuc.system.confinement import isolated
 
 if TYPE_CHECKING:
@@ -29,9 +30,15 @@ LARGE = 1 << 27
 NO_WEIGHTS: Mapping[str, Array] = {}
 
 
-FAULTY_OPTIMIZERS = ("ConvAddActivationFusion", "TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
-"""The first removes tensors that are model outputs. The others quantise the data that a Transpose before a
-QuantizeLinear moves, and give an output the values after it."""
+FAULTY_OPTIMIZERS = (
+    "ConvAddActivationFusion",
+    "TransposeOptimizer",
+    "TransposeOptimizer_CPUExecutionProvider",
+    "ConstantSharing",
+)
+"""The first removes tensors that are model outputs. The next two quantise the data that a Transpose before a
+QuantizeLinear moves, and give an output the values after it. The last gives equal constants one memory, although
+BatchNormalization in training mode writes into that of its statistics: every run then has other constants."""
 MISSHAPEN = "MatMulAddFusion"
 """It uses the shape that onnxruntime infers, which after pooling with ceil_mode may differ from the actual one."""
 PRECISE = "session.x64quantprecision"
@@ -98,6 +105,8 @@ def _tried(
         try:
             return _opened(exact, weights, few_runs=few_runs, precise=False)
         except Exception as error:
+            if is_exhausted(error):
+                raise no_memory() from None
             raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
 
 
@@ -226,12 +235,18 @@ def has_integer_products(model: onnx.ModelProto) -> bool:
     return any(node.op_type in PRODUCTS for node in within(model.graph.node))
 
 
-def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = False) -> Any:
-    """A session of a float graph with these of its tensors as outputs; it shares the graph's constants."""
+def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = False) -> Standby:
+    """A session of a float graph with these of its tensors as outputs; it shares the graph's constants.
+
+    What onnxruntime does not run, npuc's interpreter does.
+    """
     from npuc.onnx_files.export import to_onnx
 
-    weights: dict[str, Array] = {}
-    return session(to_onnx(graph, outputs, weights), weights, few_runs=few_runs)
+    def opened() -> Any:
+        weights: dict[str, Array] = {}
+        return session(to_onnx(graph, outputs, weights), weights, few_runs=few_runs)
+
+    return Standby(opened, {INTERPRETER: lambda: Interpreted(graph, outputs)})
 
 
 BRIEF = 5_000_000
@@ -253,14 +268,6 @@ def _multiplications(graph: Graph) -> int:
     return sum(
         graph.tensors[node.output].size * w[0].size for node, w in weighted if w is not None and w.ndim == 4
     )
-
-
-def foreign_session(model: onnx.ModelProto, folder: Path | None = None, *, few_runs: bool = False) -> Any:
-    """A session of a user's model, confined; its heavy constants are moved out of the given model and shared.
-
-    folder: of its external data. Raises ModelError as `session` and `without_weights`.
-    """
-    return session(*without_weights(model, folder), few_runs=few_runs, confined=True)
 
 
 def values_of(session: Any, names: Sequence[str], feed: Mapping[str, Array]) -> dict[str, Array]:

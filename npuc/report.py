@@ -37,24 +37,11 @@ class Layer:
 
 
 @frozen
-class Reason:
-    """Nodes that the host runs for one reason. code: of npuc.errors."""
-
-    code: str
-    op: str
-    count: int
-    nodes: tuple[str, ...]
-    reason: str
-
-
-@frozen
 class Partition:
     """A part of the model. place: npu or host; bytes: what crosses to it and from it."""
 
     place: str
     path: str | None
-    nodes: tuple[str, ...]
-    reasons: tuple[Reason, ...]
     macs: int
     bytes_in: int
     bytes_out: int

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
-from npuc.errors import ArtefactError, DoesNotFit, Problem
+from npuc.errors import ArtefactError, DoesNotFit, Problem, UnsupportedOperator
 from npuc.flag import Flag
 from npuc.frozen import frozen
 from npuc.inspect.annotation import MemoryAnnotation
+from npuc.inspect.outline import Heading, by_nodes
 from npuc.inspect.timeline import Timeline, in_turn
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
@@ -20,7 +21,6 @@ from npuc.samples.loading import Samples
 from npuc.storage.mapped import trim
 
 if TYPE_CHECKING:
-    from npuc.inspect.outline import Heading
     from npuc.quantize.calibration.histograms import HistogramSource
     from npuc.quantize.improvement.search import Network, Trial
 
@@ -136,19 +136,9 @@ class Runner(Protocol):
         ...
 
 
-@runtime_checkable
-class Counting(Protocol):
-    """A runner on a chip model that counts cycles."""
-
-    @property
-    def cycles(self) -> int | None:
-        """Cycles of the last sample; None before the first."""
-        ...
-
-
 def cycles_of(run: Runner) -> int | None:
     """Cycles of the last sample, if its chip model counts them."""
-    return run.cycles if isinstance(run, Counting) else None
+    return getattr(run, "cycles", None)
 
 
 class Stepper(Runner, Protocol):
@@ -156,32 +146,6 @@ class Stepper(Runner, Protocol):
 
     def report(self) -> dict[str, Any]:
         """Report on the last sample: `cycles`, and `layers` with the cycles of each."""
-        ...
-
-
-@runtime_checkable
-class Mixing(Protocol):
-    """A target whose programs can leave a few layers to the host, for accuracy."""
-
-    host_layers: tuple[str, ...]
-    """Operators that such layers may have."""
-
-
-@runtime_checkable
-class Quantising(Protocol):
-    """A target whose programs compute an integer network that other runtimes can open."""
-
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
-        """The integer network that `lower` writes as a program, with its float graph, and the steps tried."""
-        ...
-
-
-@runtime_checkable
-class Indexing(Protocol):
-    """A target that can tell which tensors its instructions complete without listing them."""
-
-    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
-        """The tensors that instructions complete, each with the ONNX nodes of the last such instruction."""
         ...
 
 
@@ -195,66 +159,6 @@ class Stored:
     """Size of a sample, from the tensor's first byte to its last."""
     unpack: Callable[[Array], Array]
     """Converts these bytes, (bytes,) uint8, to the tensor in its own shape."""
-
-
-@runtime_checkable
-class Storing(Protocol):
-    """A target that can tell where tensors are in its memories."""
-
-    def stored(self, program: Program, tensor: str) -> Stored | None:
-        """The location of a whole tensor; None if it is never whole (its tiles are stored one by one)."""
-        ...
-
-
-@runtime_checkable
-class Outlining(Protocol):
-    """A target that can structure its listings: segments, layers, units, and notes on them."""
-
-    def outline(self, program: Program) -> Sequence[Heading]:
-        """Headings in order, outer ones before inner ones. Raises ArtefactError (E502) for a damaged manifest."""
-        ...
-
-
-@runtime_checkable
-class Describing(Protocol):
-    """A target that can describe its machines as hardware."""
-
-    def hardware(
-        self, machine: str | None, program: Program | None, samples: Samples | None, resources: Sequence[str]
-    ) -> dict[str, bytes]:
-        """Files by name: the hardware description of a machine, or of a program's machine, and a test bench.
-
-        With a program also the steps of running it on the first sample. resources: chips for which resource usage
-        is estimated. Raises ArtefactError (E507) if a tool is missing.
-        """
-        ...
-
-
-@runtime_checkable
-class SelfTesting(Protocol):
-    """A target whose exports can include samples and the expected results."""
-
-    self_tests: tuple[str, ...]
-    """Formats that can."""
-
-    def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
-        """Files in addition to those of `exported`, or in place of them, for inputs (samples, *shape).
-
-        Expected results come from the chip model, which reads the artefact alone. Raises ArtefactError (E506) if
-        the chip model is no reference for hardware.
-        """
-        ...
-
-
-@runtime_checkable
-class Naming(Protocol):
-    """A target with exports whose files and functions are prefixed with the name of the network.
-
-    The name is `npuc.export.network_name`'s; several such networks fit into one firmware.
-    """
-
-    named_exports: tuple[str, ...]
-    """Formats that have the prefix."""
 
 
 RECURRENT = ("LSTM", "GRU", "RNN")
@@ -293,6 +197,19 @@ class Target(Protocol):
     """Compilation options that it has in addition to those of all targets."""
     left_out: tuple[str, ...] = ()
     """Names of shared passes that it does without, because it has the operator that they rewrite."""
+    host_layers: tuple[str, ...] = ()
+    """Operators of the layers that --mixed may leave to the host, for accuracy; empty if it has none."""
+    self_tests: tuple[str, ...] = ()
+    """Formats of exports that can include samples and the expected results."""
+    named_exports: tuple[str, ...] = ()
+    """Formats of exports whose files and functions are prefixed with the name of the network.
+
+    The name is `npuc.export.network_name`'s; several such networks fit into one firmware.
+    """
+    has_hardware: bool = False
+    """Whether its machines can be described as hardware."""
+    has_integer_network: bool = False
+    """Whether its programs compute an integer network that other runtimes can open."""
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Passes to run after those that all targets share."""
@@ -320,6 +237,10 @@ class Target(Protocol):
         """
         ...
 
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
+        """The integer network that `lower` writes as a program, with its float graph, and the steps tried."""
+        raise UnsupportedOperator("E205", f"{self.name} has no integer network that other runtimes could open")
+
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """The program ready for simulation, from words and images alone."""
         ...
@@ -338,6 +259,22 @@ class Target(Protocol):
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """The instructions in order: number, word, text, source nodes."""
         ...
+
+    def outline(self, program: Program) -> Sequence[Heading]:
+        """Headings of the listing in order, outer ones before inner ones: segments, layers, units, and notes.
+
+        Raises ArtefactError (E502) for a damaged manifest.
+        """
+        return by_nodes(self.listing(program))
+
+    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
+        """The tensors that instructions complete, each with the ONNX nodes of the last such instruction."""
+        listing = self.listing(program)
+        return {row["tensor"]: frozenset(row["nodes"]) for row in listing if row["tensor"] is not None}
+
+    def stored(self, program: Program, tensor: str) -> Stored | None:
+        """The location of a whole tensor; None if it is unknown, or tiles are stored one by one."""
+        return None
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The instruction that computed this element of a tensor that the machine computes."""
@@ -367,6 +304,24 @@ class Target(Protocol):
         program.
         """
         return dict(program.files)
+
+    def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+        """Files in addition to those of `exported`, or in place of them, for inputs (samples, *shape).
+
+        Expected results come from the chip model, which reads the artefact alone. Raises ArtefactError (E506) if
+        the chip model is no reference for hardware.
+        """
+        return {}
+
+    def hardware(
+        self, machine: str | None, program: Program | None, samples: Samples | None, resources: Sequence[str]
+    ) -> dict[str, bytes]:
+        """Files by name: the hardware description of a machine, or of a program's machine, and a test bench.
+
+        With a program also the steps of running it on the first sample. resources: chips for which resource usage
+        is estimated. Raises ArtefactError (E507) if a tool is missing.
+        """
+        raise ArtefactError("E507", f"{self.name} has no hardware description")
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a shipped machine or of a TOML file; None: the default. Raises DoesNotFit (E305)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +13,29 @@ from npuc.program import Program
 from npuc.regions.assembling import Lowered
 from npuc.regions.compilation import compiled
 from npuc.regions.planning import passes_of
+from npuc.samples.loading import Samples
 from npuc.target import Request
 
 
 def compilation(request: Request) -> Lowered:
     """The program of a request with its graph and calibration samples. Raises what the target refuses."""
-    parts: list[Lowered] = []
+    parts = Kept()
+    program, _ = compiled(replace(request, options=replace(request.options, fallback="refuse")), parts)
+    return replace(parts.found[-1], program=program)
 
-    def keep(lowered: Lowered, _model: Path) -> Program:
-        parts.append(lowered)
+
+class Kept:
+    """Parts as they were lowered, not proved."""
+
+    def __init__(self) -> None:
+        self.found: list[Lowered] = []
+
+    def part(self, lowered: Lowered, model: Path) -> Program:
+        self.found.append(lowered)
         return lowered.program
 
-    program, _ = compiled(replace(request, options=replace(request.options, fallback="refuse")), keep)
-    return replace(parts[-1], program=program)
+    def whole(self, program: Program, graphs: Sequence[Graph], samples: Samples) -> Program:
+        return program
 
 
 def optimised(request: Request) -> Graph:

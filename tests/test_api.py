@@ -20,6 +20,7 @@ from npuc.target import Options
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 MODEL = MODELS / "digits.onnx"
+ROOT = MODELS.parent
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +171,28 @@ def test_importing_npuc_imports_nothing_heavy() -> None:
 def test_an_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="complie"):
         npuc.complie  # noqa: B018
+
+
+def test_modules_are_attributes_without_an_import_of_their_own() -> None:
+    code = (
+        "import npuc; print(npuc.errors.NpucError.__name__, npuc.targets.__name__, npuc.driver.BATCH,"
+        " *(hasattr(npuc, name) for name in ('nothing', '__nothing__', '__main__', 'error s', '')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["NpucError", "npuc.targets", "32", *["False"] * 5]
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "bm1684"])
+@pytest.mark.parametrize("name", ["", "n" * 5000, "../../n", "</script>\n\x1b[31m\u202e'\"\\%s{}$(x)`", "conv"])
+def test_names_of_a_model_in_memory_may_be_anything(name: str, target: str, images: Array) -> None:
+    model = onnx.load(MODEL)
+    plain = npuc.compile(model, target, level="0", proof="off")
+    model.graph.name = name
+    (output,) = model.graph.output
+    for node in model.graph.node:
+        node.name = name
+        node.output[:] = [f"{name} y" if each == output.name else each for each in node.output]
+    output.name = f"{name} y"
+    found = npuc.compile(model, target, level="0").run(images[:2])
+    assert list(found) == [f"{name} y"]
+    np.testing.assert_array_equal(found[f"{name} y"], *plain.run(images[:2]).values())

@@ -27,8 +27,9 @@ from npuc.cli import (
     sweeping,
 )
 from npuc.cli.output import CannotPrint, print_json, say
-from npuc.errors import ArtefactError, NpucError
+from npuc.errors import ArtefactError, Defect, NpucError
 from npuc.system import interrupts
+from npuc.system.budget import is_exhausted, no_memory
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """numpy's matrices are small here: idle threads would cost more than they save."""
@@ -55,21 +56,21 @@ def outcome() -> int:
         code = _outcome(sys.argv[1:])
         sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None:
-            raise
-        code = _cannot_print(error)
+        code = _cannot_print(error) if error.filename is None else _defective(error, _wants_json(sys.argv[1:]))
     return code
 
 
 def _outcome(arguments: list[str]) -> int:
     """Runs a command and returns its exit code; errors are printed, also as JSON if requested."""
-    wants_json = "--json" in arguments or "--format=json" in arguments or "--format json" in " ".join(arguments)
+    wants_json = _wants_json(arguments)
     try:
         return npuc.main(arguments, standalone_mode=False, prog_name="npuc") or 0
     except NpucError as error:
         return _refused(error, wants_json)
-    except OSError as error:
-        if error.errno not in OUT_OF_ROOM or isinstance(error, CannotPrint):
+    except (MemoryError, ImportError, OSError) as error:
+        if is_exhausted(error):
+            return _refused(no_memory(), wants_json)
+        if not isinstance(error, OSError) or error.errno not in OUT_OF_ROOM or isinstance(error, CannotPrint):
             raise
         reason = f"{error.filename or 'a temporary file'} cannot be written: {error.strerror}"
         remedy = "make room, or let TMPDIR name a folder with room"
@@ -83,6 +84,20 @@ def _outcome(arguments: list[str]) -> int:
         return error.exit_code
     except click.exceptions.Abort:  # click's KeyboardInterrupt
         return 130
+    except Exception as error:
+        return _defective(error, wants_json)
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    """Whether a command's errors are JSON, too."""
+    return "--json" in arguments or "--format=json" in arguments or "--format json" in " ".join(arguments)
+
+
+def _defective(error: Exception, wants_json: bool) -> int:
+    """Prints a defect of npuc as an error, and returns the exit code. NPUC_TRACEBACK=1: raises it instead."""
+    if os.environ.get("NPUC_TRACEBACK"):
+        raise error
+    return _refused(NpucError.of([Defect.of(error).problem]), wants_json)
 
 
 def _refused(error: NpucError, wants_json: bool) -> int:

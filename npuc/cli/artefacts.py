@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import (
-    PATH,
     Choice,
     TargetChoice,
     force_option,
@@ -24,6 +23,7 @@ from npuc.cli.options import (
     removed_options,
 )
 from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say, write_folder
+from npuc.cli.paths import PATH
 from npuc.text.escaping import printed, terminal
 
 if TYPE_CHECKING:
@@ -108,16 +108,14 @@ def _layout(target: str | None) -> Mapping[str, Any]:
 
 
 def _disassembled(path: Path, target: str | None, allow_modified: bool) -> tuple[Disassembly, Mapping[str, Any]]:
-    """The instructions of a program, with its report, or of a file. Raises ArtefactError (E501) if it has none."""
+    """The instructions of a program, with its manifest, or of a file. Raises ArtefactError (E501) for none."""
     from npuc.errors import ArtefactError
     from npuc.reports.disassembly import Disassembly
-    from npuc.target import Outlining
 
     if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
         artefact = opened(path, allow_modified)
         program, kind = artefact.program, artefact.target
-        outline = kind.outline(program) if isinstance(kind, Outlining) else None
-        return Disassembly.of(kind.listing(program), outline), program.report
+        return Disassembly.of(kind.listing(program), kind.outline(program)), program.manifest
     entries = _target_of(path, target).raw_listing(path)
     if not entries:
         raise ArtefactError(
@@ -143,11 +141,12 @@ def _target_of(path: Path, target: str | None) -> Target:
 
 
 def _chosen(
-    found: Disassembly, report: Mapping[str, Any], layer: str | None, segment: int | None, grep: str | None
+    found: Disassembly, manifest: Mapping[str, Any], layer: str | None, segment: int | None, grep: str | None
 ) -> Disassembly:
     """The requested part. Raises ArtefactError (E508) for an unknown name or segment."""
+    from npuc.account import account_of, nodes_named
     from npuc.errors import ArtefactError
-    from npuc.reports.naming import nodes_named
+    from npuc.reports.explanation import other_names
 
     if segment is not None:
         number = len(found.segments)
@@ -156,7 +155,8 @@ def _chosen(
             raise ArtefactError("E508", f"there is no segment {segment}", limit=limit)
         found = found.of_segment(segment)
     if layer is not None:
-        found = found.of_nodes(nodes_named(layer, report, {}, found.entries))
+        others = other_names(manifest.get("report", {}), {}, found.entries)
+        found = found.of_nodes(nodes_named(account_of(manifest), layer, others, found.entries))
     return found if grep is None else found.with_text(grep)
 
 
@@ -224,6 +224,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
 
     With data also the errors of layers on these samples.
     """
+    from npuc.account import account_of
     from npuc.frontend.reading import read_model
     from npuc.program import file_sha256, showing
     from npuc.reports.annotated import annotated
@@ -232,6 +233,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
     from npuc.text.escaping import json_text
 
     found, report = read_model(model), artefact.program.report
+    entries = account_of(artefact.program.manifest)
     if data:
         checked = artefact.verified(model, artefact.samples(data))
         report = {**report, "layers": list(layers_of(report, checked))}
@@ -240,19 +242,18 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
         say(f"warning: {told}", err=True)
     with showing(artefact.path):
         if form == EXPLORED:
-            known = node_data(found, report)
+            known = node_data(found, report, entries)
             return {f"{key}.json": f"{json_text(each)}\n".encode() for key, each in known.items()}
-        return {f"{model.stem}.onnx": annotated(found, report).SerializeToString(deterministic=True)}
+        return {f"{model.stem}.onnx": annotated(found, report, entries).SerializeToString(deterministic=True)}
 
 
 def _renamed(program: Program, target: Target, form: str, prefix: str | None) -> Program:
     """The program with the name given by --prefix. Raises UsageError if it cannot have one, or not this one."""
     from npuc.export.network_name import identifier, named
-    from npuc.target import Naming
 
     if prefix is None:
         return program
-    if not (isinstance(target, Naming) and form in target.named_exports):
+    if form not in target.named_exports:
         raise click.UsageError(f"--prefix is for files and functions with the network's name, not for '{form}'")
     if not identifier(prefix):
         raise click.UsageError(f"--prefix '{prefix}' has no letter or digit of ASCII for a name of C")
@@ -326,7 +327,6 @@ def export(
       npuc export r.npu --format onnx-annotated --model r.onnx --data t.npz -o a
       npuc export resnet8.npu --format model-explorer --model resnet8.onnx -o d
     """
-    from npuc.target import SelfTesting
 
     found = opened(artefact, allow_modified)
     program, target = found.program, found.target
@@ -339,10 +339,10 @@ def export(
     program = _renamed(program, target, form, prefix)
     if data and not self_test and model is None:
         raise click.UsageError(f"--data is for --self-test, {' and '.join(OF_MODELS)}")
-    if self_test and not (isinstance(target, SelfTesting) and form in target.self_tests):
-        known = ", ".join(target.self_tests) if isinstance(target, SelfTesting) else ""
+    if self_test and form not in target.self_tests:
+        known = ", ".join(target.self_tests)
         raise click.UsageError(f"{target.name} has no self test in the format '{form}'; it has: {known or 'none'}")
     files = target.exported(program, form, player) if model is None else _of_model(found, form, model, data)
-    if isinstance(target, SelfTesting) and self_test:
+    if self_test:
         files |= target.self_test(program, form, _vectors(program, data))
     write_folder(files, output, as_json)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import (
-    PATH,
     TargetChoice,
     TargetCommand,
     artefact_options,
@@ -23,6 +22,7 @@ from npuc.cli.options import (
     target_flags,
 )
 from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say
+from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
 
@@ -85,14 +85,13 @@ def _page(pair: tuple[Artefact, Artefact], report: dict[str, Any]) -> str:
     """The difference as a page; programs are labelled by file name, or by path if the names are equal."""
     from npuc.page.difference import Side, difference_page
     from npuc.program import showing
-    from npuc.regions.artefact import steps_of
 
     alike = pair[0].path.name == pair[1].path.name
     sides: list[Side] = []
     for each in pair:
         with showing(each.path):
             name = str(each.path) if alike else each.path.name
-            sides.append(Side(name, each.program, tuple(steps_of(each.program)), each.graph()))
+            sides.append(Side(name, each.program))
     return difference_page(sides[0], sides[1], report)
 
 
@@ -100,11 +99,12 @@ def _accuracy(pair: Sequence[Artefact], data: tuple[Path, ...], model: Path) -> 
     """Accuracy of both programs against the model in fp32, by measure: the first program's and the second's."""
     from npuc.running import run_program
     from npuc.verification import metrics
+    from npuc.verification.equivalence import expected
 
     found: list[dict[str, Any]] = []
     for each in pair:
         samples = each.samples(data)
-        exact = metrics.expected(model, samples)
+        exact = expected(model, samples)
         found.append(metrics.scores(exact, run_program(each.program, each.target, samples), samples.labels))
     return {key: [each[key] for each in found] for key in found[0]}
 

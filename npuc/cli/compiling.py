@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import (
-    PATH,
     Choice,
     TargetCommand,
     asked,
@@ -33,6 +32,7 @@ from npuc.cli.options import (
     tell_cache,
 )
 from npuc.cli.output import announce_synthetic, print_json, say, tell_warnings, with_seconds
+from npuc.cli.paths import PATH, unread
 from npuc.flag import CHOICES
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
@@ -119,6 +119,7 @@ def compile_command(
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program
+    from npuc.account import ACCOUNT, account_of, groups, reasons
     from npuc.driver import compile_variants
     from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
@@ -142,7 +143,7 @@ def compile_command(
         if name in dump_after or (verbose > 1 and after is not before):
             say(f"after {name}:\n{after}", err=True)
 
-    directory = output or Path(f"{model.stem}.npu")
+    directory = output or unread(Path(f"{model.stem}.npu"))
     program.expect_replaceable(directory, force=force)
     said: list[str] = []
     with (
@@ -159,7 +160,9 @@ def compile_command(
     if len(variants) > 1:
         _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)
         return
-    report: dict[str, Any] = {"status": "ok", "warnings": [], **compiled.manifest["report"]}
+    entries = account_of(compiled.manifest)
+    told = {ACCOUNT: compiled.manifest[ACCOUNT], "groups": groups(reasons(entries))}
+    report: dict[str, Any] = {"status": "ok", "warnings": [], **compiled.manifest["report"], **told}
     if not quiet:
         tell_warnings(report["warnings"])
     if verbose:
@@ -169,13 +172,14 @@ def compile_command(
     if as_json:
         print_json(report)
     elif not quiet:
-        say(summaries.compiled(shown(report), directory, verbose=verbose > 0))
+        say(summaries.compiled(shown(report), entries, directory, verbose=verbose > 0))
 
 
 def _tell_variants(
     compiled: Program, variants: Sequence[Program], directory: Path, *, quiet: bool, as_json: bool
 ) -> None:
     """Prints the results of a compile for several input shapes: each program, and the files they share."""
+    from npuc.account import account_of
     from npuc.reports import summaries
     from npuc.variants import variants_of
 
@@ -189,11 +193,12 @@ def _tell_variants(
         print_json({"status": "ok", "target": target, "bytes": held, "variants": described})
     if quiet:
         return
-    for variant, report in zip(told, reports, strict=True):
+    for variant, each, report in zip(told, variants, reports, strict=True):
         tell_warnings(report["warnings"])
         if not as_json:
             say(str(variant))
-            say(summaries.compiled(shown({"status": "ok", **report}), directory / variant.path, verbose=False))
+            whole = shown({"status": "ok", **report})
+            say(summaries.compiled(whole, account_of(each.manifest), directory / variant.path, verbose=False))
     if not as_json:
         say(f"{len(told)} variants in {held:,} bytes; {alone:,} without what they share")
 
@@ -221,15 +226,17 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @format_options("text", "json", "sarif")
 @custom_ops_option
 @limit_options
+@click.option("-v", "--verbose", is_flag=True, help="Show every reason and every node.")
 def check(
     model: Path,
     target: str,
     shapes: dict[str, tuple[int, ...]],
     strict: bool,
     form: str,
+    verbose: bool,
     **flags: Any,
 ) -> int:
-    """List every node that a target does not run. Nodes are grouped by cause, with whether the host can.
+    """Count the nodes that a target runs, and list the others. They are grouped by cause.
 
     The exit code is 1 if a node runs nowhere; with --strict, if a node does not run on the target.
 
@@ -240,27 +247,29 @@ def check(
       npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
-    from npuc.compiling.checking import HOST, NOWHERE, as_text, groups, survey_of
+    from npuc.account import ACCOUNT, as_json, groups
+    from npuc.compiling.checking import NOWHERE, survey_of
     from npuc.registry import target as find
+    from npuc.reports.accounts import checked
     from npuc.target import Request
 
     kind = find(target)
     options = asked(kind, strict=strict, **flags)
-    found = survey_of(Request(model, kind, options, shapes=shapes))
+    survey = survey_of(Request(model, kind, options, shapes=shapes))
+    found = survey.reasons
     wrong = [each for each in found if strict or each.place == NOWHERE]
     if form == "json":
         status = "error" if wrong else "ok"
         errors = [each.problem.as_json() for each in wrong]
-        print_json({"status": status, "target": target, "errors": errors, "groups": groups(found)})
+        counted = {"groups": groups(found), ACCOUNT: as_json(survey.entries)}
+        print_json({"status": status, "target": target, "errors": errors, **counted})
     elif form == "sarif":
         from npuc.reports import sarif
 
         print_json(sarif.log([each.problem for each in found], model, [each not in wrong for each in found]))
     elif wrong:
         say("\n".join(str(each.problem) for each in wrong), err=True)
-    hosted = [each for each in found if each.place == HOST]
-    if form == "text" and hosted and not strict:
-        say(as_text(hosted, model, target))
-    elif form == "text" and not wrong:
-        say(f"{model}: {target} runs all of it")
+    hosted = [each for each in found if each not in wrong]
+    if form == "text" and (survey.entries or hosted) and not (strict and wrong):
+        say(checked(survey.entries, hosted, f"{model}: {target}", verbose=verbose))
     return 1 if wrong else 0

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import PATH, Choice, json_option, limit_options, machine_option, modified_option
+from npuc.cli.options import Choice, json_option, limit_options, machine_option, modified_option
 from npuc.cli.output import announce_synthetic, opened, write_folder
+from npuc.cli.paths import PATH
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -47,7 +48,6 @@ def rtl(
       npuc rtl resnet8.npu -o core --data test.npz
     """
     from npuc.registry import target
-    from npuc.target import Describing
     from npuc.text.progress import progress
 
     if artefact is None:
@@ -59,7 +59,7 @@ def rtl(
             raise click.UsageError("ARTEFACT brings its machine: leave out --machine")
         found = opened(artefact, allow_modified)
         program, described = found.program, found.target
-    if not isinstance(described, Describing):
+    if not described.has_hardware:
         raise click.UsageError(f"{described.name} has no hardware description")
     samples = None if program is None else _samples(program, data)
     with progress("rtl", quiet=as_json) as bar:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from npuc.cli.options import PATH, Choice, artefact_options, data_option, removed_options, scheduler_option
+from npuc.cli.options import Choice, artefact_options, data_option, removed_options, scheduler_option
 from npuc.cli.output import answer, opened
+from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from npuc.cli.output import say
+from npuc.cli.paths import MACHINE, PATH
 from npuc.flag import CHOICES, REMOVED
 from npuc.registry import TARGETS, names, target
 from npuc.system import budget
@@ -24,46 +25,6 @@ if TYPE_CHECKING:
     from npuc.target import Options, Target
 
 T = TypeVar("T")
-
-
-class _Path(click.Path):
-    """A path. An empty one, as of an unset shell variable, would mean the current folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path. Fails for an empty text, and for an output that is, or lies in, what the command reads."""
-        if not value:
-            self.fail("the path is empty", param, ctx)
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if param is not None and ctx is not None:
-            writes, others = param.name == "output", ctx.meta.setdefault(__name__, [])
-            for other in (other for other, written in others if writes != written):
-                if _same_file(path, other):
-                    self.fail(f"'{path}' would be both read and written", param, ctx)
-                inside, artefact = (path, other) if writes else (other, path)
-                if _in_artefact(inside, artefact):
-                    self.fail(f"'{inside}' would be written into '{artefact}', which is read", param, ctx)
-            others.append((path, writes))
-        return path
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    try:
-        return one.is_file() and one.samefile(other)
-    except OSError:
-        return False
-
-
-def _in_artefact(path: Path, artefact: Path) -> bool:
-    from npuc.program import MANIFEST
-
-    try:
-        return (artefact / MANIFEST).is_file() and artefact.resolve() in path.resolve().parents
-    except (OSError, RuntimeError):  # RuntimeError: links that lead to each other
-        return False
-
-
-PATH = _Path(path_type=Path)
-"""Existence is checked and reported when the path is opened."""
 
 
 class Choice(click.Choice[str]):
@@ -165,7 +126,7 @@ def _together(*options: Decorator) -> Decorator:
 
 target_option = click.option("--target", type=TargetChoice(), required=True, help="Target machine family.")
 machine_option = click.option(
-    "--machine", metavar="NAME|FILE", help="Machine description: a shipped name or a TOML file."
+    "--machine", type=MACHINE, metavar="NAME|FILE", help="Machine description: a shipped name or a TOML file."
 )
 shape_option = click.option(
     "--input-shape",

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from npuc.cli.options import (
-    PATH,
     TargetCommand,
     asked,
     calibration_option,
@@ -24,6 +23,7 @@ from npuc.cli.options import (
     tell_cache,
 )
 from npuc.cli.output import announce_synthetic, print_json, say
+from npuc.cli.paths import PATH
 
 
 @click.command(cls=TargetCommand)
@@ -64,10 +64,10 @@ def quantize(
     from npuc.quantize.improvement.search import as_json as steps_of
     from npuc.registry import target as find
     from npuc.storage.files import replacing
-    from npuc.target import Quantising, Request
+    from npuc.target import Request
 
     kind = find(target)
-    if not isinstance(kind, Quantising):
+    if not kind.has_integer_network:
         raise click.UsageError(f"{target} has no integer network that other runtimes could open")
     tried: list[Trial] = []
     options = replace(asked(kind, level=level, **flags), notify=tried.extend)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import PATH, artefact_options, chip_options, data_option, expect_chip_model
+from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model
 from npuc.cli.output import Artefact, answer, opened, written
+from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 
 if TYPE_CHECKING:
@@ -98,8 +99,6 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
     from npuc.driver import float_passes
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
-    from npuc.program import showing
-    from npuc.regions.artefact import steps_of
     from npuc.target import FLOATING
 
     program, target = artefact.program, artefact.target
@@ -107,9 +106,7 @@ def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], ch
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
     graph = artefact.graph()
     values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
-    with showing(artefact.path):
-        steps = tuple(steps_of(program))
-    found = Evidence(graph, steps, values, about)
+    found = Evidence(graph, values, about)
     if model is None:
         return found
     checked = artefact.verified(model, samples, chip_model)

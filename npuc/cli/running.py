@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.cli.options import PATH, artefact_options, chip_options, data_option, expect_chip_model
+from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model
 from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened
+from npuc.cli.paths import PATH
 from npuc.text.escaping import shown, terminal
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import (
-    PATH,
     TargetCommand,
     asked,
     calibration_option,
@@ -24,6 +23,7 @@ from npuc.cli.options import (
     target_option,
 )
 from npuc.cli.output import print_json, say
+from npuc.cli.paths import PATH
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:

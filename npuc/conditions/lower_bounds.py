@@ -59,7 +59,7 @@ class LowerBounds:
         value, operands = self.constants.get(tensor), self._operands(tensor)
         found = -inf
         if value is not None and value.dtype.kind in "fiu":
-            found = float(value.min(initial=inf))
+            found = float(value.min()) if value.size else inf
         elif operands:
             found = self._result(self.producers[tensor], [self._known[name] for name in operands])
         with np.errstate(over="ignore"):

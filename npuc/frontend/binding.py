@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -158,7 +159,10 @@ def _unbound(name: str, dims: Sequence[Dim] | None, empty: int | None) -> Proble
 
 
 def bound_values(model: onnx.ModelProto, bind: Sequence[tuple[str, float]]) -> dict[str, Array]:
-    """The values bound to inputs, in the inputs' types. Raises ModelError (E109) if one is not a scalar input."""
+    """The values bound to inputs, in the inputs' types.
+
+    Raises ModelError (E109) if one is not a scalar input, or its type has no such value.
+    """
     found: dict[str, Array] = {}
     inputs = {each.name: each.type.tensor_type for each in model.graph.input}
     for name, value in bind:
@@ -170,8 +174,19 @@ def bound_values(model: onnx.ModelProto, bind: Sequence[tuple[str, float]]) -> d
             raise ModelError(
                 "E109", f"one value is given for an input of shape {shape}", tensor=name, limit="a scalar"
             )
-        found[name] = np.full(shape, value, onnx.helper.tensor_dtype_to_np_dtype(inputs[name].elem_type))
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(inputs[name].elem_type)
+        if not _is_value(value, dtype):
+            raise ModelError("E109", f"{value:g} is no value of an input of type {dtype}", tensor=name)
+        found[name] = np.full(shape, value, dtype)
     return found
+
+
+def _is_value(value: float, dtype: np.dtype[Any]) -> bool:
+    """Whether an element type has a number: floats round, integers and bool do not."""
+    if dtype.kind not in "iu":
+        return dtype.kind != "b" or value in (0, 1)
+    limits = np.iinfo(dtype)
+    return value == value // 1 and limits.min <= value <= limits.max
 
 
 def with_bound(model: onnx.ModelProto, bind: Mapping[str, float]) -> onnx.ModelProto:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import onnx
 
 from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.foreign import renamed as with_inputs
 from npuc.onnx_files.external_data import array_of
 
 
@@ -31,26 +32,9 @@ def inlined(node: OnnxNode, branch: onnx.GraphProto, to: Builder) -> Iterator[tu
     for tensor in branch.initializer:
         to.add_constant(renamed[tensor.name], array_of(tensor, to.folder))
     for at, each in enumerate(branch.node):
-        copy = onnx.NodeProto()
-        copy.CopyFrom(each)
-        _rename(copy, renamed)
+        copy = with_inputs(each, renamed)
+        copy.output[:] = [renamed.get(name, name) for name in copy.output]
         yield to.node_name(f"{node.name}/{each.name or f'{each.op_type}_{at}'}"), copy
     for value, name in zip(branch.output, node.outputs, strict=True):
         source = renamed.get(value.name, value.name)
         yield to.node_name(f"{node.name}/{name}"), onnx.helper.make_node("Identity", [source], [name])
-
-
-def _rename(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
-    """Renames the tensors that the node and its subgraphs read, and those that the node writes."""
-    node.output[:] = [renamed.get(each, each) for each in node.output]
-    _rename_inputs(node, renamed)
-
-
-def _rename_inputs(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
-    node.input[:] = [renamed.get(each, each) for each in node.input]
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs) if attribute.type == onnx.AttributeProto.GRAPH else ():
-            for each in graph.node:
-                _rename_inputs(each, renamed)
-            for value in graph.output:
-                value.name = renamed.get(value.name, value.name)

@@ -20,6 +20,10 @@ from npuc.system.budget import expect_room, take
 from npuc.text.names import Names
 
 
+class Undefined(ModelError):
+    """Constants for which ONNX defines no result: none is computed in any other way either."""
+
+
 @frozen
 class OnnxNode:
     """A node of the model with all its attributes, including defaults, and with aliases in its inputs resolved."""
@@ -30,6 +34,8 @@ class OnnxNode:
     outputs: tuple[str, ...]
     attrs: Mapping[str, Any]
     opset: int
+    source: str
+    """The key of the file's node that it belongs to."""
 
     def given(self, index: int) -> bool:
         """Whether the optional input is present."""
@@ -37,11 +43,15 @@ class OnnxNode:
 
     def bad(self, reason: str, *, tensor: str | None = None, limit: str | None = None) -> ModelError:
         """The error (E105) for an inconsistent node."""
-        return ModelError("E105", reason, node=self.name, op=self.op, tensor=tensor, limit=limit)
+        return ModelError("E105", reason, node=self.source, op=self.op, tensor=tensor, limit=limit)
+
+    def undefined(self, reason: str, tensor: str, limit: str) -> Undefined:
+        """The error (E105) for a constant that the operator is not defined for."""
+        return Undefined("E105", reason, node=self.source, op=self.op, tensor=tensor, limit=limit)
 
     def unsupported(self, reason: str, remedy: str, *, limit: str | None = None) -> UnsupportedOperator:
         """The error (E202) for a valid form that npuc does not support."""
-        return UnsupportedOperator("E202", reason, node=self.name, op=self.op, limit=limit, remedy=remedy)
+        return UnsupportedOperator("E202", reason, node=self.source, op=self.op, limit=limit, remedy=remedy)
 
     def axis(self, axis: int, rank: int) -> int:
         """A non-negative axis; raises E105 outside -rank..rank-1."""
@@ -55,10 +65,6 @@ class OnnxNode:
         if len(set(found)) != len(found):
             raise self.bad(f"axes {list(axes)} name one axis twice")
         return found
-
-
-OUTPUT = "an output"
-"""Marks a reader of a tensor that is an output of the model."""
 
 
 class Builder:
@@ -80,8 +86,6 @@ class Builder:
         self.producers: dict[str, Node] = {}
         self.bounds = LowerBounds(self.producers, self.constants)
         self.absent: dict[str, OnnxNode] = {}
-        self.readers: dict[str, set[str]] = {}
-        """Operators of the model that read each tensor; OUTPUT for its outputs."""
         self._held: dict[int, Array] = {}
         """Base arrays of constants, by identity."""
         self.names = Names()
@@ -135,7 +139,7 @@ class Builder:
         if name not in self.constants:
             remedy = "make it a constant, or simplify the model for fixed shapes"
             reason = f"input {index} is computed at run time"
-            raise ModelError("E106", reason, node=node.name, op=node.op, tensor=name, remedy=remedy)
+            raise ModelError("E106", reason, node=node.source, op=node.op, tensor=name, remedy=remedy)
         return self.constants[name]
 
     def integers(self, node: OnnxNode, index: int) -> tuple[int, ...]:
@@ -191,7 +195,7 @@ class Builder:
         targets = targets or (self.fresh(f"{node.outputs[0]}/{op.lower()}"),)
         used = _without_absent_tail(inputs)
         name = node.name if final else self.node_name(f"{node.name}/{op}")
-        made = Node(op, used, targets, attrs, name, (node.name,))
+        made = Node(op, used, targets, attrs, name, (node.source,))
         absent = TensorType(())
         found = infer(made, [self.types[each] if each else absent for each in used])
         foldable = self._foldable(made)
@@ -199,7 +203,7 @@ class Builder:
         if any(each.size > limit for each in found):
             raise node.bad("the result is too large", tensor=targets[0], limit=f"{limit} elements")
         for tensor, each in zip(targets, found, strict=False):
-            expect_room(each.bytes, "a tensor", node=node.name, tensor=tensor)
+            expect_room(each.bytes, "a tensor", node=node.source, tensor=tensor)
         if foldable:
             self._fold(made)
         else:

@@ -1,8 +1,8 @@
 """Operators of other domains than ONNX's own, and their signatures.
 
-The contrib operators that onnxruntime's quantiser writes: each computes the same as an ONNX operator, on integers
-with scales and zero points, and has that operator's attributes. Source: onnxruntime, docs/ContribOperators.md. Of
-`ai.onnx.ml`, what is arithmetic on tensors. Source: ONNX, docs/Operators-ml.md.
+The contrib operators that onnxruntime's quantiser and optimiser write: of the first, each computes the same as an
+ONNX operator, on integers with scales and zero points, and has that operator's attributes. Source: onnxruntime,
+docs/ContribOperators.md. Of `ai.onnx.ml`, what is arithmetic on tensors. Source: ONNX, docs/Operators-ml.md.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ ML_DOMAIN = "ai.onnx.ml"
 ML = ("Scaler",)
 """The operators of `ai.onnx.ml`; all are in its first version."""
 UNBOUNDED = 2**31 - 1
+NORMALISED = 23
+"""The opset of RMSNormalization; onnxruntime's optimiser writes it, and LayerNormalization, at any opset."""
 NARROW_INTEGERS = 21
 """The first opset with integers of 4 bits."""
 
@@ -33,8 +35,16 @@ class Contrib:
     like: str
     inputs: tuple[int, int]
     more: Mapping[str, Any] | None = None
+    mandatory: tuple[str, ...] = ()
+    """Additional attributes without a default, all integers."""
+    outputs: int = 1
+    """The most outputs."""
 
 
+EPSILON = 1e-12
+"""The default where onnxruntime fused a sum and a normalisation."""
+PARAMETERS = ("activation_alpha", "activation_beta", "activation_gamma")
+ORDERS = ("transA", "transB", "transBatchA", "transBatchB")
 CONTRIB: Mapping[str, Contrib] = {
     "QuantizeLinear": Contrib("QuantizeLinear", (2, 3)),
     "DequantizeLinear": Contrib("DequantizeLinear", (2, 3)),
@@ -47,13 +57,39 @@ CONTRIB: Mapping[str, Contrib] = {
     "QLinearGlobalAveragePool": Contrib("GlobalAveragePool", (5, 5), {"channels_last": 0}),
     "QLinearConcat": Contrib("Concat", (5, UNBOUNDED)),
     "QGemm": Contrib("Gemm", (6, 9)),
+    "Gelu": Contrib("Neg", (1, 1), {"approximate": "none"}),
+    "BiasGelu": Contrib("Add", (2, 2)),
+    "FastGelu": Contrib("Add", (1, 2)),
+    "QuickGelu": Contrib("Neg", (1, 1), {"alpha": 1.702}),
+    "SkipLayerNormalization": Contrib("Add", (3, 5), {"epsilon": EPSILON}, outputs=4),
+    "SkipSimplifiedLayerNormalization": Contrib("Add", (3, 4), {"epsilon": EPSILON}, outputs=4),
+    "EmbedLayerNormalization": Contrib("Add", (7, 9), {"epsilon": EPSILON, "mask_index_type": 0}, outputs=3),
+    "FusedConv": Contrib("Conv", (2, 4), {"activation": "", "activation_params": ()}),
+    "FusedGemm": Contrib("Gemm", (2, 3), {"activation": "", **dict.fromkeys(PARAMETERS, 0.0)}),
+    "FusedMatMul": Contrib("MatMul", (2, 2), {"alpha": 1.0, **dict.fromkeys(ORDERS, 0)}),
+    "MatMulNBits": Contrib(
+        "MatMul", (3, 6), {"bits": 4, "accuracy_level": 0, "weight_prepacked": 0}, ("N", "K", "block_size")
+    ),
+    "RotaryEmbedding": Contrib(
+        "Neg",
+        (4, 4),
+        {
+            **dict.fromkeys(("interleaved", "num_heads", "rotary_embedding_dim", "is_packed_batching"), 0),
+            "scale": 1.0,
+        },
+    ),
 }
+KINDS: Mapping[type, str] = {int: "INT", float: "FLOAT", str: "STRING", tuple: "FLOATS"}
+"""The types of additional attributes."""
 
 
 def signature_of(proto: onnx.NodeProto, opset: int) -> Signature | None:
     """The signature of a node's operator, or None if it is not among these."""
     if proto.domain in ONNX_DOMAINS:
-        return signature(proto.op_type, opset)
+        if proto.op_type == "SimplifiedLayerNormalization":
+            like = signature("RMSNormalization", NORMALISED)
+            return replace(like, outputs=(1, 2)) if like is not None else None
+        return signature(proto.op_type, max(opset, 17) if proto.op_type == "LayerNormalization" else opset)
     if proto.domain == ML_DOMAIN:
         return signature(proto.op_type, 1, ML_DOMAIN) if proto.op_type in ML else None
     found = CONTRIB.get(proto.op_type) if proto.domain == DOMAIN else None
@@ -65,8 +101,14 @@ def signature_of(proto: onnx.NodeProto, opset: int) -> Signature | None:
         like,
         inputs=found.inputs,
         required=(False,),
-        kinds={**like.kinds, **dict.fromkeys(more, "INT")},
+        outputs=(1, found.outputs),
+        kinds={
+            **like.kinds,
+            **{key: KINDS[type(each)] for key, each in more.items()},
+            **dict.fromkeys(found.mandatory, "INT"),
+        },
         defaults={**like.defaults, **more},
+        mandatory=(*like.mandatory, *found.mandatory),
     )
 
 

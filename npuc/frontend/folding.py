@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.contrib import standard_form
+from npuc.frontend.inference import inferred, is_static
 from npuc.ir import Array
 from npuc.system.budget import expect_room
 
@@ -18,8 +20,6 @@ RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLik
 
 NO_LARGER_THAN_INPUTS = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "SplitToSequence", "SequenceAt")
 """Operators whose result sizes depend on values, but are bounded by a few times those of the inputs."""
-SMALL = 1 << 10
-"""The most elements of inputs whose values shape inference may need: sizes, repeats, limits."""
 ELEMENT_BYTES = 8
 """Bytes per element during computation: the reference implementation may use float64."""
 
@@ -45,7 +45,7 @@ def _undefined(node: OnnxNode, to: Builder) -> bool:
     if node.op == "CastLike":
         dtype = to.types[node.inputs[1]].dtype
     else:
-        dtype = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(node.attrs["to"])))
+        dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"])))
     if dtype not in NARROW or value.dtype.kind not in "fiu":
         return False
     low, high = NARROW[dtype]
@@ -70,48 +70,33 @@ def _expect_room(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     if sizes is None:
         raise node.bad("the size of the constant is not known before it is computed")
     for tensor, size in sizes.items():
-        expect_room(size, "a constant", node=node.name, tensor=tensor)
+        expect_room(size, "a constant", node=node.source, tensor=tensor)
 
 
 def _sizes(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> dict[str, int] | None:
     """Bytes of every output by ONNX's shape inference; None if it cannot tell."""
-    from onnx import helper, numpy_helper, shape_inference
-
     values = {raw: to.constants[each] for raw, each in zip(proto.input, node.inputs, strict=True) if raw}
-    small = {name: value for name, value in values.items() if value.size <= SMALL and value.dtype.kind in "fiub"}
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+    types = {
+        name: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for name, value in values.items()
-    ]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
-    constants = [numpy_helper.from_array(np.asarray(value, order="C"), name) for name, value in small.items()]
-    graph = helper.make_graph([proto], "constant", inputs, outputs, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(proto.domain, node.opset)])
-    try:
-        inferred = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except Exception:  # as below: what shape inference refuses has no value either
+    }
+    found = inferred(proto, types, values, [helper.make_opsetid(proto.domain, node.opset)])
+    names = list(filter(None, proto.output))
+    if not all(name in found and is_static(found[name]) for name in names):
         return None
-    return _bytes(inferred.graph.output)
-
-
-def _bytes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, int] | None:
-    found: dict[str, int] = {}
-    for each in outputs:
-        tensor = each.type.tensor_type
-        if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            return None
-        found[each.name] = ELEMENT_BYTES * prod(dim.dim_value for dim in tensor.shape.dim)
-    return found
+    return {
+        name: ELEMENT_BYTES * prod(dim.dim_value for dim in found[name].tensor_type.shape.dim) for name in names
+    }
 
 
 def _reference_values(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> Sequence[Array]:
     from onnx.reference import ReferenceEvaluator
 
     feeds = {raw: to.constants[each] for raw, each in zip(proto.input, node.inputs, strict=True) if raw}
-    inputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UNDEFINED, None) for name in feeds]
-    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output if name]
-    graph = onnx.helper.make_graph([proto], "constant", inputs, outputs)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", node.opset)])
+    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.UNDEFINED, None) for name in feeds]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
+    graph = helper.make_graph([proto], "constant", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", node.opset)])
     try:
         return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, feeds)]
     except Exception as error:

@@ -10,12 +10,11 @@ import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper
 
 from npuc.errors import NpucError
+from npuc.frontend.inference import inferred
 from npuc.ir import Array, TensorType
+from npuc.onnx_files.external_weights import without_weights
 from npuc.onnx_files.subgraphs import subgraphs
-from npuc.reference import foreign_session, with_outputs
-
-SMALL = 1 << 12
-"""The most elements of a constant whose value may determine a shape."""
+from npuc.reference import session, with_outputs
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:
@@ -58,20 +57,15 @@ def result_types(
 ) -> dict[str, TypeProto]:
     """The types of a node's results by ONNX's rules; results without a type are left out.
 
-    known: types of its inputs; constants: values of its constant inputs.
+    known, constants: types and values of the model's tensors. Raises as `inferred`.
     """
     read = list(dict.fromkeys(captured(node)))
-    small = {name: constants[name] for name in read if name in constants and constants[name].size <= SMALL}
-    inputs = [helper.make_value_info(name, known[name]) for name in read if name in known]
-    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "node", inputs, outputs)
-    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in small.items())
-    model = helper.make_model(graph, opset_imports=opsets)
-    try:
-        found = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # no types are known if inference fails; onnxruntime decides later
-        return {}
-    return {each.name: each.type for each in found.graph.output if each.type.WhichOneof("value") is not None}
+    return inferred(
+        node,
+        {name: known[name] for name in read if name in known},
+        {name: constants[name] for name in read if name in constants},
+        opsets,
+    )
 
 
 def malformed(
@@ -96,7 +90,7 @@ def malformed(
     model = helper.make_model(graph, opset_imports=opsets)
     try:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-        foreign_session(model)
+        session(model, confined=True)
     except NpucError as error:
         return error.problems[0].reason
     except Exception as error:  # ONNX's own kinds of errors
@@ -129,7 +123,7 @@ def types_by_onnxruntime(
             port.type.CopyFrom(proto_of(inputs[port.name]))
     names = [name for node in made.graph.node for name in node.output if name]
     try:
-        found = foreign_session(with_outputs(made, names), folder).get_outputs()
+        found = session(*without_weights(with_outputs(made, names), folder), confined=True).get_outputs()
     except NpucError:
         return {}
     return {

@@ -21,7 +21,7 @@ from npuc.errors import Defect, ModelError, NpucError, Problem, UnsupportedOpera
 from npuc.frontend.batches import steps_first
 from npuc.frontend.binding import INPUT_TYPES, input_types
 from npuc.frontend.branches import branch_of, inlined
-from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
+from npuc.frontend.builder import Builder, OnnxNode, Undefined
 from npuc.frontend.contrib import is_known, signature_of
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
@@ -38,13 +38,14 @@ from npuc.frontend.foreign import (
 )
 from npuc.frontend.importers import IMPORTERS
 from npuc.frontend.importers.attention import prepared
-from npuc.frontend.model import ImportedModel, ImportedNode, live
+from npuc.frontend.model import FileNode, ImportedModel, ImportedNode, live
+from npuc.frontend.origins import file_nodes, origins
 from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.signatures import attributes_of, check_arity
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
 from npuc.ir import Array, Node, TensorType, topological
 from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.subgraphs import within
+from npuc.onnx_files.subgraphs import subgraphs, within
 from npuc.system.budget import beyond_limits
 
 HOST_TYPES: Mapping[int, str] = {
@@ -62,27 +63,19 @@ def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelP
 
     Raises ModelError for a malformed model.
     """
-    model = upgraded(with_dense_constants(model, folder))
+    model = with_dense_constants(upgraded(model), folder)
     try:
         opset: int | NpucError = opset_of(model)
     except NpucError as error:
         opset = error
     expect_small(model)
-    model = plain(model)
+    model = steps_first(without_dynamic_quantisation(without_functions(model)))
     check_names(model.graph)
     _expect_names(model.graph)
     return model, opset
 
 
-def plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in operators, on floats: without functions of its own, dynamic quantisation, and layouts of steps.
-
-    Raises as `_without_functions`.
-    """
-    return steps_first(without_dynamic_quantisation(_without_functions(model)))
-
-
-def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each call of a model-local function replaced by its body.
 
     Raises ModelError: E103 for a function of another opset, E104 for one with the name of an operator and for what
@@ -109,32 +102,45 @@ def constants_into(to: Builder, graph: onnx.GraphProto) -> None:
 
 def _expect_names(graph: onnx.GraphProto) -> None:
     """Checks that every tensor is written once and every output is named; a tensor may be an output twice."""
-    written = {each.name for each in graph.initializer} | {each.name for each in graph.input}
     inputs, outputs = ([each.name for each in values] for values in (graph.input, graph.output))
     if len(set(inputs)) != len(inputs) or not all((*inputs, *outputs)):
         reason = f"inputs need names of their own and outputs need names, not {inputs} and {outputs}"
         raise ModelError("E104", reason)
+    _expect_written_once(graph, frozenset())
+
+
+def _expect_written_once(graph: onnx.GraphProto, outside: AbstractSet[str]) -> None:
+    """Raises ModelError (E104) for a node that writes nothing, or a tensor of its graph or one around it again."""
+    written = {*outside, *(each.name for each in (*graph.initializer, *graph.input))}
     for node in graph.node:
+        for inner in subgraphs(node):
+            _expect_written_once(inner, written)
+        if not any(node.output):
+            raise ModelError("E104", "no output has a name", node=node.name or None, op=node.op_type)
         for name in filter(None, node.output):
             if name in written:
                 raise ModelError("E104", "written twice", node=node.name or None, op=node.op_type, tensor=name)
             written.add(name)
 
 
-def ordered(graph: onnx.GraphProto, to: Builder, known: AbstractSet[str]) -> list[tuple[str, onnx.NodeProto]]:
-    """The nodes with unique names, in topological order. Raises E104 for a cycle or an unwritten tensor.
+def ordered(
+    graph: onnx.GraphProto, to: Builder, known: AbstractSet[str], sources: Sequence[str]
+) -> list[tuple[str, str, onnx.NodeProto]]:
+    """The nodes with unique names and sources, in topological order.
 
-    known: the tensors that no node writes.
+    known: the tensors that no node writes. sources: of each node, the file's node that it belongs to. Raises
+    ModelError (E104) for a cycle or an unwritten tensor.
     """
-    for node in graph.node:
-        for name in captured(node):
-            to.readers.setdefault(name, set()).add(node.op_type)
-    for output in graph.output:
-        to.readers.setdefault(output.name, set()).add(OUTPUT)
-    named = [(to.node_name(node.name or f"{node.op_type}_{at}"), node) for at, node in enumerate(graph.node)]
-    plain = [Node(node.op_type, tuple(captured(node)), tuple(node.output), name=name) for name, node in named]
-    by_name = dict(named)
-    return [(node.name, by_name[node.name]) for node in topological(plain, known)]
+    named = [
+        (to.node_name(node.name or f"{node.op_type}_{at}"), source, node)
+        for at, (node, source) in enumerate(zip(graph.node, sources, strict=True))
+    ]
+    plain = [
+        Node(node.op_type, tuple(captured(node)), tuple(node.output), name=name, sources=(source,))
+        for name, source, node in named
+    ]
+    by_name = {name: node for name, _, node in named}
+    return [(node.name, node.source, by_name[node.name]) for node in topological(plain, known)]
 
 
 def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
@@ -153,22 +159,24 @@ def is_importable(proto: onnx.NodeProto) -> bool:
     )
 
 
-def import_node(name: str, proto: onnx.NodeProto, to: Builder, opsets: list[onnx.OperatorSetIdProto]) -> None:
-    """Imports one node.
+def import_node(
+    name: str, source: str, proto: onnx.NodeProto, to: Builder, opsets: list[onnx.OperatorSetIdProto]
+) -> None:
+    """Imports one node. source: the file's node that it belongs to.
 
     Raises NpucError for any problem with it, and Defect for an importer that fails although ONNX and onnxruntime
     accept the node.
     """
     found = signature_of(proto, to.opset)
     if found is None:
-        raise _unknown(name, proto)
+        raise _unknown(source, proto)
     if found.deprecated:
         reason = f"the operator is not part of opset {to.opset}"
-        raise ModelError("E105", reason, node=name, op=proto.op_type)
-    check_arity(proto, name, found)
-    attrs = attributes_of(proto, name, found, to.folder)
+        raise ModelError("E105", reason, node=source, op=proto.op_type)
+    check_arity(proto, source, found)
+    attrs = attributes_of(proto, source, found, to.folder)
     inputs = tuple(to.aliases.get(each, each) for each in proto.input)
-    node = OnnxNode(name, proto.op_type, inputs, tuple(proto.output), attrs, to.opset)
+    node = OnnxNode(name, proto.op_type, inputs, tuple(proto.output), attrs, to.opset, source)
     to.check_computed(inputs)
     try:
         _dispatch(node, proto, to)
@@ -176,8 +184,8 @@ def import_node(name: str, proto: onnx.NodeProto, to: Builder, opsets: list[onnx
         raise
     except Exception as error:
         if (said := malformed(proto, to.types, to.constants, opsets)) is None:
-            raise Defect.of(error, node=name, op=proto.op_type) from error
-        raise ModelError("E105", f"the node is malformed: {said}", node=name, op=proto.op_type) from error
+            raise Defect.of(error, "importing the node", source, proto.op_type) from error
+        raise ModelError("E105", f"the node is malformed: {said}", node=source, op=proto.op_type) from error
     to.note_absent(node)
 
 
@@ -187,11 +195,13 @@ def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     importer, foldable = IMPORTERS.get(node.op), can_fold(node, proto, to)
     if importer is None:
         if not foldable:
-            raise _unknown(node.name, proto)
+            raise _unknown(node.source, proto)
         fold(node, proto, to)
         return
     try:
         importer(node, to)
+    except Undefined:
+        raise
     except NpucError as error:
         # A constant of a type or form that the table lacks (double, strings) can still be evaluated.
         if not foldable or beyond_limits(error):
@@ -214,10 +224,11 @@ def import_nodes(
     malformed, an input stays dynamic, or memory does not suffice; Defect for an importer that fails.
     """
     texts = frozenset({text for node in within(model.graph.node) for text in (node.op_type, node.name)} - {""})
-    model, opset = importable(model, folder)
+    file, (model, opset) = model, importable(model, folder)
+    given = file_nodes(file)
     avoided: dict[str, str] = {}
     while True:
-        found = _Import(model, folder, opset, avoided, fold_weights=fold_weights)
+        found = _Import(model, folder, opset, given, avoided, fold_weights=fold_weights)
         for name, value in (bound or {}).items():
             found.to.add_constant(name, value)
         wanted = found.run(shapes, host=host)
@@ -229,6 +240,8 @@ def import_nodes(
 class _Import:
     """One walk over the nodes. avoided: by node, an output that is read, but omitted by the importer.
 
+    given: the nodes of the file.
+
     Of a model whose opset is unknown the host runs everything.
     """
 
@@ -237,11 +250,12 @@ class _Import:
         model: onnx.ModelProto,
         folder: Path | None,
         opset: int | NpucError,
+        given: Sequence[FileNode],
         avoided: Mapping[str, str],
         *,
         fold_weights: bool,
     ) -> None:
-        self.model, self.avoided = model, avoided
+        self.model, self.file_nodes, self.avoided = model, given, avoided
         self.unreadable = opset.problems[0] if isinstance(opset, NpucError) else None
         self.to = Builder(opset if isinstance(opset, int) else OLDEST_OPSET, folder, fold_weights)
         self.nodes: list[ImportedNode] = []
@@ -269,15 +283,17 @@ class _Import:
         to.reserve([*self.inputs, *(name for node in graph.node for name in node.output)])
         missing: dict[str, str] = {}
         with np.errstate(all="ignore"):
-            for name, node in ordered(graph, to, {*to.constants, *self.inputs}):
-                missing |= self._node(name, node)
+            sources = origins(graph, self.file_nodes)
+            for name, source, node in ordered(graph, to, {*to.constants, *self.inputs}, sources):
+                missing |= self._node(name, source, node)
         return missing | {to.absent[each.name].name: each.name for each in graph.output if each.name in to.absent}
 
     def result(self, texts: frozenset[str]) -> ImportedModel:
         """The imported model. texts: operators and names of all nodes in the file."""
         to, graph = self.to, self.model.graph
         outputs = list(dict.fromkeys(each.name for each in graph.output))
-        nodes = self._with_output_names(outputs)
+        nodes, names = self._with_output_names(outputs)
+        aliases = {old: names.get(new, new) for old, new in (*names.items(), *to.aliases.items())}
         return ImportedModel(
             graph.name,
             live(nodes, outputs),
@@ -291,14 +307,17 @@ class _Import:
             to.names.taken(),
             texts,
             self.unreadable,
+            tuple(self.file_nodes),
+            {old: new for old, new in aliases.items() if old != new},
         )
 
-    def _with_output_names(self, outputs: Sequence[str]) -> list[ImportedNode]:
-        """The nodes, with every output under its own name even if an Identity was left out.
+    def _with_output_names(self, outputs: Sequence[str]) -> tuple[list[ImportedNode], dict[str, str]]:
+        """The nodes, with every output under its own name even if an Identity was left out, and the new names.
 
         The tensor before such an output is renamed; if it is an input or an output itself, the Identity stays.
         """
         to, names, more = self.to, dict[str, str](), list[ImportedNode]()
+        written = {name: node.key for node in self.file_nodes for name in node.writes}
         for name in outputs:
             source = to.aliases.get(name)
             if source is None:
@@ -307,62 +326,63 @@ class _Import:
                 to.constants[name] = to.constants[source]
             elif source in self.inputs or source in outputs or source in names:
                 label = to.node_name(f"{name}/Identity")
-                made = Node("Identity", (source,), (name,), {}, label, (label,))
-                more.append(ImportedNode(label, helper.make_node("Identity", [source], [name]), (made,), None))
+                made = Node("Identity", (source,), (name,), {}, label, (written[name],))
+                proto = helper.make_node("Identity", [source], [name])
+                more.append(ImportedNode(label, proto, (made,), None, written[name]))
             else:
                 names[source] = name
             to.types[name] = to.types[source]
             self.protos[name] = self.protos.get(source) or proto_of(to.types[source])
         found = [*self.nodes, *more]
-        return [node.renamed(names) for node in found] if names else found
+        return [node.renamed(names) for node in found] if names else found, names
 
-    def _node(self, name: str, node: onnx.NodeProto) -> dict[str, str]:
+    def _node(self, name: str, source: str, node: onnx.NodeProto) -> dict[str, str]:
         """Adds a node, its constants or its alias; returns, by node, outputs that it reads, but are omitted."""
         to = self.to
         proto = renamed(node, to.aliases)
         reads = list(dict.fromkeys(captured(proto)))
         wanted = {to.absent[each].name: each for each in reads if each in to.absent}
         if wanted or self.unreadable is not None:
-            self._foreign(name, proto, self.unreadable)
+            self._foreign(name, source, proto, self.unreadable)
             return wanted
         unknown = [each for each in reads if each not in to.types]
         if name in self.avoided or unknown:
-            self._foreign(name, proto, _unread(name, proto, self.avoided.get(name), unknown))
+            self._foreign(name, source, proto, _unread(source, proto, self.avoided.get(name), unknown))
             return {}
         if node.op_type == "If" and node.domain in ONNX_DOMAINS and proto.input[0] in to.constants:
-            return self._branch(name, proto)
+            return self._branch(name, source, proto)
         for each in prepared(proto, to):
-            self._node(to.node_name(f"{name}/{each.op_type}"), each)
+            self._node(to.node_name(f"{name}/{each.op_type}"), source, each)
         before = len(to.nodes)
         try:
-            import_node(name, proto, to, self.opsets)
+            import_node(name, source, proto, to, self.opsets)
         except NpucError as error:
             if beyond_limits(error):
                 raise
             del to.nodes[before:]
-            self._foreign(name, proto, error.problems[0])
+            self._foreign(name, source, proto, error.problems[0])
             return {}
         made = tuple(to.nodes[before:])
         self.protos |= {each: proto_of(to.types[each]) for each in proto.output if each in to.types}
         if made:
-            self.nodes.append(ImportedNode(name, proto, made, None))
+            self.nodes.append(ImportedNode(name, proto, made, None, source))
         return {}
 
-    def _branch(self, name: str, proto: onnx.NodeProto) -> dict[str, str]:
+    def _branch(self, name: str, source: str, proto: onnx.NodeProto) -> dict[str, str]:
         """Imports the nodes of the branch chosen by a constant condition."""
         graphs = {each.name: each.g for each in proto.attribute}
-        node = OnnxNode(name, "If", tuple(proto.input), tuple(proto.output), graphs, self.to.opset)
+        node = OnnxNode(name, "If", tuple(proto.input), tuple(proto.output), graphs, self.to.opset, source)
         try:
             chosen = branch_of(node, self.to)
         except NpucError as error:
-            self._foreign(name, proto, error.problems[0])
+            self._foreign(name, source, proto, error.problems[0])
             return {}
         missing: dict[str, str] = {}
         for inner, each in inlined(node, chosen, self.to):
-            missing |= self._node(inner, each)
+            missing |= self._node(inner, source, each)
         return missing
 
-    def _foreign(self, name: str, proto: onnx.NodeProto, problem: Problem | None) -> None:
+    def _foreign(self, name: str, source: str, proto: onnx.NodeProto, problem: Problem | None) -> None:
         """Adds a node as it is, with the known types of its results."""
         to = self.to
         for each in proto.output:
@@ -384,14 +404,14 @@ class _Import:
         if proto.op_type == "Where" and proto.domain in ONNX_DOMAINS:
             to.producers[proto.output[0]] = Node("Where", tuple(proto.input), tuple(proto.output))
         told = problem or Problem("E201", "the operator is not known to npuc")
-        where = replace(told, node=name, op=proto.op_type)
+        where = replace(told, node=source, op=proto.op_type)
         reads = {*captured(proto)} - to.constants.keys()
         of_shapes = bool(reads) and reads <= self.undecided
         follows = of_shapes or (told.code != "E201" and not self.broken.isdisjoint(reads))
         self.broken.update(proto.output)
         if of_shapes or proto.op_type in ("Shape", "Size"):
             self.undecided.update(proto.output)
-        self.nodes.append(ImportedNode(name, proto, (), where, follows))
+        self.nodes.append(ImportedNode(name, proto, (), where, source, follows))
 
 
 def _unread(name: str, proto: onnx.NodeProto, omitted: str | None, unknown: Sequence[str]) -> Problem:

@@ -29,6 +29,8 @@ class ImportedNode:
     """Empty if it cannot be imported."""
     problem: Problem | None
     """Why npuc cannot import it."""
+    source: str
+    """The node of the file that it belongs to, by its key: itself, or the call or the If that it came from."""
     follows: bool = False
     """Whether the reason is only that npuc cannot import what it reads."""
 
@@ -76,6 +78,18 @@ class ImportedNode:
 
 
 @frozen
+class FileNode:
+    """A node of the model's file. key: its name, or its operator and number."""
+
+    key: str
+    op: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    within: tuple[str, ...]
+    """Names of nodes and tensors in its subgraphs, and in the function that it calls."""
+
+
+@frozen
 class ImportedModel:
     """A model. `types`: of tensors with static shape; `protos`: what is known of all tensors."""
 
@@ -95,6 +109,10 @@ class ImportedModel:
     """Operators and names of all nodes in the file, including those that were folded or left out."""
     unreadable: Problem | None
     """Why npuc knows none of its operators."""
+    file_nodes: tuple[FileNode, ...]
+    """All nodes of the file, in its order, also those that none of `nodes` comes from."""
+    aliases: Mapping[str, str]
+    """The tensor that has the value of a tensor of the file, where an identity was left out."""
 
     @cached_property
     def producers(self) -> Mapping[str, ImportedNode]:
@@ -106,6 +124,14 @@ class ImportedModel:
     def by_name(self) -> Mapping[str, ImportedNode]:
         """The nodes by name."""
         return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def by_source(self) -> Mapping[str, tuple[ImportedNode, ...]]:
+        """The nodes that each node of the file became, by its key."""
+        found: dict[str, tuple[ImportedNode, ...]] = {}
+        for node in self.nodes:
+            found[node.source] = (*found.get(node.source, ()), node)
+        return found
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:

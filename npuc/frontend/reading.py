@@ -8,15 +8,19 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
+from onnx import numpy_helper
 
 from npuc.errors import ModelError
 from npuc.frontend.batches import steps_first
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgraded
 from npuc.frontend.widening import widened
+from npuc.onnx_files.external_data import array_of
+from npuc.onnx_files.subgraphs import tensor_names, tensors, within
 from npuc.onnx_files.wire import apart
 from npuc.storage.mapped import HEAVY
-from npuc.system.budget import content, expect_room
+from npuc.system.budget import content, expect_room, take
+from npuc.text.names import Names
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 
@@ -25,13 +29,34 @@ def read_model(path: Path, *, whole: bool = True) -> onnx.ModelProto:
     """The parsed file, without its external data; an old opset is converted to 7 by ONNX's converter.
 
     A network in half precision, or quantised dynamically, is returned in float32 (`widening`, `dynamic`),
-    recurrent operators with the steps first (`batches`).
+    recurrent operators with the steps first (`batches`). Arguments and errors as those of `parsed`.
+    """
+    return steps_first(without_dynamic_quantisation(widened(upgraded(parsed(path, whole=whole)))))
+
+
+def parsed(path: Path, *, whole: bool = True) -> onnx.ModelProto:
+    """The parsed file as it is, without the external data of its initialisers; that of others is in the model.
 
     whole: if false, heavy constants may be left in the file, which the model then refers to as external data.
-    Raises ModelError: E101 if the file cannot be read, E102 if it is not an ONNX model.
+    Raises ModelError: E101 if the file cannot be read, E102 if it is not an ONNX model, E108 for external data.
     """
-    model = None if whole else _light(path)
-    return steps_first(without_dynamic_quantisation(widened(upgraded(_whole(path)) if model is None else model)))
+    light = None if whole else _light(path)
+    model = _whole(path) if light is None else light
+    outer = {id(each) for each in model.graph.initializer}
+    for tensor in [each for each in tensors(model) if each.data_location and id(each) not in outer]:
+        value = numpy_helper.from_array(array_of(tensor, path.parent), tensor.name)
+        take(value.ByteSize(), "a constant", tensor=tensor.name)
+        tensor.CopyFrom(value)
+    _name_parts(model.graph)
+    return model
+
+
+def _name_parts(graph: onnx.GraphProto) -> None:
+    """Names the parts of every Split that nothing reads: onnxruntime crashes on absent ones."""
+    splits = [each for each in within(graph.node) if each.op_type == "Split" and not all(each.output)]
+    names = Names(tensor_names(graph) if splits else ())
+    for each in splits:
+        each.output[:] = [name or names.new(f"{each.name or each.op_type}/unread") for name in each.output]
 
 
 def _light(path: Path) -> onnx.ModelProto | None:
@@ -69,6 +94,13 @@ def _whole(path: Path) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError("E102", f"{path} holds no ONNX graph", remedy="give the path of an .onnx file")
     return model
+
+
+def files_with_data(path: Path) -> list[Path]:
+    """The model's file and those of its external data. Raises ModelError as `read_model`."""
+    model = _light(path) or _whole(path)
+    places = {entry.value for each in tensors(model) for entry in each.external_data if entry.key == "location"}
+    return [path, *(path.parent / place for place in sorted(places))]
 
 
 def check_names(graph: onnx.GraphProto) -> None:

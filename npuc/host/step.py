@@ -102,7 +102,10 @@ class HostStep:
         return (model.run(None, {name: rows})[0].reshape(x.shape),)
 
     def _by_onnxruntime(self, inputs: list[Array]) -> tuple[Array, ...]:
-        """Runs an operator whose last bits depend on the implementation: the host's library is onnxruntime."""
+        """Runs an operator whose last bits depend on the implementation: the host's library is onnxruntime.
+
+        A form that onnxruntime lacks is computed by npuc's interpreter.
+        """
         constants = [values[0] for values in inputs[1:]] if self.op == "Conv" else []
         data = inputs[: len(inputs) - len(constants)]
         model, names = self._session(tuple(type_of(values[0]) for values in data), constants, self.attrs)
@@ -118,9 +121,8 @@ class HostStep:
         self, types: tuple[TensorType, ...], constants: Sequence[Array], attrs: Mapping[str, Any]
     ) -> tuple[Any, tuple[str, ...]]:
         """An onnxruntime session of this operator, and the names of its non-constant inputs."""
-        from npuc.onnx_files.export import to_onnx
         from npuc.ops import build
-        from npuc.reference import session
+        from npuc.reference import graph_session
 
         names = tuple(f"x{position}" for position in range(len(types)))
         if types not in self._sessions:
@@ -128,7 +130,7 @@ class HostStep:
             fixed = {f"c{position}": value for position, value in enumerate(constants)}
             node = Node(self.op, (*names, *fixed), outputs, attrs, self.node)
             graph = build("host", [node], dict(zip(names, types, strict=True)), outputs, fixed)
-            self._sessions[types] = session(to_onnx(graph))
+            self._sessions[types] = graph_session(graph, outputs)
         return self._sessions[types], names
 
 

@@ -38,3 +38,18 @@ def tensor_names(graph: onnx.GraphProto) -> Iterator[str]:
     for node in within(graph.node):
         yield from (*node.input, *node.output)
     yield from (each.name for each in graph.initializer)
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The constants of a model: initialisers and attributes, also in subgraphs and functions."""
+    nodes = (*within(model.graph.node), *(node for each in model.functions for node in within(each.node)))
+    for graph in (model.graph, *(inner for node in nodes for inner in subgraphs(node))):
+        yield from graph.initializer
+        yield from (part for each in graph.sparse_initializer for part in (each.values, each.indices))
+    for attribute in (each for node in nodes for each in node.attribute):
+        yield from (
+            attribute.t,
+            *attribute.tensors,
+            attribute.sparse_tensor.values,
+            attribute.sparse_tensor.indices,
+        )

@@ -1,56 +1,61 @@
-"""The boxes of the network drawing: one for every NPU layer, and one for each host step."""
+"""The boxes of the network drawing: one for every node of the model that is not folded into a constant."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from npuc.ops import OPS
+from npuc.account import BORDER, FOLDED, HOST, NPU, SPLIT, Entry
+from npuc.ir import Node, topological
 from npuc.page.network import Box
-from npuc.program import Program
+from npuc.reports.accounts import fate
+from npuc.text.escaping import Shown
 from npuc.text.terminal import count
 
 Report = Mapping[str, Any]
 SHADES = {"cycles": "cycles", "bytes": "bytes", "error": "SQNR", "place": "place"}
 """Quantities by which boxes may be coloured, with their labels on the page."""
-HOT = {"place": 1.0}
-"""The shade of a box on the host."""
+PLACE = {HOST: 1.0, SPLIT: 0.5, BORDER: 0.5}
+"""The shade of a box by where the node runs; 0 for others."""
 
 
-def boxes_of(program: Program, steps: Iterable[Report], graph: Report, layers: Sequence[Report]) -> list[Box]:
-    """The boxes, each after all that it reads. steps: of the run; graph: graph.json; layers: of the report."""
-    parts = program.manifest["report"].get("partitions", ())
-    regions = {node: _region(part) for part in parts for node in part["nodes"]}
-    tensors, numbers, shades = graph.get("tensors", {}), by_node(layers), _shades(layers)
-    waiting = [step for step in steps if _is_host(step)]
-    made: dict[str, str] = {each["name"]: "" for each in program.manifest["inputs"]}
-    # by tensor of the model or of the integer network: the box that computes it, none for inputs
+def boxes_of(entries: Sequence[Entry], layers: Sequence[Report]) -> list[Box]:
+    """The boxes, each after all that it reads. entries: the account; layers: of the report."""
+    written = {name for each in entries for name in each.tensors}
+    known = {name for each in entries for name in each.reads} - written
+    nodes = [Node(each.op, each.reads, tuple(each.tensors), name=each.node) for each in entries]
+    by_name, shades = {each.node: each for each in entries}, _shades(layers)
+    ordered = [by_name[node.name] for node in topological(nodes, known)]
+    makers = {name: each.node for each in entries if each.place != FOLDED for name in each.tensors}
+    most = max((each.cycles for each in entries), default=0)
     found: list[Box] = []
-
-    def add(box: Box, outputs: Sequence[str]) -> None:
-        found.append(box)
-        made.update(dict.fromkeys((box.tensor, *outputs), box.tensor))
-
-    def host_steps() -> None:
-        for step in [each for each in waiting if all(name in made for name in each["inputs"])]:
-            waiting.remove(step)
-            add(_host_box(step, [made[name] for name in step["inputs"]], parts), step["outputs"])
-
-    for each in graph.get("layers", ()):
-        host_steps()
-        number = next((numbers[node] for node in each["nodes"] if node in numbers), None)
-        layer, tensor = None if number is None else layers[number], tensors.get(each["tensor"], {})
-        title = _title(each["op"], layer["op"] if layer else "")
-        reads = (made.get(name, made.get(tensors.get(name, {}).get("float", name), "")) for name in each["inputs"])
-        shade = {} if number is None else {key: values[number] for key, values in shades.items()}
-        region = next((regions[node] for node in each["nodes"] if node in regions), "")
-        hint = "\n".join(_hints(each, layer, tensor))
-        add(
-            Box(each["tensor"], title, hint, tuple(reads), shade, number, region),
-            [tensor.get("float", each["tensor"])],
+    for each in ordered:
+        if each.place == FOLDED:
+            continue
+        own = {key: max(values[at] for at in each.layers) for key, values in shades.items() if each.layers}
+        own |= {"cycles": each.cycles / most} if most else {}
+        reads = tuple(makers[name] for name in each.reads if name in makers)
+        layer = each.layers[0] if each.layers else None
+        hint = "\n".join(told(each, layers))
+        found.append(
+            Box(each.node, each.op, hint, reads, own | {"place": PLACE.get(each.place, 0)}, layer, _region(each))
         )
-    host_steps()
     return found
+
+
+def told(entry: Entry, layers: Sequence[Report]) -> Iterator[str]:
+    """What a node became, line by line: its fate, its layers, its tensors."""
+    yield from fate(Shown(asdict(entry)))
+    for at in entry.layers:
+        layer = layers[at]
+        moved = f", {count(layer['bytes'])} bytes" if layer.get("bytes") else ""
+        noise = "" if layer["sqnr_db"] is None else f", {layer['sqnr_db']:.1f} dB"
+        yield f"layer {layer['name']}: {layer['op']}, {count(layer['cycles'])} cycles{moved}{noise}"
+        if layer.get("accumulator_bound") is not None:
+            yield f"  accumulators stay within {count(layer['accumulator_bound'])}"
+    for name, now in entry.tensors.items():
+        yield f"tensor {name}: " + (f"now {now}" if now else "not kept")
 
 
 def by_node(layers: Sequence[Report]) -> dict[str, int]:
@@ -58,75 +63,21 @@ def by_node(layers: Sequence[Report]) -> dict[str, int]:
     return {node: number for number, layer in enumerate(layers) for node in layer["nodes"]}
 
 
-def _title(op: str, instruction: str) -> str:
-    """The operator, and the instruction if its name differs; the instruction alone of a machine's own operator."""
-    if instruction and op not in OPS:
-        return instruction
-    bare = op.removeprefix("Int")
-    return bare if instruction.lower() in ("", bare.lower(), op.lower()) else f"{bare} {instruction}"
-
-
-def _is_host(step: Report) -> bool:
-    """Whether a step is part of the model on the host: more than a data conversion for the machine."""
-    return step.get("kind", "host") == "host" and not step.get("conversion", False)
-
-
-def _host_box(step: Report, reads: Sequence[str], parts: Sequence[Report]) -> Box:
-    """The box of a host step: a node, or a region with a path."""
-    part = next((each for each in parts if each["path"] and each["path"] == step.get("path")), None)
-    if part is None:
-        region = _region({"path": None, "place": "host"})
-        return Box(
-            step["outputs"][0], step["op"], f"{step['node']}\n{step['reason']}", tuple(reads), HOT, None, region
-        )
-    title = ", ".join(dict.fromkeys(why["op"] for why in part["reasons"])) or f"{len(part['nodes'])} nodes"
-    hint = "\n".join([", ".join(part["nodes"]), *reasons(part)])
-    return Box(step["outputs"][0], title, hint, tuple(reads), HOT, None, _region(part))
-
-
-def reasons(part: Report) -> list[str]:
-    """Why the operators of a part run on the host, a text for each reason."""
-    ops: dict[str, dict[str, None]] = {}
-    for why in part["reasons"]:
-        ops.setdefault(why["reason"], {})[why["op"]] = None
-    return [f"{', '.join(names)}: {reason}" for reason, names in ops.items()]
-
-
-def _region(part: Report) -> str:
-    """A part's name."""
-    place = {"npu": "on the NPU", "host": "on the host"}[part["place"]]
-    return f"{part['path']} {place}" if part["path"] else place
+def _region(entry: Entry) -> str:
+    """The part of the program to which a node belongs."""
+    place = "on the NPU" if entry.place in (NPU, SPLIT) else "on the host"
+    return f"{entry.paths[0]} {place}" if entry.paths else ""
 
 
 def _shades(layers: Sequence[Report]) -> dict[str, list[float]]:
     """The shades of layers, for each known quantity: 0 (nothing) to 1 (the largest of all)."""
     found: dict[str, list[float]] = {}
-    for key in ("cycles", "bytes"):
-        values = [layer.get(key) or 0 for layer in layers]
-        if any(values):
-            found[key] = [value / max(values) for value in values]
+    values = [layer.get("bytes") or 0 for layer in layers]
+    if any(values):
+        found["bytes"] = [value / max(values) for value in values]
     decibels = [layer["sqnr_db"] for layer in layers]
     known = [each for each in decibels if each is not None]
     if known:
         noisiest = min(known)
         found["error"] = [0.0 if each is None else max(1 - (each - noisiest) / 40, 0.0) for each in decibels]
     return found
-
-
-def _hints(each: Report, layer: Report | None, tensor: Report) -> Iterator[str]:
-    """The tooltip of a box: names, shape, scale, costs and certificates."""
-    yield from (each["tensor"], ", ".join(each["nodes"]))
-    if "shape" in tensor:
-        yield "shape " + " x ".join(map(str, tensor["shape"]))
-    if tensor.get("scale") is not None:
-        yield f"scale {tensor['scale']:.6g}, zero point {tensor.get('zero_point', 0)}"
-    if layer is None:
-        yield "not an instruction of its own"
-        return
-    yield f"{count(layer['cycles'])} cycles" + (f", {count(layer['bytes'])} bytes" if layer.get("bytes") else "")
-    if layer.get("tile"):
-        yield "tile " + " x ".join(map(str, layer["tile"]))
-    if layer.get("accumulator_bound") is not None:
-        yield f"accumulators stay within {count(layer['accumulator_bound'])}"
-    if layer["sqnr_db"] is not None:
-        yield f"{layer['sqnr_db']:.1f} dB"

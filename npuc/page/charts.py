@@ -9,7 +9,6 @@ from typing import Any
 from npuc.inspect.timeline import Buffer, Timeline
 from npuc.ir import Array
 from npuc.page.svg import Bands, Scale, horizontal_axis, picture, short_number, tag, text, titled, vertical_axis
-from npuc.quantize.network.construction import float_name
 from npuc.text.terminal import count, short
 
 WIDTH = 1080
@@ -42,12 +41,17 @@ def engines(timeline: Timeline, names: Sequence[str]) -> str:
             moved = f"\n{count(each.bytes)} bytes" if each.bytes else ""
             hint = f"{each.tensor or each.label}\n{each.label}\n{cost}{moved}"
             name = each.label if each.layer is None else names[each.layer]
-            parts.append(titled(bar, hint, data_layer=each.layer, data_name=short(float_name(name), NAME)))
+            parts.append(titled(bar, hint, data_layer=each.layer, data_name=short(name, NAME)))
     return picture(WIDTH, bottom + 34, "Timeline of the engines", parts)
 
 
-def memory(timeline: Timeline, name: str, capacity: int, layers: Mapping[str, int]) -> str:
-    """The buffers of a memory: cycles to the right, addresses upward; layers: layer index by tensor."""
+def memory(
+    timeline: Timeline, name: str, capacity: int, layers: Mapping[str, int], names: Mapping[str, str]
+) -> str:
+    """The buffers of a memory: cycles to the right, addresses upward.
+
+    layers: layer index by tensor. names: of the model's tensors, by those that hold their values.
+    """
     found = [each for each in timeline.buffers if each.memory == name]
     capacity = max(capacity, *(each.address + each.size for each in found), 0)
     across, up = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20), _addresses(found, capacity)
@@ -59,7 +63,10 @@ def memory(timeline: Timeline, name: str, capacity: int, layers: Mapping[str, in
     for edge in range(bank, capacity, bank) if bank and isinstance(up, Scale) else ():
         line = tag("line", x1=LEFT, x2=WIDTH - 20, y1=up.at(edge), y2=up.at(edge), class_="bank")
         parts.append(titled(line, f"a bank begins at byte {count(edge)}"))
-    parts += [_buffer(each, across, up, number, _layer(each, layers)) for number, each in enumerate(found)]
+    parts += [
+        _buffer(each, across, up, number, _layer(each, layers), names.get(each.label, each.label))
+        for number, each in enumerate(found)
+    ]
     return picture(WIDTH, MEMORY_HEIGHT + 54, f"What the {name} memory holds over time", parts)
 
 
@@ -81,13 +88,13 @@ def _addresses(found: Sequence[Buffer], capacity: int) -> Scale | Bands:
     return Bands(tuple(used), MEMORY_HEIGHT + 20, 20)
 
 
-def _buffer(each: Buffer, across: Scale, up: Scale | Bands, number: int, layer: int | None) -> str:
+def _buffer(each: Buffer, across: Scale, up: Scale | Bands, number: int, layer: int | None, called: str) -> str:
     left, top = across.at(each.start), up.at(each.address + each.size)
     width, height = max(across.at(each.end) - left, 0.6), max(up.at(each.address) - top, 0.6)
     bar = tag("rect", x=left, y=top, width=width, height=height, class_=f"buffer series{number % 6}")
     last = each.address + each.size - 1
     where = f"bytes {count(each.address)} to {count(last)}, cycles {count(each.start)} to {count(each.end)}"
-    name = short(float_name(each.label), NAME) if height > 12 else None
+    name = short(called, NAME) if height > 12 else None
     drawn = titled(bar, f"{each.label}\n{where}", data_layer=layer, data_name=name)
     if each.used is None:
         return drawn

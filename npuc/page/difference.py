@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from npuc import __version__
+from npuc.account import account_of
 from npuc.frozen import frozen
 from npuc.inspect.outline import short_names
 from npuc.page import network
@@ -25,14 +26,10 @@ SHADES = {"cycles": "difference in cycles", "bytes": "difference in bytes", "cha
 
 @frozen
 class Side:
-    """One of the two programs: its name, and the data of its network drawing."""
+    """One of the two programs, with its name."""
 
     name: str
     program: Program
-    steps: Sequence[Report]
-    """The steps in order of execution."""
-    graph: Report
-    """graph.json."""
 
 
 def difference_page(first: Side, second: Side, report: Report) -> str:
@@ -121,7 +118,7 @@ def _drawn(side: Side, at: int, groups: Sequence[Pair], shades: Sequence[Mapping
     layers = list(layers_of(side.program.report))
     group_of = {layer["name"]: number for number, pair in enumerate(groups) for layer in pair[at]}
     boxes: list[network.Box] = []
-    for box in boxes_of(side.program, side.steps, side.graph, layers):
+    for box in boxes_of(account_of(side.program.manifest), layers):
         group = None if box.layer is None else group_of[layers[box.layer]["name"]]
         boxes.append(replace(box, layer=group, shades={} if group is None else shades[group]))
     return network.drawing(boxes)

@@ -1,4 +1,4 @@
-"""The network drawing, from top to bottom: a box per layer, with regions outlined."""
+"""The network drawing, from top to bottom: a box per node, with regions outlined."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MARGIN, OUTLINE = 12, 8
 
 @frozen
 class Box:
-    """A layer; the tensors it reads are referred to by the names of other boxes."""
+    """A node of the drawn graph; what it reads is referred to by the names of other boxes."""
 
-    tensor: str
+    name: str
     title: str
     hint: str
     reads: tuple[str, ...]
@@ -34,7 +34,7 @@ class Box:
 
 def drawing(boxes: Sequence[Box]) -> str:
     """The graph as a picture; the shades become style properties among which the page selects."""
-    placed = layering({box.tensor: box.reads for box in boxes})
+    placed = layering({box.name: box.reads for box in boxes})
     corners = {tensor: (_x(column), _y(row)) for tensor, (row, column) in placed.boxes.items()}
     edges = [
         _edge(corners[above], [(_x(column), _y(row)) for row, column in passed], corners[below])
@@ -44,10 +44,10 @@ def drawing(boxes: Sequence[Box]) -> str:
     height = max((y for _, y in corners.values()), default=0) + BOX_HEIGHT + MARGIN
     passing = [_x(column) + BOX_WIDTH / 2 + MARGIN for passed in placed.edges.values() for _, column in passed]
     outlines = [
-        _outline(name, [corners[box.tensor] for box in members]) for name, members in _regions(boxes).items()
+        _outline(name, [corners[box.name] for box in members]) for name, members in _regions(boxes).items()
     ]
-    drawn = [_box(box, *corners[box.tensor]) for box in boxes]
-    return picture(max([width, *passing]), height, "The network's layers", [*outlines, *edges, *drawn])
+    drawn = [_box(box, *corners[box.name]) for box in boxes]
+    return picture(max([width, *passing]), height, "The network", [*outlines, *edges, *drawn])
 
 
 def _x(column: float) -> float:
@@ -97,7 +97,7 @@ def _box(box: Box, x: float, y: float) -> str:
     parts = [
         tag("rect", x=x, y=y, width=BOX_WIDTH, height=BOX_HEIGHT, rx=4, style=style),
         text(short(box.title, 22), x=x + BOX_WIDTH / 2, y=y + 14, class_="middle"),
-        text(short(box.tensor, 24), x=x + BOX_WIDTH / 2, y=y + 27, class_="middle note"),
+        text(short(box.name, 24), x=x + BOX_WIDTH / 2, y=y + 27, class_="middle note"),
     ]
-    focus = None if box.layer is None else 0
-    return titled("".join(parts), box.hint, class_="box", data_layer=box.layer, tabindex=focus)
+    focus = 0
+    return titled("".join(parts), box.hint, class_="box", data_layer=box.layer, data_node=box.name, tabindex=focus)

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from npuc import __version__
+from npuc.account import Entry, account_of, reasons
 from npuc.frozen import frozen
 from npuc.inspect.outline import short_names
 from npuc.inspect.timeline import Timeline
 from npuc.ir import Array, Graph
 from npuc.page import charts, network
-from npuc.page.boxes import SHADES, boxes_of, by_node, reasons
+from npuc.page.boxes import SHADES, boxes_of, by_node, told
 from npuc.page.passes import passes
 from npuc.page.rendering import rendered
 from npuc.program import Program
+from npuc.reports.accounts import accounted
 from npuc.reports.layers import layers_of
 from npuc.target import Target
 from npuc.text.escaping import html_json
@@ -37,8 +39,6 @@ class Evidence:
 
     graph: Report = field(default_factory=dict[str, Any])
     """graph.json."""
-    steps: Sequence[Report] = ()
-    """The steps in order of execution, including those within parts."""
     histograms: Mapping[str, Array] = field(default_factory=dict[str, Array])
     """Counts of each int8 value, -128 first, by tensor."""
     samples: str = ""
@@ -84,22 +84,24 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
 
     report, timeline, listing = program.report, target.timeline(program), target.listing(program)
     layers = list(layers_of(report, evidence.verification))
-    boxes = boxes_of(program, evidence.steps, evidence.graph, layers)
-    names, tensors = short_names(layer["name"] for layer in layers), _by_tensor(timeline, boxes)
+    entries = account_of(program.manifest)
+    boxes, names = boxes_of(entries, layers), short_names(layer["name"] for layer in layers)
+    tensors = _by_tensor(timeline, evidence.graph, by_node(layers))
     found: dict[str, Any] = {
         "title": _name(program),
         "lead": f"{report['target']}, machine {report['machine']}; {count(report['instructions'])} instructions",
         "figures": _figures(report, timeline, evidence.verification),
         "memories": [_memory(name, use) for name, use in report["memory"].items()],
-        "host_steps": report["host_steps"],
+        "placed": accounted(entries, [*reasons(entries)], verbose=False),
         "partitions": _partitions(report),
+        "nodes": [_node(each, layers) for each in entries],
         "network": Markup(network.drawing(boxes)) if boxes else "",
         "shades": [(key, SHADES[key]) for key in SHADES if any(key in box.shades for box in boxes)],
         "passes": passes(evidence.graph, evidence.passes, by_node(layers)),
         "columns": [each for each in COLUMNS if any(layer.get(each.key) is not None for layer in layers)],
         "timeline": Markup(charts.engines(timeline, [names[layer["name"]] for layer in layers])),
         "late": any(each.used is not None for each in timeline.buffers),
-        "maps": [(name, Markup(each)) for name, each in _maps(report, timeline, tensors)],
+        "maps": [(name, Markup(each)) for name, each in _maps(report, timeline, tensors, evidence.graph)],
         "roofline": Markup(_roofline(report, layers)),
         "histograms": [{**each, "drawing": Markup(each["drawing"])} for each in _histograms(evidence, tensors)],
         "samples": evidence.samples,
@@ -122,11 +124,9 @@ def _partitions(report: Mapping[str, Any]) -> list[dict[str, str]]:
         {
             "path": each["path"] or "",
             "place": each["place"],
-            "nodes": ", ".join(each["nodes"]),
             "macs": count(each["macs"]),
             "bytes_in": count(each["bytes_in"]),
             "bytes_out": count(each["bytes_out"]),
-            "why": "; ".join(reasons(each)),
         }
         for each in parts
     ]
@@ -139,7 +139,7 @@ def _name(program: Program) -> str:
 def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The headings of the page's sections."""
     wanted = {
-        "network": found["network"],
+        "network": found["network"] or found["nodes"],
         "passes": found["passes"],
         "roofline": found["roofline"],
         "values": found["histograms"],
@@ -204,17 +204,33 @@ def _cell(layer: Report, column: Column) -> dict[str, Any]:
             return {"text": short(str(value), 44), "sort": None, "hint": hint, "numeric": False}
 
 
-def _by_tensor(timeline: Timeline, boxes: Sequence[network.Box]) -> dict[str, int]:
-    """The index of the layer that computes each tensor."""
-    found = {each.tensor: each.layer for each in timeline.activities if each.tensor and each.layer is not None}
-    return found | {box.tensor: box.layer for box in boxes if box.layer is not None}
+def _node(entry: Entry, layers: Sequence[Report]) -> dict[str, Any]:
+    """A node of the model, with what it became."""
+    first, *rest = told(entry, layers)
+    return {"name": entry.node, "layer": entry.layers[0] if entry.layers else None, "first": first, "rest": rest}
 
 
-def _maps(report: Report, timeline: Timeline, layers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+def _by_tensor(timeline: Timeline, graph: Report, numbers: Mapping[str, int]) -> dict[str, int]:
+    """The index of the layer that computes each tensor. graph: graph.json. numbers: as `by_node`."""
+    found = {
+        each["tensor"]: numbers[node]
+        for each in graph.get("layers", ())
+        for node in reversed(each["nodes"])
+        if node in numbers
+    }
+    return found | {
+        each.tensor: each.layer for each in timeline.activities if each.tensor and each.layer is not None
+    }
+
+
+def _maps(
+    report: Report, timeline: Timeline, layers: Mapping[str, int], graph: Report
+) -> Iterator[tuple[str, str]]:
     """A drawing of every memory in the timeline."""
+    names = {name: each["float"] for name, each in graph.get("tensors", {}).items() if "float" in each}
     for name, use in report["memory"].items():
         if any(each.memory == name for each in timeline.buffers):
-            yield name, charts.memory(timeline, name, _height(use), layers)
+            yield name, charts.memory(timeline, name, _height(use), layers, names)
 
 
 def _height(use: Report) -> int:

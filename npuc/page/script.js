@@ -45,9 +45,16 @@ document.addEventListener("click", (event) => {
   const element = event.target.closest("[data-layer]");
   if (element) choose(element.classList.contains("chosen") ? undefined : element.dataset.layer);
 });
+// A node of the drawing opens what it became.
+function open(box) {
+  for (const each of document.querySelectorAll("[data-fate]")) each.open = each.dataset.fate === box.dataset.node;
+  document.querySelector("[data-fate][open]")?.scrollIntoView({ block: "nearest" });
+}
+for (const box of document.querySelectorAll("#network [data-node]")) box.addEventListener("click", () => open(box));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") choose();
   const focus = document.activeElement;
+  if (event.key === "Enter" && focus.matches("#network [data-node]")) open(focus);
   if (event.key === "Enter" && focus.dataset.layer) choose(focus.dataset.layer);
   if (event.key === "Enter" && focus.tagName === "TH") focus.click();
 });

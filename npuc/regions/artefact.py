@@ -10,7 +10,7 @@ an ONNX model in a file of the program. Steps exchange tensors by their names in
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -129,14 +129,3 @@ def host_model(path: str, data: bytes) -> onnx.ModelProto:
         return onnx.ModelProto.FromString(data)
     except DecodeError:
         raise ArtefactError("E502", f"'{path}': it is not an ONNX model") from None
-
-
-def steps_of(program: Program) -> Iterator[Mapping[str, Any]]:
-    """The steps in order of execution, from the manifests; an NPU part is followed by its own steps.
-
-    Raises ArtefactError (E502) if a part is missing or damaged.
-    """
-    for step in program.manifest.get("steps", ()):
-        yield step
-        if step.get("kind") == NPU:
-            yield from part_of(program, step["path"]).manifest.get("steps", ())

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuc.errors import HOST_STEP, NpucError, Problem
+from npuc.errors import NpucError
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frozen import frozen
 from npuc.ir import Graph
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, part_path, region_path
-from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, read_outside
-from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares, utilised
+from npuc.regions.planning import Key, Plan, key_of, part_macs, read_outside
+from npuc.regions.reporting import Told, merged, proven, shares, utilised
 from npuc.regions.running import within
 from npuc.samples.loading import Samples
 from npuc.storage.pieces import Content, Files
@@ -42,7 +42,7 @@ def entire(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lo
     found = lowered[key_of(network, read_outside(network, parts), parts[0])]
     if not is_whole(plan, parts, found.graph):
         return None
-    return _reported(found.program, _told_part(network, parts[0], None, found), plan.options)
+    return _reported(found.program, network, parts[0], _told_part(network, parts[0], None, found), plan.options)
 
 
 def is_whole(plan: Plan, parts: Sequence[partition.Part], graph: Graph) -> bool:
@@ -56,10 +56,13 @@ def is_whole(plan: Plan, parts: Sequence[partition.Part], graph: Graph) -> bool:
     )
 
 
-def _reported(program: Program, told: Sequence[Told], options: Options) -> Program:
-    """The program with its report on what runs where, and with its bound inputs."""
+def _reported(
+    program: Program, network: ImportedModel, part: partition.Part, told: Told, options: Options
+) -> Program:
+    """A part's program with its report on what runs where, and with the model's bound inputs."""
     report = program.manifest["report"]
-    told_of = {**shares(told, report["macs"]), **utilised(report, told)}
+    host = part_macs(network, part) - told.macs
+    told_of = {**shares([told], told.macs, host, report["macs"]), **utilised(report, told.macs)}
     return replace(program, manifest={**program.manifest, **_bound(options), "report": {**report, **told_of}})
 
 
@@ -74,27 +77,28 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
     steps: list[ProgramPart] = []
     told: list[Told] = []
     programs: list[Program] = []
-    numbers, executed, outside = {True: 0, False: 0}, 0, read_outside(network, parts)
+    numbers, outside = {True: 0, False: 0}, read_outside(network, parts)
     for part in parts:
         number = numbers[part.on_npu]
         numbers[part.on_npu] += 1
         if part.on_npu:
             found = lowered[key_of(network, outside, part)]
             step = ProgramPart(NPU, part_path(number), tuple(found.graph.inputs), tuple(found.graph.outputs))
-            part_told = _told_part(network, part, step.path, found)
-            programs.append(_reported(found.program, part_told, plan.options))
-            executed += found.program.manifest["report"]["macs"]
+            told.append(_told_part(network, part, step.path, found))
+            programs.append(_reported(found.program, network, part, told[-1], plan.options))
             data, proof = embedded(step.path, programs[-1])
             files |= data.contents
             evidence |= proof.contents
-            told += part_told
         else:
             units = [network.by_name[name] for name in part.blocks]
             step = _region_step(network, units, region_path(number), outside)
             files[step.path] = region_bytes(network, units, step)
-            told.append(_told_region(plan, part, step))
+            told.append(_told_region(network, part, step))
         steps.append(step)
     reports = [each.manifest["report"] for each in programs]
+    npu = sum(each.macs for each in told if each.place == NPU)
+    host = sum(part_macs(network, part) for part in parts) - npu
+    executed = sum(each["executed_macs"] for each in reports) - sum(each["macs"] for each in reports) + npu
     report = merged(reports, plan.target.name, _machine(plan), plan.target.memories)
     manifest = {
         "target": plan.target.name,
@@ -103,7 +107,7 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
         **Contents(tuple(steps), {name: name for name in network.outputs}).as_json(),
         "inputs": [_port(network, name) for name in network.inputs],
         "outputs": [_port(network, name) for name in network.outputs],
-        "report": {**report, **shares(told, executed), "proof": proven(reports)},
+        "report": {**report, **shares(told, npu, host, executed), "proof": proven(reports)},
         **_bound(plan.options),
     }
     whole = {"graph.json": canonical_json(_graph(programs))}
@@ -139,27 +143,21 @@ def region_bytes(network: ImportedModel, units: Sequence[ImportedNode], step: Pr
     return data
 
 
-def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: Lowered) -> list[Told]:
-    counted = {name: graphs.node_macs(network, network.by_name[name]) for name in part.blocks}
-    ports = found.graph.inputs, found.graph.outputs
-    taken, given = (sum(graphs.size_bytes(network, name) for name in names) for names in ports)
-    return _told(found.program.manifest["report"], counted, path, taken, given)
+def _told_part(network: ImportedModel, part: partition.Part, path: str | None, found: Lowered) -> Told:
+    report = found.program.manifest["report"]
+    left = {step["node"] for step in report["host_steps"]}
+    left -= {node for layer in report["layers"] for node in layer["nodes"]}
+    units = (network.by_name[name] for name in part.blocks)
+    macs = sum(graphs.node_macs(network, unit) for unit in units if unit.source not in left)
+    return Told(NPU, path, macs, *_bytes(network, found.graph.inputs, found.graph.outputs))
 
 
-def _told_region(plan: Plan, part: partition.Part, step: ProgramPart) -> Told:
-    network = plan.network
-    border = {*step.inputs, *step.outputs}
-    nodes: list[OnHost] = []
-    for name in part.blocks:
-        unit = network.by_name[name]
-        problem = plan.denied.get(name) or absorbed(unit)
-        crossed = sum(
-            graphs.size_bytes(network, each) for each in border.intersection((*unit.reads, *unit.writes))
-        )
-        nodes.append(OnHost(problem, graphs.node_macs(network, unit), crossed))
-    ports = step.inputs, step.outputs
-    taken, given = (sum(graphs.size_bytes(network, name) for name in names) for names in ports)
-    return Told(HOST, step.path, part.blocks, part_macs(network, part), taken, given, reasons(nodes))
+def _told_region(network: ImportedModel, part: partition.Part, step: ProgramPart) -> Told:
+    return Told(HOST, step.path, part_macs(network, part), *_bytes(network, step.inputs, step.outputs))
+
+
+def _bytes(network: ImportedModel, *ports: Sequence[str]) -> Iterator[int]:
+    return (sum(graphs.size_bytes(network, name) for name in names) for names in ports)
 
 
 def _port(network: ImportedModel, name: str) -> dict[str, Any]:
@@ -220,19 +218,3 @@ def _graph(programs: Sequence[Program]) -> dict[str, Any]:
 def _layer(number: int, layer: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [within(number, name) for name in layer["inputs"]]
     return {**layer, "inputs": inputs, "tensor": within(number, layer["tensor"])}
-
-
-def _told(
-    report: Mapping[str, Any], macs: Mapping[str, int], path: str | None, bytes_in: int, bytes_out: int
-) -> list[Told]:
-    """Report entries for an NPU part and, if it has any, its host steps. macs: of its nodes, by name."""
-    steps = {step["node"]: step for step in report["host_steps"]}
-    here = [name for name in macs if name not in steps]
-    found = [Told(NPU, path, tuple(here), sum(macs[name] for name in here), bytes_in, bytes_out)]
-    if steps:
-        on_host = [
-            OnHost(Problem(HOST_STEP, step["reason"], name, step["op"]), macs.get(name, 0), 0)
-            for name, step in steps.items()
-        ]
-        found.append(Told(HOST, path, tuple(steps), sum(each.macs for each in on_host), 0, 0, reasons(on_host)))
-    return found

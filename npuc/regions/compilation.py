@@ -13,14 +13,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
-from npuc.errors import HOST_STEP, ArtefactError, NpucError, Problem
+from npuc.account import ACCOUNT, as_json
+from npuc.errors import HOST_STEP, ArtefactError, Defect, NpucError, Problem
 from npuc.export.network_name import named
 from npuc.ir import Graph, TensorType
 from npuc.pipeline import Step, recorder
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
 from npuc.regions import partition
+from npuc.regions.accounting import account_of
 from npuc.regions.assembling import Lowered, assembled, entire, is_whole
 from npuc.regions.crossing import crossing
 from npuc.regions.graphs import crossing_inputs, region_model
@@ -51,24 +53,42 @@ OF_FILES = ("files", "seal", "model")
 """Manifest entries that depend on the bytes of files, not on their meaning."""
 Inputs = Callable[[Sequence[Graph]], Samples]
 """Gives the samples of everything that the graphs of some parts read."""
-Prove = Callable[[Lowered, Path], Program]
-"""Checks a part's program against its model, a file, and returns it with the result in its report."""
 
 
-def compiled(request: Request, prove: Prove | None = None) -> tuple[Program, Samples]:
+class Prover(Protocol):
+    """Checks programs, and returns them with the result in their report; raises Mismatch (E603)."""
+
+    def part(self, lowered: Lowered, model: Path) -> Program:
+        """The program of a part, checked against its model, a file."""
+        ...
+
+    def whole(self, program: Program, graphs: Sequence[Graph], samples: Samples) -> Program:
+        """The program of all parts, whose graphs are given in order, checked against the user's file."""
+        ...
+
+
+def compiled(request: Request, prover: Prover | None = None) -> tuple[Program, Samples]:
     """The program of a model and its calibration samples (synthetic without calibration data).
 
-    prove: applied to the program of every part. Raises NpucError for nodes that neither the target nor the host
-    can run, and for everything that the target refuses if the options forbid the host.
+    prover: checks the program of every part, and the whole. Raises NpucError for nodes that neither the target nor
+    the host can run, and for everything that the target refuses if the options forbid the host.
     """
     request.options.begin("reading the model")
     with budget(), ExitStack() as stack:
         plan = planned(request)
         parts = offered(plan)
         samples = _calibrating(plan, parts)
-        lowered = lowered_parts(plan, lambda graphs: _inputs(plan, graphs, samples, stack), prove)
+        lowered = lowered_parts(plan, lambda graphs: _inputs(plan, graphs, samples, stack), prover)
         parts = partitioned(plan)
-        program = entire(plan, parts, lowered) or assembled(plan, parts, lowered)
+        whole = entire(plan, parts, lowered)
+        program = whole or assembled(plan, parts, lowered)
+        if prover is not None and (whole is None or request.options.bind):
+            outside = read_outside(plan.network, parts)
+            npu = (key_of(plan.network, outside, part) for part in parts if part.on_npu)
+            program = prover.whole(program, [lowered[key].graph for key in npu], samples)
+        programs = {key: each.program for key, each in lowered.items()}
+        entries = account_of(plan, parts, programs, whole=whole is not None)
+        program = replace(program, manifest={**program.manifest, ACCOUNT: as_json(entries)})
     return named(_with_origin(program, request.model), request.options.prefix), samples
 
 
@@ -129,7 +149,7 @@ def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
     deny(plan, [unit.name for unit in plan.network.nodes], problem)
 
 
-def lowered_parts(plan: Plan, inputs: Inputs, prove: Prove | None = None) -> dict[Key, Lowered]:
+def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> dict[Key, Lowered]:
     """The program of every part, calibrated on its inputs; nodes refused on the way go to the host."""
     found: dict[Key, Lowered] = {}
     while True:
@@ -143,15 +163,16 @@ def lowered_parts(plan: Plan, inputs: Inputs, prove: Prove | None = None) -> dic
         for part in waiting:
             graph, steps = optimised(plan, outside, part)
             own = samples if [*samples.inputs] == [*graph.inputs] else samples.of(graph.inputs)
+            changes = [*steps]
             try:
-                lowered = Lowered(graph, own, _lowered_part(plan, graph, steps, own))
+                lowered = Lowered(graph, own, _lowered_part(plan, graph, changes, own))
             except NpucError as error:
-                deny_refused(plan, outside, part, error)
+                deny_refused(plan, outside, part, error, changes)
                 break
             if not lowered.program.manifest["report"]["instructions"] and not plan.options.refuses_host:
                 deny(plan, part.blocks, _without_instructions(plan.target))
                 break
-            found[keys[part.blocks]] = lowered if prove is None else _proved(plan, part, lowered, prove)
+            found[keys[part.blocks]] = lowered if prover is None else _proved(plan, part, lowered, prover)
 
 
 def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
@@ -163,10 +184,20 @@ def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitSt
     return replace(samples, inputs=crossing(plan.network, sorted(wanted), samples, stack))
 
 
-def _lowered_part(plan: Plan, graph: Graph, steps: list[Step], samples: Samples) -> Program:
-    """The target's program of a part's graph. steps: the changes made by the passes."""
-    changes = [*steps]
-    program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.request.hook))
+def _lowered_part(plan: Plan, graph: Graph, changes: list[Step], samples: Samples) -> Program:
+    """The target's program of a part's graph. changes: those made by the passes; the target's are added.
+
+    Raises NpucError for what does not fit, Defect for a target that fails otherwise.
+    """
+    try:
+        program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.request.hook))
+    except NpucError:
+        raise
+    except Exception as error:
+        first = graph.nodes[0]
+        raise Defect.of(
+            error, f"lowering the part from here for {plan.target.name}", first.source, first.op
+        ) from error
     trim()
     _expect_report(program, plan.target)
     return _with_rewrites(program, changes)
@@ -186,18 +217,18 @@ def _expect_report(program: Program, target: Target) -> None:
         raise ValueError(f"{target.name} writes a report that npuc cannot show: {error}") from None
 
 
-def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prove: Prove) -> Lowered:
+def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prover: Prover) -> Lowered:
     """The part with its program checked: against the user's file if it is the whole model.
 
     Raises Mismatch (E603) if it does not compute what the model does.
     """
     if is_whole(plan, [part], lowered.graph) and not plan.options.bind:
-        return replace(lowered, program=prove(lowered, plan.request.model))
+        return replace(lowered, program=prover.part(lowered, plan.request.model))
     units = [plan.network.by_name[name] for name in part.blocks]
     with TemporaryDirectory() as folder:
         model = Path(folder) / "part.onnx"
         model.write_bytes(region_model(plan.network, units, lowered.graph.outputs).SerializeToString())
-        return replace(lowered, program=prove(lowered, model))
+        return replace(lowered, program=prover.part(lowered, model))
 
 
 def _with_origin(program: Program, model: Path) -> Program:

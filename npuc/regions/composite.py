@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from npuc.errors import ArtefactError, NpucError, Problem
+from npuc.errors import ArtefactError, NpucError
 from npuc.export.network_name import named, network_name
 from npuc.inspect.annotation import MemoryAnnotation
-from npuc.inspect.outline import Heading, Line, by_nodes, names_of
+from npuc.inspect.outline import Heading, Line, names_of
 from npuc.inspect.timeline import Activity, Timeline
-from npuc.ir import Array, Graph, Node, TensorType
-from npuc.pipeline import Hook, Pass
+from npuc.ir import Array
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
 from npuc.registry import names
 from npuc.registry import target as find
-from npuc.samples.loading import Samples
 from npuc.storage.records import damaged
-from npuc.target import Naming, Options, Origin, Outlining, SelfTesting, Stepper, Target
+from npuc.target import Origin, Stepper, Target
 
 
 def target_of(program: Program) -> Target:
@@ -37,40 +35,17 @@ def target_of(program: Program) -> Target:
         raise ArtefactError("E501", reason, limit=", ".join(names()), remedy=remedy) from None
     if program.precision not in found.precisions:
         raise damaged(f"precision is '{program.precision}'", ", ".join(found.precisions))
-    return Composite(found) if is_composite(program) else found
+    return cast(Target, Composite(found)) if is_composite(program) else found
 
 
 class Composite:
-    """A target whose programs have parts; everything not about a program is delegated to the inner target."""
+    """A target whose programs have parts; everything that is not about a program is the inner target's."""
 
     def __init__(self, inner: Target) -> None:
         self.inner = inner
-        self.name, self.summary, self.memories = inner.name, inner.summary, inner.memories
-        self.precisions, self.exports, self.players = inner.precisions, inner.exports, inner.players
-        self.chip_models, self.inexact, self.flags = inner.chip_models, inner.inexact, inner.flags
-        self.left_out = inner.left_out
-        self.self_tests = inner.self_tests if isinstance(inner, SelfTesting) else ()
-        self.named_exports = inner.named_exports if isinstance(inner, Naming) else ()
 
-    def left_whole(self, op: str, x: TensorType | None, options: Options) -> Problem | None:
-        """Those of the inner target."""
-        return self.inner.left_whole(op, x, options)
-
-    def passes(self, options: Options) -> tuple[Pass, ...]:
-        """Those of the inner target."""
-        return self.inner.passes(options)
-
-    def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
-        """Those of the inner target."""
-        return self.inner.cycles(graph, node, options)
-
-    def problems(self, graph: Graph, options: Options) -> list[Problem]:
-        """Those of the inner target."""
-        return self.inner.problems(graph, options)
-
-    def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
-        """Lowers one part with the inner target."""
-        return self.inner.lower(graph, samples, options, hook)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def runner(self, program: Program, chip_model: str = "own") -> CompositeRunner:
         """Parts on the target's simulator, regions under onnxruntime."""
@@ -137,8 +112,7 @@ class Composite:
                 continue
             part = part_of(program, step.path)
             entries = self.inner.listing(part)
-            own = self.inner.outline(part) if isinstance(self.inner, Outlining) else by_nodes(entries)
-            for each in own:
+            for each in self.inner.outline(part):
                 title, *others = each.lines
                 if each.kind == "segment":
                     title, others, host = (f"{step.path}: ", *title), [*host, *others], []
@@ -167,14 +141,6 @@ class Composite:
                 return self.inner.memory_annotations(part, file)
         return ()
 
-    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """That of the inner target."""
-        return self.inner.raw_listing(path)
-
-    def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
-        """That of the inner target."""
-        return self.inner.layout()
-
     def assembled(self, program: Program, listing: Path) -> Program:
         """Not supported: a listing has the words of one part."""
         paths = ", ".join(step.path for step, _ in _parts(program))
@@ -202,26 +168,12 @@ class Composite:
     def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
         """The self-test of every part, on its inputs, in its folder."""
         fed: dict[int, Mapping[str, Array]] = {}
-        if not isinstance(self.inner, SelfTesting):
-            return {}
         self.runner(program).watched(inputs, lambda number, given, _seen, _out: fed.update({number: given}))
         return {
             f"{step.path}/{name}": data
             for number, (step, part) in enumerate(_named_parts(program))
             for name, data in self.inner.self_test(part, form, fed[number]).items()
         }
-
-    def machine_values(self, name: str | None) -> dict[str, Any]:
-        """Those of the inner target."""
-        return self.inner.machine_values(name)
-
-    def machines(self) -> list[str]:
-        """Those of the inner target."""
-        return self.inner.machines()
-
-    def operators(self) -> list[dict[str, str]]:
-        """Those of the inner target."""
-        return self.inner.operators()
 
 
 def _part_exported(

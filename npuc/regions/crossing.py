@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import DataError, ModelError
-from npuc.frontend.model import ImportedModel, ImportedNode
+from npuc.frontend.model import ImportedModel
 from npuc.ir import Array, TensorType
 from npuc.regions import graphs
+from npuc.regions.witnesses import foreign_session
 from npuc.samples.loading import Samples
 
 IN_MEMORY = 1 << 28
@@ -25,13 +26,11 @@ def crossing(network: ImportedModel, names: Sequence[str], samples: Samples, sta
 
     stack: closes the files of large values. Raises DataError (E402) if onnxruntime cannot run a sample.
     """
-    from npuc.reference import session
-
     computed = [name for name in names if name not in network.inputs]
     values = _Arrays({name: network.types[name] for name in names}, len(samples), stack)
     run: Callable[..., Any] | None = None
     if computed:
-        run = session(graphs.region_model(network, _behind(network, computed), computed), confined=True).run
+        run = foreign_session(graphs.region_model(network, graphs.behind(network, computed), computed)).run
     for at, feed in enumerate(samples.feeds()):
         read = {name: value for name, value in feed.items() if name in _read(network, computed)}
         try:
@@ -46,22 +45,11 @@ def crossing(network: ImportedModel, names: Sequence[str], samples: Samples, sta
     return values.arrays
 
 
-def _behind(network: ImportedModel, names: Sequence[str]) -> list[ImportedNode]:
-    """The units that tensors depend on, in order."""
-    wanted, found = set(names), list[ImportedNode]()
-    for unit in reversed(network.nodes):
-        if wanted.intersection(unit.writes):
-            wanted.update(unit.reads)
-            found.append(unit)
-    return found[::-1]
-
-
 def _read(network: ImportedModel, names: Sequence[str]) -> set[str]:
-    return {name for unit in _behind(network, names) for name in unit.reads}
+    return {name for node in graphs.behind(network, names) for name in node.reads}
 
 
-OF_SHAPES = "where the model is exported, write the padding before this tensor as pads in place of auto_pad"
-"""onnxruntime takes some automatic padding for another than ONNX defines; see `npuc/verification/padding.py`."""
+OF_SHAPES = "where the model is exported, make the shapes before this tensor constant"
 
 
 class _Arrays:

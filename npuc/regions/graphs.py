@@ -67,6 +67,16 @@ def _named(unit: ImportedNode) -> onnx.NodeProto:
     return copy
 
 
+def behind(network: ImportedModel, names: Iterable[str]) -> list[ImportedNode]:
+    """The nodes that tensors depend on, in order."""
+    wanted, found = set(names), list[ImportedNode]()
+    for node in reversed(network.nodes):
+        if wanted.intersection(node.writes):
+            wanted.update(node.reads)
+            found.append(node)
+    return found[::-1]
+
+
 def custom_operators(units: Iterable[ImportedNode]) -> Iterator[str]:
     """Operators that onnxruntime has only with a library from the user, including those in subgraphs."""
     for node in within(unit.proto for unit in units):
@@ -108,13 +118,19 @@ def node_macs(network: ImportedModel, unit: ImportedNode) -> int:
     return _foreign_macs(network, unit)
 
 
+PRODUCTS = (
+    "MatMul", "MatMulInteger", "QLinearMatMul", "MatMulNBits", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
+)  # fmt: skip
+"""Products of matrices whose first input is the left one, in its usual order."""
+
+
 def _foreign_macs(network: ImportedModel, unit: ImportedNode) -> int:
     shapes = [network.types[name].shape if name in network.types else None for name in unit.proto.input]
     out = [network.types[name].shape if name in network.types else None for name in unit.proto.output]
     match unit.op, shapes, out:
-        case op, [x, w, r, *_], _ if op in RECURRENT and x and w and r:
+        case op, [x, w, r, *_], _ if op in (*RECURRENT, "DynamicQuantizeLSTM") and x and w and r:
             return x[0] * x[1] * (prod(w) + prod(r))
-        case (("Conv" | "ConvInteger"), [_, w, *_], [y]) if w and y:
+        case (("Conv" | "ConvInteger" | "FusedConv"), [_, w, *_], [y]) if w and y:
             return prod(y) * prod(w[1:])
         case "Attention", [q, k, *_], [y, *_] if q and k and y:
             return (prod(q) + prod(y)) * k[-2]
@@ -122,12 +138,10 @@ def _foreign_macs(network: ImportedModel, unit: ImportedNode) -> int:
             return prod(y) * prod(w[1:])
         case "ConvTranspose", [x, w, *_], _ if x and w:
             return prod(x) * prod(w[1:])
-        case (("MatMul" | "MatMulInteger"), [x, *_], [y]) if x and y:
+        case op, [x, *_], [y] if op in PRODUCTS and x and y:
             return prod(y) * x[-1]
-        case "QLinearMatMul", [x, *_], [y] if x and y:
-            return prod(y) * x[-1]
-        case "Gemm", [x, *_], [y] if x and y:
+        case (("Gemm" | "FusedGemm" | "QGemm" | "FusedMatMul"), [x, *_], [y]) if x and y:
             transposed = any(each.name == "transA" and each.i for each in unit.proto.attribute)
-            return prod(y) * x[0 if transposed else 1]
+            return prod(y) * x[-2 if transposed else -1]
         case _:
             return 0

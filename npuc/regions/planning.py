@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from npuc.conditions import masks, undefined
-from npuc.errors import NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
+from npuc.errors import AMBIGUOUS, NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
 from npuc.frontend.importing import import_nodes
 from npuc.frontend.model import ImportedModel, ImportedNode
@@ -27,7 +27,7 @@ from npuc.text.terminal import closest
 
 ROUNDS = 64
 """The most times that the target may refuse."""
-FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", "E203", "E305")
+FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", AMBIGUOUS, "E203", "E305")
 """Errors that running nodes on the host cannot avoid."""
 
 Key = tuple[tuple[str, ...], tuple[str, ...]]
@@ -112,13 +112,15 @@ def with_constant_outputs(network: ImportedModel) -> ImportedModel:
     given: list[ImportedNode] = []
     constants, names = dict(network.constants), Names(network.reserved)
     labels = Names(network.by_name)
+    written = {name: node.key for node in network.file_nodes for name in node.writes}
     for name in found:
-        source = names.new(f"{name}/given")
-        constants[source] = constants.pop(name)
+        constant = names.new(f"{name}/given")
+        constants[constant] = constants.pop(name)
         reason, remedy = "the output is a constant: it depends on no input", "remove it from the model's outputs"
-        proto, label = onnx.helper.make_node("Identity", [source], [name]), labels.new(f"{name}/given")
-        problem = Problem("E202", reason, label, "Constant", name, remedy=remedy)
-        given.append(ImportedNode(label, proto, (), problem))
+        proto, label = onnx.helper.make_node("Identity", [constant], [name]), labels.new(f"{name}/given")
+        source = written.get(name, "")
+        problem = Problem("E202", reason, source or None, "Constant", name, remedy=remedy)
+        given.append(ImportedNode(label, proto, (), problem, source))
     return replace(network, nodes=(*network.nodes, *given), constants=constants, reserved=names.taken())
 
 
@@ -130,18 +132,18 @@ def refused(network: ImportedModel, target: Target, options: Options) -> dict[st
     """
     found = {unit.name: unit.problem.on(target.name) for unit in network.nodes if unit.problem is not None}
     for asked in options.deny:
-        named = [unit for unit in network.nodes if asked in (unit.name, unit.op)]
+        named = [unit for unit in network.nodes if asked in (unit.source, unit.op)]
         if not named and asked not in network.written:
-            known = sorted({each for unit in network.nodes for each in (unit.name, unit.op)})
+            known = sorted({each for unit in network.nodes for each in (unit.source, unit.op)})
             reason = f"--deny {asked}: the model has no such operator or node.{closest(asked, known)}"
             raise ModelError("E109", reason, remedy="name an ONNX operator, or a node of the model")
         for unit in named:
-            problem = Problem("W202", "it was asked for", unit.name, unit.op, remedy=f"leave out --deny {asked}")
+            problem = Problem("W202", "it was asked for", unit.source, unit.op, remedy=f"leave out --deny {asked}")
             found.setdefault(unit.name, problem)
     for unit in network.nodes:
         whole = target.left_whole(unit.op, network.types.get(next(iter(unit.proto.input), "")), options)
         if whole is not None:
-            found.setdefault(unit.name, replace(whole, node=unit.name, op=unit.op))
+            found.setdefault(unit.name, replace(whole, node=unit.source, op=unit.op))
     for name, problem in (*_beyond(network, options.precision), *_tested(network)):
         found.setdefault(name, problem)
     return found
@@ -153,7 +155,10 @@ def _tested(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
         made = network.producers.get(unit.proto.input[0]) if unit.op == "IsNaN" else None
         if made is not None and made.op == "Softmax":
             reason, limit = "its result is tested for NaN", "a Softmax of numbers"
-            yield made.name, Problem("E202", reason, made.name, made.op, limit=limit, remedy="leave out the mask")
+            yield (
+                made.name,
+                Problem("E202", reason, made.source, made.op, limit=limit, remedy="leave out the mask"),
+            )
 
 
 def _beyond(network: ImportedModel, precision: str) -> Iterator[tuple[str, Problem]]:
@@ -166,7 +171,7 @@ def _beyond(network: ImportedModel, precision: str) -> Iterator[tuple[str, Probl
     for problem in _wrong_here(nodes, network.constants, precision):
         unit = network.producers.get(problem.tensor or "")
         if unit is not None:
-            yield unit.name, replace(problem, node=unit.name, op=unit.op)
+            yield unit.name, replace(problem, node=unit.source, op=unit.op)
 
 
 def _wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
@@ -214,7 +219,7 @@ def deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
     """Sends units to the host; those already sent keep their reason."""
     for name in names:
         unit = plan.network.by_name[name]
-        plan.denied.setdefault(name, replace(problem, node=name, op=unit.op))
+        plan.denied.setdefault(name, replace(problem, node=unit.source or None, op=unit.op))
 
 
 def settled(plan: Plan) -> tuple[partition.Part, ...]:
@@ -259,32 +264,39 @@ def expect_on_target(plan: Plan, parts: Sequence[partition.Part]) -> None:
 def absorbed(unit: ImportedNode) -> Problem:
     """Why a node runs on the host that the target does not refuse."""
     reason = "it lies among nodes of the host: on the NPU it would only add transfers"
-    return Problem(NEEDLESS, reason, unit.name, unit.op)
+    return Problem(NEEDLESS, reason, unit.source or None, unit.op)
 
 
-def deny_refused(plan: Plan, outside: AbstractSet[str], part: partition.Part, error: NpucError) -> None:
-    """Sends the units of a refusal to the host; the whole part if it names none of them."""
+def deny_refused(
+    plan: Plan, outside: AbstractSet[str], part: partition.Part, error: NpucError, steps: Sequence[Step] = ()
+) -> None:
+    """Sends the units of a refusal to the host; the whole part if it names none of them.
+
+    steps: the changes of the part's graph until then.
+    """
     if any(not (each.node or each.tensor) and each.code[1] != "3" for each in error.problems):
         raise error
     if any(each.code[1] not in "123" or each.code in FATAL for each in error.problems):
         raise error
     key = key_of(plan.network, outside, part)
-    graph = plan.graphs[key][0] if key in plan.graphs else None
+    graphs = [plan.graphs[key][0]] if key in plan.graphs else []
+    graphs += [after for _, _, after in steps]
     before = len(plan.denied)
-    plan.causes += error.problems
     for problem in error.problems:
-        deny(plan, [name for name in blamed(plan.network, graph, problem) if name in part.blocks], problem)
+        concerned = [name for name in blamed(plan.network, graphs, problem) if name in part.blocks]
+        own = {plan.network.by_name[name].source for name in concerned}
+        plan.causes.append(replace(problem, node=next(iter(own))) if len(own) == 1 else problem)
+        deny(plan, concerned, problem)
     if len(plan.denied) == before:
         deny(plan, part.blocks, error.problems[0])
 
 
-def blamed(network: ImportedModel, graph: Graph | None, problem: Problem) -> list[str]:
-    """The units concerned by a target's problem."""
-    names = network.by_name
-    found: list[str] = [] if graph is None else _made_of(network, graph, problem)
-    if not found and problem.node is not None:
-        fitting = [name for name in names if problem.node == name or problem.node.startswith(f"{name}/")]
-        found = sorted(fitting, key=len)[-1:]
+def blamed(network: ImportedModel, graphs: Sequence[Graph], problem: Problem) -> list[str]:
+    """The units concerned by a target's problem. graphs: those in which its node may be."""
+    made_of = (_made_of(network, graph, problem) for graph in graphs)
+    found = next(filter(None, made_of), None) or [
+        each.name for each in network.by_source.get(problem.node or "", ())
+    ]
     if not found and problem.tensor is not None and problem.tensor in network.producers:
         found = [network.producers[problem.tensor].name]
     return list(dict.fromkeys(found))
@@ -299,10 +311,19 @@ def _made_of(network: ImportedModel, graph: Graph, problem: Problem) -> list[str
     found: list[str] = []
     for node in graph.nodes:
         if problem.node in (node.name, *node.sources[:1]) and problem.op in (None, node.op):
-            made_of = [each for each in node.sources if each in network.by_name]
-            others = [each for each in made_of if not parts_of.node_macs(network, network.by_name[each])]
-            found += others if others and not macs(node, graph.tensors) else made_of
+            made_of = [each for source in node.sources for each in _units(network, source, node)]
+            others = [each for each in made_of if not parts_of.node_macs(network, each)]
+            found += [each.name for each in (others if others and not macs(node, graph.tensors) else made_of)]
     return found
+
+
+def _units(network: ImportedModel, source: str, node: Node) -> Sequence[ImportedNode]:
+    """What a node of the file became; of several, those that this node of a graph is named for or whose results
+    it writes, if there are any.
+    """
+    units = network.by_source.get(source, ())
+    own = [each for each in units if each.name == node.name or not {*each.made}.isdisjoint(node.outputs)]
+    return own or units
 
 
 def optimised(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> Made:

@@ -1,12 +1,11 @@
-"""Combined costs of a program's parts, and the reasons why nodes run on the host."""
+"""Combined costs of a program's parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from npuc.errors import Problem
 from npuc.frozen import frozen
 
 Report = Mapping[str, Any]
@@ -21,46 +20,9 @@ class Told:
 
     place: str
     path: str | None
-    nodes: tuple[str, ...]
     macs: int
     bytes_in: int
     bytes_out: int
-    reasons: tuple[dict[str, Any], ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The report's fields, with the path in the artefact."""
-        return {**asdict(self), "nodes": list(self.nodes), "reasons": list(self.reasons)}
-
-
-@frozen
-class OnHost:
-    """A node on the host: the reason, its MACs, and the bytes it exchanges across the region's boundary."""
-
-    problem: Problem
-    macs: int
-    bytes: int
-
-
-def reasons(nodes: Iterable[OnHost]) -> tuple[dict[str, Any], ...]:
-    """Why nodes run on the host, grouped by operator and cause, in the order of their first node."""
-    groups: dict[tuple[str | None, ...], list[OnHost]] = {}
-    for each in nodes:
-        found = each.problem
-        groups.setdefault((found.code, found.op, found.reason, found.help), []).append(each)
-    return tuple(
-        {
-            "code": code,
-            "op": op,
-            "count": len(members),
-            "reason": reason,
-            "limit": members[0].problem.limit,
-            "remedy": remedy,
-            "nodes": [each.problem.node for each in members],
-            "macs": sum(each.macs for each in members),
-            "bytes": sum(each.bytes for each in members),
-        }
-        for (code, op, reason, remedy), members in groups.items()
-    )
 
 
 def merged(found: Sequence[Report], target: str, machine: str, memories: Sequence[str]) -> dict[str, Any]:
@@ -115,20 +77,21 @@ def proven(found: Sequence[Report]) -> dict[str, Any]:
     return {"samples": samples, **whole}
 
 
-def shares(told: Sequence[Told], executed: int) -> dict[str, Any]:
-    """The report's fields on placement. executed: multiplications of the programs, rewrites included."""
-    npu = sum(each.macs for each in told if each.place == "npu")
-    host = sum(each.macs for each in told if each.place == "host")
+def shares(told: Sequence[Told], npu: int, host: int, executed: int) -> dict[str, Any]:
+    """The report's fields on placement.
+
+    npu, host: MACs of the model's nodes. executed: multiplications of the programs, rewrites included.
+    """
     return {
-        "partitions": [each.as_json() for each in told],
+        "partitions": [asdict(each) for each in told],
         "macs": npu + host,
         "npu_macs_share": npu / (npu + host) if npu + host else None,
         "executed_macs": executed + host,
     }
 
 
-def utilised(report: Report, told: Sequence[Told]) -> dict[str, Any]:
+def utilised(report: Report, own: int) -> dict[str, Any]:
     """Utilisation of the machine by the network's own MACs: those that rewrites add do not count."""
-    own, executed = sum(each.macs for each in told if each.place == "npu"), report["macs"]
+    executed = report["macs"]
     ideal = report["ideal_cycles"] * (min(own, executed) / executed if executed else 1)
     return {"ideal_cycles": ideal, "utilization": ideal / report["cycles"] if report["cycles"] else None}

@@ -17,7 +17,7 @@ from npuc.reference import session
 from npuc.regions.artefact import NPU, Contents, ProgramPart, host_model, part_of
 from npuc.samples.structured import objects, row
 from npuc.system.budget import expect_room
-from npuc.target import Counting, Observer, Runner, Stepper
+from npuc.target import Observer, Runner, Stepper, cycles_of
 
 PartObserver = Callable[[int, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]], None]
 """Called with the number of a part, its inputs, the tensors its simulator showed, and its outputs:
@@ -196,9 +196,7 @@ class CompositeRunner:
     @property
     def cycles(self) -> int | None:
         """NPU cycles of the last sample, if the simulators of all parts count them."""
-        counts = [
-            each.run.cycles for each in self.steps if isinstance(each, Part) and isinstance(each.run, Counting)
-        ]
+        counts = [cycles_of(each.run) for each in self.steps if isinstance(each, Part)]
         known = [each for each in counts if each is not None]
         return sum(known) if known and len(known) == len(counts) else None
 

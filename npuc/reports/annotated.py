@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from npuc.account import Entry
+from npuc.frontend.origins import file_nodes
 from npuc.reports.layers import SUMMED
 
 if TYPE_CHECKING:
@@ -18,20 +20,20 @@ OF_LAYER = ("op", "cycles", "macs", "bytes", "tile", "weight_form", "bound", "in
 """The layer figures that a node is annotated with: of the last of several layers, or the sum."""
 
 
-def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:
+def annotated(model: onnx.ModelProto, report: Report, entries: Sequence[Entry]) -> onnx.ModelProto:
     """A copy of a model whose nodes have metadata: where each runs, and its layer with cycles, bytes, tile, and
     signal to noise in dB if the report's layers have it.
 
-    Weights in separate files stay there.
+    entries: the account. Weights in separate files stay there.
     """
     import onnx
 
     found = onnx.ModelProto()
     found.CopyFrom(model)
     found.ir_version = max(found.ir_version, METADATA_IR)
-    known = dict(_of_nodes(report))
-    for at, node in enumerate(found.graph.node):
-        for key, value in known.get(node.name or f"{node.op_type}_{at}", {}).items():
+    known = {entry.node: _told(entry, report) for entry in entries}
+    for node, own in zip(found.graph.node, file_nodes(model), strict=True):
+        for key, value in known.get(own.key, {}).items():
             node.metadata_props.add(key=f"{PREFIX}{key}", value=value)
     totals = {"target": report["target"], "machine": report["machine"], "cycles": report["cycles"]}
     for key, value in totals.items():
@@ -39,22 +41,16 @@ def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:
     return found
 
 
-def _of_nodes(report: Report) -> Iterator[tuple[str, dict[str, str]]]:
-    """Every node of the model with the known facts about it."""
-    layers: dict[str, list[Report]] = {}
-    for each in report["layers"]:
-        for node in each["nodes"]:
-            layers.setdefault(node, []).append(each)
-    for part in report.get("partitions", ()):
-        for node in part["nodes"]:
-            told = {"place": part["place"]}
-            if found := layers.get(node):
-                sums = {key: sum(each[key] or 0 for each in found) for key in SUMMED if key in found[-1]}
-                layer = {**found[-1], **sums}
-                told["layer"] = " + ".join(each["name"] for each in found)
-                told |= {key: _text(layer[key]) for key in OF_LAYER if layer.get(key) is not None}
-                told["share"] = f"{100 * layer['cycles'] / max(report['cycles'], 1):.1f} %"
-            yield node, told
+def _told(entry: Entry, report: Report) -> dict[str, str]:
+    """The known facts about a node."""
+    told = {"place": entry.place}
+    if found := [report["layers"][at] for at in entry.layers]:
+        sums = {key: sum(each[key] or 0 for each in found) for key in SUMMED if key in found[-1]}
+        layer = {**found[-1], **sums}
+        told["layer"] = " + ".join(each["name"] for each in found)
+        told |= {key: _text(layer[key]) for key in OF_LAYER if layer.get(key) is not None}
+        told["share"] = f"{100 * layer['cycles'] / max(report['cycles'], 1):.1f} %"
+    return told
 
 
 def _text(value: object) -> str:

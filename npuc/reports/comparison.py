@@ -20,6 +20,7 @@ from npuc.samples.loading import load as load_samples
 from npuc.target import Options, Request, Shapes
 from npuc.text.progress import SILENT, Progress
 from npuc.verification import metrics
+from npuc.verification.equivalence import expected
 
 Report = Mapping[str, Any]
 FIGURES = ("cycles", "utilization", "traffic_bytes", "instructions", "npu_macs_share")
@@ -59,7 +60,7 @@ def compare(
         program, row = compiled(subject, each, options)
         if program is not None and subject.data:
             samples = samples or load_samples(subject.data, running.program_inputs(program))
-            exact = exact or metrics.expected(subject.model, samples)
+            exact = exact or expected(subject.model, samples)
             row |= _scores(program, samples, exact)
         rows.append(row)
         bar.advance(1)

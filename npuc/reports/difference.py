@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
+from npuc.account import Entry, account_of
 from npuc.program import Program
 from npuc.rewrites import sharing
 from npuc.target import Target
@@ -33,9 +34,17 @@ def difference(first: tuple[Program, Target], second: tuple[Program, Target]) ->
         "status": "ok",
         "same": first[0].files == second[0].files and a == b,
         "totals": {key: values for key, values in totals.items() if values[0] != values[1]},
+        "places": _places(*(account_of(program.manifest) for program, _ in (first, second))),
         "layers": changed,
         "unchanged_layers": len(groups) - len(changed),
     }
+
+
+def _places(a: Sequence[Entry], b: Sequence[Entry]) -> dict[str, list[str]]:
+    """The nodes that run elsewhere, with both places."""
+    after = {each.node: each.place for each in b}
+    pairs = ((each.node, [each.place, after[each.node]]) for each in a if each.node in after)
+    return {node: places for node, places in pairs if places[0] != places[1]}
 
 
 def _numbers(report: Report, within: str = "") -> Iterator[tuple[str, Any]]:
@@ -85,12 +94,14 @@ def _group(
 
 
 def _changes(a: Sequence[Report], b: Sequence[Report]) -> dict[str, list[Any]]:
-    """The figures that changed, with the name of their layer if there are several; the numbers of layers."""
+    """The figures that changed, with the number of their layer if there are several; the numbers of layers."""
     if len(a) != len(b):
         return {"layers": [len(a), len(b)]}
-    pairs = [(each["name"], _fields(each, other)) for each, other in zip(a, b, strict=True)]
+    pairs = [_fields(each, other) for each, other in zip(a, b, strict=True)]
     return {
-        key if len(a) == 1 else f"{name}: {key}": values for name, found in pairs for key, values in found.items()
+        key if len(a) == 1 else f"layer {at}, {key}": values
+        for at, found in enumerate(pairs, 1)
+        for key, values in found.items()
     }
 
 

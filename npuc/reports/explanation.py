@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from npuc.account import Entry, account_of, as_json, nodes_named
+from npuc.errors import NEEDLESS
 from npuc.program import Program
-from npuc.reports.hosted import hosted
-from npuc.reports.hosted import tensors as tensors_of
-from npuc.reports.naming import nodes_named, on_host
 from npuc.target import Target
 
 Report = Mapping[str, Any]
@@ -22,28 +21,31 @@ def explanation(
     """The report of `npuc explain`.
 
     graph: graph.json. verification: the report of `npuc verify`, for errors. asked: the number of an instruction,
-    or a name as `naming.nodes_named` accepts it.
+    or a name as `npuc.account.nodes_named` accepts it.
     Raises ArtefactError (E508) if the program has nothing of that name.
     """
-    listing, report, regions = target.listing(program), program.report, hosted(program)
-    nodes = nodes_named(
-        asked, report, graph, listing, {name: each.node for each in regions for name in each.writes}
-    )
+    listing, report, entries = target.listing(program), program.report, account_of(program.manifest)
+    nodes = nodes_named(entries, asked, other_names(report, graph, listing), listing)
+    own = [each for each in entries if each.node in nodes]
     layers = [layer for layer in report["layers"] if nodes & set(layer["nodes"])]
     around = set(nodes).union(*(layer["nodes"] for layer in layers))
     integer = [each for each in graph.get("layers", ()) if around & set(each["nodes"])]
     tensors = {each["tensor"] for each in integer}
     buffers = target.timeline(program).buffers
     stored = {each.label for each in buffers}
-    parts = report.get("partitions", ())
     return {
         "status": "ok",
         "asked": asked,
         "nodes": sorted(around),
-        "partitions": [part for part in parts if nodes & set(part["nodes"])] if len(parts) > 1 else [],
+        "account": as_json(own),
         "passes": [each for each in graph.get("rewrites", ()) if around & set(each["nodes"])],
-        "host_tensors": tensors_of(regions, asked, nodes),
-        "host_steps": [step for step in on_host(report) if step["node"] in around],
+        "host_tensors": [
+            _host_tensor(entries, each, name)
+            for each in own
+            if each.problems
+            for name in each.tensors
+            if asked not in each.tensors or asked == name
+        ],
         "layers": layers,
         "tensors": [_tensor(each, graph, verification, stored=each["tensor"] in stored) for each in integer],
         "buffers": [
@@ -54,6 +56,58 @@ def explanation(
         ],
         "instructions": [entry for entry in listing if around & set(entry["nodes"])],
     }  # fmt: skip
+
+
+def other_names(report: Report, graph: Report, listing: Sequence[Report]) -> dict[str, Sequence[str]]:
+    """The names that are not the model's: of layers and tensors of the program, with the model's nodes.
+
+    graph: graph.json, or empty. A part of a program, whose nodes have no account, has those of its instructions.
+    """
+    found: dict[str, Sequence[str]] = {}
+    for each in graph.get("layers", ()):
+        tensor = graph["tensors"].get(each["tensor"], {})
+        found |= dict.fromkeys((each["name"], each["tensor"], tensor.get("float", each["tensor"])), each["nodes"])
+    found |= {layer["name"]: layer["nodes"] for layer in report.get("layers", ())}
+    found |= {entry["tensor"]: entry["nodes"] for entry in listing if entry["tensor"]}
+    return found | {node: [node] for entry in listing for node in entry["nodes"]}
+
+
+def _host_tensor(entries: Sequence[Entry], writer: Entry, name: str) -> dict[str, Any]:
+    """A tensor that the host writes: its writer and readers, and what keeps them on the host."""
+    hosted = [each for each in entries if each.problems and each.paths == writer.paths]
+    readers = [each for each in hosted if name in each.reads]
+    return {
+        "tensor": name,
+        "path": next(iter(writer.paths), None),
+        "from": _told(writer),
+        "to": [_told(each) for each in readers],
+        "kept_by": [_told(each) for each in _keepers(hosted, [writer, *readers])],
+    }
+
+
+def _told(entry: Entry) -> dict[str, Any]:
+    problem = entry.problems[0]
+    told = {"code": problem.code, "reason": problem.reason, "remedy": problem.help}
+    return {"node": entry.node, "op": entry.op, **told}
+
+
+def _needless(entry: Entry) -> bool:
+    return all(each.code == NEEDLESS for each in entry.problems)
+
+
+def _keepers(hosted: Sequence[Entry], nodes: Sequence[Entry]) -> list[Entry]:
+    """The nodes that the NPU does not run, reached from these over nodes that merely lie between them."""
+    reached: dict[str, Entry] = {}
+    waiting = list(nodes)
+    while waiting:
+        entry = waiting.pop()
+        if entry.node in reached:
+            continue
+        reached[entry.node] = entry
+        if _needless(entry):
+            beside = {*entry.reads, *entry.tensors}
+            waiting += [each for each in hosted if not beside.isdisjoint((*each.reads, *each.tensors))]
+    return [each for each in hosted if each.node in reached and not _needless(each)]
 
 
 def _tensor(layer: Report, graph: Report, verification: Report | None, *, stored: bool) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from textwrap import wrap
 
-from npuc.reports.summaries import plural
 from npuc.text.escaping import Shown
-from npuc.text.terminal import count, table
+from npuc.text.terminal import count, plural, table
 
 WIDTH = 80
 COMPUTATIONS = ("fp32", "qdq", "integer", "simulator")

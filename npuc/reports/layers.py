@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from npuc.quantize.network.construction import float_name
 from npuc.text.terminal import csv_table
 
 Report = Mapping[str, Any]
@@ -20,10 +19,11 @@ def layers_of(report: Report, verification: Report | None = None) -> Iterator[di
 
     verification: the report of `npuc verify`, if there is one.
     """
-    errors = {layer["name"]: layer for layer in verification["layers"]} if verification else {}
+    checked: Sequence[Report] = verification["layers"] if verification else ()
+    errors = {name: each for each in checked for name in (each.get("tensor"), each["name"])}
     total = max(report["cycles"], 1)
     for layer in report["layers"]:
-        error = errors.get(float_name(layer["name"]), {})
+        error = errors.get(layer["name"], {})
         ideal = layer.get("ideal_cycles")
         yield {
             **layer,

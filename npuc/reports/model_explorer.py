@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from npuc.account import Entry
 from npuc.reports.layers import SUMMED
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ PALE, STRONG = "#eef3f8", "#d9480f"
 COLOURS = {"npu": "#b7ddc8", "host": "#f3b59a"}
 
 
-def node_data(model: onnx.ModelProto, report: Report) -> dict[str, dict[str, Any]]:
+def node_data(model: onnx.ModelProto, report: Report, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
     """A file's content for each known quantity, and for the place of nodes: by graph, then by node."""
     named = {node.name for node in model.graph.node if node.name}
     layers = report["layers"]
@@ -38,9 +39,10 @@ def node_data(model: onnx.ModelProto, report: Report) -> dict[str, dict[str, Any
     }
     if noise:
         found["sqnr_db"] = {model.graph.name: {"results": noise, "gradient": _gradient(STRONG, PALE)}}
-    places = {node: part["place"] for part in report.get("partitions", ()) for node in part["nodes"]}
     results = {
-        node: {"value": place, "bgColor": COLOURS[place]} for node, place in places.items() if node in named
+        each.node: {"value": each.place, "bgColor": COLOURS.get(each.place, PALE)}
+        for each in entries
+        if each.node in named
     }
     return {**found, "place": {model.graph.name: {"results": results}}} if results else found
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.reports.naming import regions_of
+from npuc.account import Entry, reasons
+from npuc.reports.accounts import PLACES, accounted, fate, named
 from npuc.reports.tables import Column
 from npuc.text.escaping import Shown
-from npuc.text.terminal import costs, count, short, table
+from npuc.text.terminal import costs, count, plural, short, table
 
 if TYPE_CHECKING:
     from npuc.verification.metrics import Tolerance
@@ -28,8 +29,8 @@ def _an_image(report: Mapping[str, Any]) -> str:
     return "" if each == report["cycles"] else f" ({each:,.0f} an image)"
 
 
-def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
-    """The summary of `npuc compile`."""
+def compiled(report: Shown, entries: Sequence[Entry], directory: Path, *, verbose: bool) -> str:
+    """The summary of `npuc compile`. entries: the account of the model."""
     lines = [
         f"{directory}: {report['target']}, machine {report['machine']}",
         f"  {plural(report['instructions'], 'instruction')} in {plural(report['segments'], 'segment')}, "
@@ -61,9 +62,8 @@ def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
         lines += _plans(traffic["plans"]) if verbose else []
     if report.get("padding_cycles"):
         lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")
-    lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
     lines += [f"  {_proof(report['proof'])}"] if "proof" in report else []
-    lines += places(report)
+    lines += [f"  {each}" for each in accounted(entries, [*reasons(entries)], verbose=verbose)]
     if verbose:
         done = [each["text"] for each in report.get("rewrites", [])]
         lines += ["", *done] if done else []
@@ -79,42 +79,6 @@ def _proof(proof: Shown) -> str:
     against = "integer reference in every bit" if proof["bit_exact"] else "onnxruntime layer by layer"
     model = ", rewritten graph with the model" if proof["model"] else ""
     return f"proved on {plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
-
-
-PLACES = {"npu": "on the NPU", "host": "on the host, under onnxruntime"}
-
-
-def places(report: Shown) -> list[str]:
-    """Placement, if the host has regions of its own: one line, and one for each reason."""
-    regions = regions_of(report)
-    if not regions:
-        return []
-    parts = sum(each["place"] == "npu" for each in report["partitions"])
-    share = report["npu_macs_share"]
-    known = "known " if any(_uncounted(each) for region in regions for each in region["reasons"]) else ""
-    macs = "" if share is None else f"; {100 * share:.1f} % of the {known}MACs on the NPU"
-    lines = [f"  {plural(parts, 'part')} on the NPU, {plural(len(regions), 'region')} on the host{macs}"]
-    if not parts:
-        lines = ["  NOTHING runs on the NPU: the host runs all of the model"]
-    return lines + [f"  host: {_reason(each, report['macs'])}" for region in regions for each in region["reasons"]]
-
-
-UNCOUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "If", "Loop", "Scan")
-"""Operators that multiply, themselves or in subgraphs: MACs of 0 mean that their number is unknown."""
-
-
-def _uncounted(each: Shown) -> bool:
-    return each["op"] in UNCOUNTED and not each["macs"]
-
-
-def _reason(each: Shown, macs: int) -> str:
-    """Why nodes run on the host, and how to avoid it."""
-    share = f"{100 * each['macs'] / macs:.1f} % of the MACs, " if macs else ""
-    if _uncounted(each):
-        share = "MACs not known, "
-    remedy = f"; to the NPU: {each['remedy']}" if each["remedy"] else ""
-    named = f" '{each['nodes'][0]}'" if each["count"] == 1 else f", {plural(each['count'], 'node')}"
-    return f"{each['op']}{named} ({share}{count(each['bytes'])} bytes cross): {each['reason']}{remedy}"
 
 
 def _plans(plans: Sequence[Shown]) -> list[str]:
@@ -141,15 +105,6 @@ def _accuracy(quantisation: Shown | None) -> list[str]:
         for step in quantisation["steps"]
     ]
     return ["", table(header, rows)]
-
-
-def plural(number: int, noun: str, several: str = "") -> str:
-    """A count with its noun.
-
-    >>> plural(1, "class"), plural(1000, "class", "classes")
-    ('1 class', '1,000 classes')
-    """
-    return f"{count(number)} {noun if number == 1 else several or noun + 's'}"
 
 
 def _layers(layers: Sequence[Shown]) -> str:
@@ -214,6 +169,17 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         for each in report["outputs"]
         if each["nan_samples"]
     ]
+    lines += [
+        f"output {each['name']}: left out {plural(each['jumps'], 'element')} at a threshold or a tie, "
+        "where rounding decides"
+        for each in report["outputs"]
+        if each["jumps"]
+    ]
+    lines += [
+        f"{each['rewrite']}: {'WRONG' if each['wrong'] else _decibels(each['sqnr_db'])} from onnxruntime"
+        for each in report.get("read_as", ())
+    ]
+    lines += [report["reference"]] if report.get("reference") else []
     if report["argmax_agreement"] is not None:
         lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {plural(report['samples'], 'sample')}")
     lines += _task(report["task"])
@@ -300,9 +266,14 @@ def difference(report: Shown, first: Path, second: Path) -> str:
         return f"{first} and {second} are the same program"
     rows = [(key, *values) for key, values in report["totals"].items()]
     lines = [table(("", str(first), str(second)), rows)] if rows else []
+    moved: dict[tuple[str, str], list[str]] = {}
+    for node, (a, b) in report["places"].items():
+        moved.setdefault((a, b), []).append(node)
+    lines += [f"{named(nodes)}: {PLACES[a]} -> {PLACES[b]}" for (a, b), nodes in moved.items()]
     for group in report["layers"]:
-        before, after = (" + ".join(map(short, names)) or "nothing" for names in group["layers"])
-        lines += ["", before if before == after else f"{before} -> {after}"]
+        sides = [" + ".join(map(short, names)) or "nothing" for names in group["layers"]]
+        title = sides[0] if sides[0] == sides[1] else " -> ".join(sides)
+        lines += ["", f"{named(group['nodes'])}: {title}" if group["nodes"] else title]
         lines += [
             f"  {key.replace('_', ' ')}: {_value(a)} -> {_value(b)}" for key, (a, b) in group["changed"].items()
         ]
@@ -322,15 +293,8 @@ def difference(report: Shown, first: Path, second: Path) -> str:
 def explanation(report: Shown) -> str:
     """The results of `npuc explain`."""
     lines = [f"{report['asked']}: {', '.join(map(str, report['nodes']))}"]
+    lines += [line for each in report["account"] for line in fate(each, report["asked"])]
     lines += ["", "passes", *(f"  {each['text']}" for each in report["passes"])] if report["passes"] else []
-    lines += [f"host: {each['op']} '{each['node']}': {each['reason']}" for each in report["host_steps"]]
-    lines += [f"runs in {each['path'] or 'the program'}: {PLACES[each['place']]}" for each in report["partitions"]]
-    lines += [
-        f"  {why['op']}: {why['reason']}; {why['remedy'] or 'nothing brings it back'}"
-        for each in report["partitions"]
-        for why in each["reasons"]
-        if set(why["nodes"]) & set(report["nodes"])
-    ]
     for each in report["host_tensors"]:
         lines += ["", *_host_tensor(each)]
     for layer in report["layers"]:
@@ -356,7 +320,7 @@ def explanation(report: Shown) -> str:
 
 def _host_tensor(found: Shown) -> list[str]:
     """A tensor within a host region: its writer and readers, and what keeps them on the host."""
-    lines = [f"tensor {found['tensor']} within {found['path']}"]
+    lines = [f"tensor {found['tensor']} within {found['path'] or 'the host'}"]
     lines.append(f"  from {found['from']['op']} '{found['from']['node']}': {found['from']['reason']}")
     lines += [f"  to {each['op']} '{each['node']}': {each['reason']}" for each in found["to"]]
     return lines + [

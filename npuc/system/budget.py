@@ -6,6 +6,7 @@ first. All of it shares one budget; nothing is returned before the work is done.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -86,6 +87,19 @@ def too_much() -> ModelError:
     """The error (E110) for a model that exceeded the memory limit while it ran."""
     limit = f"{limits().memory:,} bytes"
     return ModelError("E110", "onnxruntime needs more memory for it", limit=limit, remedy=REMEDY)
+
+
+def no_memory() -> ModelError:
+    """The error (E110) where the system refuses memory."""
+    remedy = "raise the limit of the shell or container (ulimit -v), or free memory"
+    return ModelError("E110", "npuc needs more memory than the system gives it", remedy=remedy)
+
+
+def is_exhausted(error: Exception) -> bool:
+    """Whether an exception says that the system has no memory; modules that cannot be loaded say it in words."""
+    if isinstance(error, ImportError):
+        return any(each in str(error) for each in ("annot allocate memory", "failed to map segment"))
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def too_long() -> ModelError:

@@ -113,3 +113,12 @@ def closest(name: str, known: Iterable[str]) -> str:
     folded = {each.casefold(): each for each in known}
     found = get_close_matches(name.casefold(), list(folded), n=1)
     return f" Did you mean '{folded[found[0]]}'?" if found else ""
+
+
+def plural(number: int, noun: str, several: str = "") -> str:
+    """A count with its noun.
+
+    >>> plural(1, "class"), plural(1000, "class", "classes")
+    ('1 class', '1,000 classes')
+    """
+    return f"{count(number)} {noun if number == 1 else several or noun + 's'}"

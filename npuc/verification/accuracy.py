@@ -16,8 +16,7 @@ from typing import Any
 
 from npuc.custom_ops import custom_ops, libraries
 from npuc.errors import NpucError
-from npuc.frontend.binding import with_bound
-from npuc.frontend.reading import read_model
+from npuc.frontend.reading import parsed
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, load, load_evidence
@@ -34,6 +33,7 @@ from npuc.target import Runner, quickest
 from npuc.text.progress import SILENT, Progress
 from npuc.verification.bits import Bits
 from npuc.verification.checking import check_model
+from npuc.verification.equivalence import Original
 from npuc.verification.integer_network import has_integer_network, integer_runner
 from npuc.verification.judging.choosing import Asked, NotTaken, chosen
 from npuc.verification.judging.metric import FP32, Metric, Outputs
@@ -304,10 +304,10 @@ def rows_of(values: Mapping[str, Array]) -> list[dict[str, Array]]:
 
 def _computations(subject: Subject, program: Program, judged: Sequence[str]) -> dict[str, Run]:
     """The computations but the simulator's by name, each giving a batch's outputs. program: with its evidence."""
-    models: dict[str, Any] = {FP32: with_bound(read_model(subject.model), program.bound)}
+    original = Original(subject.model, program.bound)
+    found: dict[str, Run] = {FP32: lambda batch: [original.run(feed) for feed in batch.feeds()]}
     if subject.qdq is not None:
-        models["qdq"] = read_model(subject.qdq)
-    found: dict[str, Run] = {name: _by_onnxruntime(model, judged) for name, model in models.items()}
+        found["qdq"] = _by_onnxruntime(parsed(subject.qdq), judged)
     if has_integer_network(program):
         run = integer_runner(program)
         found["integer"] = lambda batch: rows_of(run(batch.inputs))

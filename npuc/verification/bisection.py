@@ -20,8 +20,9 @@ from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, save_files
-from npuc.reference import session, values_of, with_outputs
+from npuc.reference import values_of, with_outputs
 from npuc.regions.compilation import recompiled
+from npuc.regions.witnesses import standing
 from npuc.running import batch_of
 from npuc.samples import loading as data
 from npuc.target import FLOATING, Origin, Runner, Target
@@ -79,7 +80,7 @@ _Judge = Callable[[data.Samples, Shown], Iterator[_Judged]]
 
 def _by_reference(reference: bytes) -> _Judge:
     """Judges against the integer network, bit for bit."""
-    run = session(reference, confined=True)
+    run = standing(reference)
 
     def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
         names = [each.name for each in run.get_outputs() if each.name in shown]
@@ -264,6 +265,6 @@ def _inputs(model: Any, names: Sequence[str], feed: Mapping[str, Array]) -> dict
     missing = [name for name in names if name not in feed]
     found = {name: feed[name] for name in names if name in feed}
     if missing:
-        values = session(with_outputs(model, missing), confined=True).run(missing, feed)
+        values = standing(with_outputs(model, missing)).run(missing, feed)
         found.update(zip(missing, values, strict=True))
     return found

@@ -11,9 +11,10 @@ import numpy as np
 from npuc.ir import Array
 from npuc.ops.movement import KEPT_INTEGERS
 from npuc.program import Program
-from npuc.reference import has_integer_products, session, values_of, with_outputs
+from npuc.reference import has_integer_products, values_of, with_outputs
+from npuc.regions.witnesses import standing
 from npuc.storage.pieces import contents_of
-from npuc.target import Indexing, Target
+from npuc.target import Target
 from npuc.verification.described import damaged, described, foreign_evidence, network
 
 
@@ -36,7 +37,7 @@ class Bits:
             model, self.weights = network(self.evidence)
             few_runs = few_runs and not has_integer_products(model)
             whole = self.evidence if isinstance(self.evidence, bytes) else model
-            self.reference = session(whole, self.weights, few_runs=few_runs, confined=confined)
+            self.reference = standing(whole, self.weights, few_runs=few_runs, confined=confined)
         missing = {*self.tensors, *self.outputs} - {each.name for each in self.reference.get_outputs()}
         if missing:
             raise damaged("reference.onnx", f"it lacks the tensor '{min(missing)}'")
@@ -103,10 +104,7 @@ class Bits:
     @cached_property
     def _computed(self) -> Mapping[str, frozenset[str]]:
         """For each tensor, the ONNX nodes of the instruction that completes it."""
-        if isinstance(self.target, Indexing):
-            return self.target.results(self.program)
-        listing = self.target.listing(self.program)
-        return {row["tensor"]: frozenset(row["nodes"]) for row in listing if row["tensor"] is not None}
+        return self.target.results(self.program)
 
     @cached_property
     def _known(self) -> list[str]:
@@ -142,7 +140,7 @@ class Bits:
     @cached_property
     def _resumed(self) -> Any:
         """The integer network, resumed from the tensors that the host computed: `tensor/exact`."""
-        return session(self.cut(self._brought), self.weights, confined=self.confined)
+        return standing(self.cut(self._brought), self.weights, confined=self.confined)
 
     def _as_rounded(
         self, feed: Mapping[str, Array], integer: dict[str, Array], found: Mapping[str, Array]
@@ -169,7 +167,7 @@ class Bits:
         """`_tied`, allowing for NaN, which the host quantises to 0 and onnxruntime to any integer."""
         model, weights = network(self.evidence)
         origins = {out: node.input[0] for node in model.graph.node for out in node.output if node.input}
-        origin = session(with_outputs(model, [origins[name]]), weights, confined=self.confined)
+        origin = standing(with_outputs(model, [origins[name]]), weights, confined=self.confined)
         (real,) = origin.run([origins[name]], dict(feed))
         if real.dtype.kind != "f" or not np.isnan(real).any():
             return False

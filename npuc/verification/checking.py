@@ -1,6 +1,6 @@
 """Verification: the simulated program against onnxruntime, output by output and layer by layer.
 
-Three computations are compared: the fp32 model under onnxruntime, the integer network (reference.onnx) under
+Three computations are compared: the user's file under onnxruntime, the integer network (reference.onnx) under
 onnxruntime, and the simulator, which sees only instruction words and images. `bit_exact` compares the last two in
 every element of every layer. Errors against fp32 are accumulated ("entire": the network runs quantised up to here)
 and isolated ("single": this layer alone, on the exact inputs), in terms of the ONNX model's tensors.
@@ -23,6 +23,7 @@ from npuc.storage.records import read
 from npuc.target import FLOATING, Target
 from npuc.text.progress import SILENT, Progress
 from npuc.verification.composite import CompositeCheck
+from npuc.verification.exact import Exact
 from npuc.verification.floating import FloatCheck
 from npuc.verification.integer import IntegerCheck
 from npuc.verification.metrics import Tolerance
@@ -30,6 +31,8 @@ from npuc.verification.metrics import Tolerance
 
 class Check(Protocol):
     """A program with its references, ready to be fed batch after batch."""
+
+    exact: Exact
 
     def batch(self, samples: Samples) -> None:
         """Runs all computations on the batch and accumulates their differences."""
@@ -64,8 +67,16 @@ def verify(
     for batch in samples.batches(batch_of(program)):
         check.batch(batch)
         bar.advance(len(batch))
-    found = check.report(tolerance)
-    return {"status": found.pop("status"), "samples": len(samples), **found}
+    found, read_as = check.report(tolerance), check.exact.read_as(next(iter(samples.feeds())))
+    wrong = any(each["wrong"] for each in read_as)
+    status = "mismatch" if wrong else found["status"]
+    return {
+        **found,
+        "status": status,
+        "samples": len(samples),
+        "read_as": read_as,
+        "reference": check.exact.substitute,
+    }
 
 
 def check_of(model: Path, program: Program, target: Target, chip_model: str) -> Check:

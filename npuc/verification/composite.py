@@ -12,17 +12,16 @@ from typing import Any
 
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import foreign_session, values_of
 from npuc.regions.artefact import Contents, part_of
 from npuc.regions.running import CompositeRunner
 from npuc.samples.loading import Samples
 from npuc.samples.structured import row
 from npuc.target import FLOATING, Target
+from npuc.verification.exact import Exact, read_network
 from npuc.verification.floating import FloatCheck
 from npuc.verification.integer import IntegerCheck
 from npuc.verification.metrics import Tolerance
 from npuc.verification.outputs import Outputs
-from npuc.verification.padding import bound_model
 
 
 class CompositeCheck:
@@ -35,12 +34,13 @@ class CompositeCheck:
         self.paths = [step.path for step in Contents.of(program.manifest).parts]
         programs = [part_of(program, path) for path in self.paths]
         kind = FloatCheck if program.precision in FLOATING else IntegerCheck
-        self.parts = [kind(model, part, inner, chip_model) for part in programs]
+        network = read_network(model, program)
+        self.parts = [kind(model, part, inner, chip_model, network) for part in programs]
         self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
         self.outputs = [port.name for port in program.outputs]
-        self.fp32 = foreign_session(bound_model(model, program))
-        self.said = Outputs(self.outputs)
-        self.exact, self.chip_model = program.precision not in FLOATING, chip_model
+        self.exact = Exact(model, program, ())
+        self.said = Outputs(self.outputs, self.exact.jumping(program.precision))
+        self.integer, self.chip_model = program.precision not in FLOATING, chip_model
 
     def batch(self, samples: Samples) -> None:
         """Runs all computations on the batch and accumulates their differences."""
@@ -53,13 +53,13 @@ class CompositeCheck:
         found = self.run.watched(samples.inputs, compare)
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
-            exact = values_of(self.fp32, self.outputs, feed)
-            self.said.add(exact, {name: row(values, index) for name, values in found.items()}, None)
+            given = {name: row(values, index) for name, values in found.items()}
+            self.said.add(feed, self.exact(feed), given, None)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The report as JSON; status is `mismatch` if the tolerance is exceeded or a bit differs."""
         found = [part.report(tolerance) for part in self.parts]
-        bit_exact = all(each["bit_exact"] for each in found) if self.exact else None
+        bit_exact = all(each["bit_exact"] for each in found) if self.integer else None
         said = self.said.report(tolerance, sound=bit_exact is not False)
         layers = [layer for each in found for layer in each["layers"]]
         counted = {"chip_model": self.chip_model, "cycles": self.run.cycles}

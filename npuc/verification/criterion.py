@@ -19,8 +19,9 @@ import numpy as np
 
 from npuc.frontend import import_model
 from npuc.frontend.binding import with_bound
+from npuc.frontend.forms import forms
 from npuc.frontend.model import ImportedModel, ImportedNode
-from npuc.frontend.reading import read_model
+from npuc.frontend.reading import parsed, read_model
 from npuc.ir import Array, Graph, Node
 from npuc.onnx_files.wire import may_contain
 from npuc.ops.attributes import DTYPE
@@ -28,19 +29,20 @@ from npuc.ops.movement import ONNX_MOVEMENT
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.program import Program
-from npuc.reference import foreign_session, graph_session, values_of
+from npuc.reference import graph_session, values_of
 from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph
-from npuc.regions.planning import imported
 from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.samples.loading import Samples
 from npuc.samples.streams import Streamed
 from npuc.samples.structured import row
 from npuc.system.budget import budget
-from npuc.target import FLOATING, Options, Runner
+from npuc.target import FLOATING, Runner
 from npuc.verification.bits import OF_ONE
+from npuc.verification.equivalence import Original
+from npuc.verification.exact import read_network
 from npuc.verification.metrics import Difference, Tolerance
-from npuc.verification.padding import bound_model, static_shapes
+from npuc.verification.original import FACTOR
 
 MARGIN = {"int8": 12.0, "int16": 20.0, "fp16": 6.0}
 """In dB. For integers it covers scales chosen on other samples, power-of-two factors, and missing zero points."""
@@ -59,7 +61,32 @@ Range = tuple[float, float]
 
 
 def criterion(model: Path, program: Program, samples: Samples) -> Tolerance:
-    """The tolerance of a program on samples; the default one where the format implies none for the network."""
+    """The tolerance of a program on samples; the default one where the format implies none for the network.
+
+    No output of a model in half precision, or with dynamic scales, need be better than the model's own noise.
+    """
+    found = _of_program(model, program, samples)
+    own = {name: min(db, found.of_output(name)[0]) for name, db in own_noise(model, program, samples).items()}
+    return replace(found, limits={**found.limits, **own})
+
+
+def own_noise(model: Path, program: Program, samples: Samples) -> dict[str, float]:
+    """Signal to noise in dB that the model's own formats leave of its outputs, if npuc reads it in another."""
+    if not any(rewrite.deliberate for rewrite, _ in forms(parsed(model, whole=False), model.parent)):
+        return {}
+    original, feed = Original(model, program.bound), next(iter(samples.feeds()))
+    wanted = {name: each for name, each in original.run(feed).items() if each.dtype.kind == "f"}
+    room = original.form.room(feed, [*wanted])
+    size = {name: float(np.sqrt(np.square(each.astype(np.float64)).sum())) for name, each in wanted.items()}
+    return {
+        name: 20 * float(np.log10(max(size[name], 1e-300) / (FACTOR * noise)))
+        for name, (noise, _) in room.items()
+        if 0 < noise < np.inf
+    }
+
+
+def _of_program(model: Path, program: Program, samples: Samples) -> Tolerance:
+    """The tolerance that the program's own format implies."""
     usual = Tolerance.of(program.precision, synthetic=samples.synthetic)
     if program.precision in FLOATING:
         usual = replace(usual, exact=dict.fromkeys(of_bounded(model), OF_ONE))
@@ -168,28 +195,31 @@ def ideal(graph: Graph, precision: str, samples: Samples) -> dict[str, float]:
 def ideal_in_parts(model: Path, program: Program, samples: Samples) -> dict[str, float]:
     """The same of a program of several parts in fp16: its NPU parts are rounded, its host regions are not.
 
-    A part is what the model computes between the part's inputs and outputs.
+    A part is what the model computes between the part's inputs and outputs. Only rounding counts: what a region of
+    the program does wrong is no noise of the format.
     """
-    network = imported(model, Options(bind=tuple(program.bound.items())), static_shapes(program))
-    best = CompositeRunner(program, lambda part: _rounding(network, part))
-    outputs = [port.name for port in program.outputs]
-    exact = foreign_session(bound_model(model, program))
-    differences = {name: Difference() for name in outputs}
+    network = read_network(model, program)
+    exact, best = (
+        CompositeRunner(program, lambda part, rounds=rounds: _in_float(network, part, rounds=rounds))
+        for rounds in (False, True)
+    )
+    differences = {port.name: Difference() for port in program.outputs}
     for batch in samples.batches(BATCH):
-        found = best(batch.inputs)
-        for at, feed in enumerate(batch.feeds()):
-            for name, right in values_of(exact, outputs, feed).items():
-                differences[name].compare(right, row(found[name], at))
+        wanted, found = exact(batch.inputs), best(batch.inputs)
+        for name, each in differences.items():
+            for at in range(len(batch)):
+                each.compare(row(wanted[name], at), row(found[name], at))
     return {name: each.sqnr_db for name, each in differences.items() if each.sqnr_db is not None}
 
 
-def _rounding(network: ImportedModel, part: Program) -> Runner:
-    """A part as ideal rounding to fp16 computes it."""
+def _in_float(network: ImportedModel, part: Program, *, rounds: bool) -> Runner:
+    """A part as the model computes it; rounds: with every result rounded ideally to fp16."""
     inputs, outputs = ([port.name for port in ports] for ports in (part.inputs, part.outputs))
     graph = run_passes(part_graph(network, between(network, inputs, outputs), outputs, "part"), FLOAT_PASSES)
-    names = {name for node in graph.nodes for name in node.outputs}
-    rounded = _rounded(graph, "fp16", dict.fromkeys([*names, *graph.inputs], (0.0, 1.0)))
-    return sample_by_sample(graph_session(rounded, outputs), outputs)
+    if rounds:
+        names = {name for node in graph.nodes for name in node.outputs}
+        graph = _rounded(graph, "fp16", dict.fromkeys([*names, *graph.inputs], (0.0, 1.0)))
+    return sample_by_sample(graph_session(graph, outputs), outputs)
 
 
 def between(network: ImportedModel, inputs: Collection[str], outputs: Iterable[str]) -> list[ImportedNode]:

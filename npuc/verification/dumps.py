@@ -3,7 +3,7 @@
 There is one dump file per tensor: its name, with `_` for every character but letters, digits, `.`, `_` and `-`,
 plus `.npy`, `.bin` or `.mem`. Each holds all samples in sequence. A .npy or .bin file has the tensor's ONNX shape,
 row-major; a .bin file is the little-endian elements alone. A .mem file is the bytes of the machine's memory, from
-the first of the tensor to the last (npuc.target.Storing).
+the first of the tensor to the last (Target.stored).
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import numpy as np
 from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import session, values_of
+from npuc.reference import values_of
+from npuc.regions.witnesses import standing
 from npuc.samples.loading import Samples
 from npuc.samples.streams import npy_header
 from npuc.system.budget import content
-from npuc.target import Stored, Storing, Target
+from npuc.target import Stored, Target
 from npuc.text.terminal import closest
 from npuc.verification.bisection import FirstDifference
 from npuc.verification.described import described, foreign_evidence
@@ -59,7 +60,7 @@ def compared(
     """
     graph = described(program)
     with foreign_evidence():
-        run = session(program.evidence["reference.onnx"], confined=True)
+        run = standing(program.evidence["reference.onnx"])
     outputs = {port.name: port.dtype for port in program.outputs}
     kinds = {**outputs, **dict.fromkeys(graph["tensors"], program.precision)}
     layers = {layer["tensor"]: order for order, layer in reversed(list(enumerate(graph["layers"])))}
@@ -133,7 +134,7 @@ def _files(folder: Path, kinds: Mapping[str, str]) -> Iterator[tuple[str, Path]]
 
 def _stored(program: Program, target: Target, tensor: str, path: Path) -> Stored:
     """A tensor's layout in the machine's memory. Raises ArtefactError (E508) if it is never whole in memory."""
-    found = target.stored(program, tensor) if isinstance(target, Storing) else None
+    found = target.stored(program, tensor)
     if found is None:
         reason = f"'{path.name}' is to be read as the machine has it, but its memory never holds the whole tensor"
         remedy = "write the elements row-major, as .bin or .npy"

@@ -1,46 +1,111 @@
-"""Whether the graph after the passes is equivalent to the model: both run under onnxruntime, on samples.
+"""Whether the graph after the passes is equivalent to the user's model: both run under onnxruntime, on samples.
 
-Rewritten float arithmetic rounds differently, and a network may amplify that: through depth, through cancellation,
-or by quantising a value near a tie. Outputs that do not agree outright are therefore judged by sensitivity, as in
-Monte Carlo arithmetic: in the graph before the passes, the inputs and every result are perturbed by MOVED of their
-value, some hundred times the rounding of float32; the graph after the passes may be off by FACTOR times the change
-of the outputs. Source: Parker, Monte Carlo Arithmetic, UCLA CSD-970002.
+The model is the file, untouched, with and without onnxruntime's optimisations; each rewrite of the frontend is
+compared by itself. What may differ is told by the model's own noise (npuc.verification.original).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from npuc.errors import ModelError
-from npuc.frontend import load
-from npuc.frontend.reading import read_model
-from npuc.frontend.widening import is_half
-from npuc.ir import Array, Graph, Node
+from npuc.frontend.forms import forms
+from npuc.frontend.reading import parsed
+from npuc.ir import Array, Graph
+from npuc.onnx_files.integer_products import PRODUCTS
 from npuc.onnx_files.wire import may_contain
-from npuc.ops.quantisation import CONVERSIONS
-from npuc.reference import foreign_session, graph_session, present, session, values_of, with_outputs
-from npuc.verification.padding import has_automatic_padding, model_of
+from npuc.reference import graph_session, integers_are_exact, present, values_of
+from npuc.samples.loading import Samples
+from npuc.verification.metrics import Difference
+from npuc.verification.original import WHOLE, Form, Values
 
-if TYPE_CHECKING:
-    import onnx
+NO_VALUES: Mapping[str, float] = {}
 
-RELATIVE, OF_LARGEST = 1e-4, 1e-5
-"""Tolerances for agreement outright: relative to each element, and to the largest of its tensor."""
-MOVED = 2.0**-15
-WHOLE = 1 << 25
-"""Bytes up to which onnxruntime reads the file itself: it makes two copies of it."""
-DRAWS = 3
-"""The number of random perturbations."""
-FACTOR = 2.0
-"""Permitted error of the graph, as a multiple of its sensitivity."""
-QUANTISED = {*CONVERSIONS, "QuantizeLinear", "DequantizeLinear"}
-Values = dict[str, Array]
+
+class Original:
+    """The user's model, as onnxruntime runs it, and the rewrites that the frontend makes.
+
+    Where onnxruntime refuses the file (a network in bfloat16, for instance), the first form that it opens takes
+    its place: `read_as` names the rewrites before that. Where it opens none, another evaluator runs the file
+    (npuc.regions.witnesses). Raises ModelError (E105) if none does.
+    """
+
+    def __init__(self, path: Path, bound: Mapping[str, float] = NO_VALUES) -> None:
+        self.path, self.bound = path, bound
+        self.rewrites = [*forms(parsed(path, whole=False), path.parent)]
+        self.read_as: list[str] = []
+        self.form = self._first_that_runs()
+        self.run, self.outputs = self.form.run, self.form.outputs
+        products = may_contain(path, *(name.encode() for name in PRODUCTS))
+        self.stable = products and not integers_are_exact(precise=False)
+        """Whether onnxruntime is exact with its optimisations only: nothing else can be a second witness."""
+
+    def _first_that_runs(self) -> Form:
+        first = Form(self.path, self.path.parent, self.bound)
+        if not first.substitute:
+            return first
+        for count, (_, model) in enumerate(self.rewrites, start=1):
+            form = Form(model, self.path.parent, self.bound)
+            if not form.substitute:
+                self.read_as = [rewrite.name for rewrite, _ in self.rewrites[:count]]
+                del self.rewrites[:count]
+                return form
+        return first
+
+    def release(self) -> None:
+        """Closes the sessions, which hold copies of the weights."""
+        self.form.release()
+
+    def expect_one_meaning(self, feed: Mapping[str, Array], wanted: Values) -> None:
+        """Raises ModelError (E105) if onnxruntime without its optimisations gives other values than these."""
+        if self.stable:
+            return
+        name = self.form.beyond(feed, wanted, self.form.run(feed, optimised=False))
+        if name is not None:
+            reason = "onnxruntime gives other values with its optimisations than without them"
+            raise ModelError("E105", reason, tensor=name, remedy="use another version of onnxruntime")
+
+    def rewritten(self, feed: Mapping[str, Array], wanted: Values) -> tuple[dict[str, float | None], str | None]:
+        """The signal to noise in dB of each rewrite that means something else (None: none), and a wrong rewrite.
+
+        Each is compared with the form before it; wanted: the model's outputs. Only noise of a form's own formats
+        is right. Raises ModelError (E105) if onnxruntime does not run a form.
+        """
+        before, found = self.form, dict[str, float | None]()
+        for rewrite, model in self.rewrites:
+            after = Form(model, self.path.parent, self.bound)
+            given = after.run(feed)
+            if rewrite.deliberate:
+                found[rewrite.name] = _sqnr(wanted, given)
+            if before.beyond(feed, wanted, given) is not None:
+                return found, rewrite.name
+            before, wanted = after, given
+        return found, None
+
+
+def _sqnr(wanted: Values, found: Values) -> float | None:
+    """Signal to noise in dB of the worst output; None if all are exact."""
+    noise: list[float] = []
+    for name, each in wanted.items():
+        apart = Difference()
+        apart.compare(each, found[name])
+        if apart.sqnr_db is not None:
+            noise.append(apart.sqnr_db)
+    return min(noise, default=None)
+
+
+def expected(model: Path, samples: Samples) -> dict[str, Array]:
+    """The model's outputs under onnxruntime: (samples, elements) by name.
+
+    Raises ModelError if onnxruntime or npuc cannot read it.
+    """
+    original = Original(model)
+    parts = [original.run(feed) for feed in samples.feeds()]
+    return {name: np.stack([part[name].ravel() for part in parts]) for name in original.outputs}
 
 
 class Equivalence:
@@ -49,165 +114,46 @@ class Equivalence:
     Raises ModelError (E105) if onnxruntime refuses the model.
     """
 
-    def __init__(self, model: Path, graph: Graph) -> None:
-        self.path, self.graph, self.outputs = model, graph, list(graph.outputs)
+    def __init__(self, model: Path, graph: Graph, bound: Mapping[str, float] = NO_VALUES) -> None:
+        self.original = Original(model, bound)
+        self.graph, self.outputs = graph, list(graph.outputs)
         self.large = model.stat().st_size > WHOLE
         """Whether to avoid two copies of the weights in memory: each session is then closed after its run."""
-        self.model: Any = self._open_model()
-        self.rewritten: Any = None if self.large else self._open_rewritten()
-
-    def _open_model(self) -> Any:
-        floats = not any(node.op in QUANTISED for node in self.graph.nodes)
-        rewritten = (
-            has_automatic_padding(self.path)
-            or may_contain(self.path, b"DynamicQuantizeLinear")
-            or is_half(read_model(self.path, whole=False))
-        )
-        if not self.large and not rewritten:
-            return session(self.path, few_runs=floats, confined=True)
-        model = self._prepared(whole=not self.large)
-        return foreign_session(model, self.path.parent, few_runs=floats)
-
-    def _prepared(self, *, whole: bool = True) -> onnx.ModelProto:
-        return model_of(self.path, _shapes(self.graph), whole=whole)
-
-    def _open_rewritten(self) -> Any:
-        return graph_session(self.graph, self.outputs, few_runs=True)
+        self.graph_after: Any = None
 
     def release(self) -> None:
         """Closes the sessions of the model and the graph, which hold copies of the weights."""
-        self.model = self.rewritten = None
+        self.original.release()
+        self.graph_after = None
 
     def expected(self, feed: Mapping[str, Array]) -> Values:
         """The model's outputs on a sample. Raises ModelError (E105) if onnxruntime cannot run it."""
-        model = self.model or self._open_model()
-        self.model = None if self.large else model
-        return _run(model, feed)
+        return self.original.run(feed)
 
-    def differing(self, feed: Mapping[str, Array], wanted: Mapping[str, Array]) -> str | None:
+    def differing(self, feed: Mapping[str, Array], wanted: Values) -> str | None:
         """The first tensor of model and graph whose values differ on a sample; None if the outputs agree.
 
         wanted: the model's outputs.
         """
-        rewritten = self.rewritten or self._open_rewritten()
-        self.rewritten = None if self.large else rewritten
-        found = values_of(rewritten, self.outputs, feed)
-        del rewritten
-        if all(_agree(wanted[name], found[name]) for name in self.outputs):
-            return None
-        apart = self._beyond(feed, wanted, self.outputs)
+        session = self.graph_after or graph_session(self.graph, self.outputs, few_runs=True)
+        self.graph_after = None if self.large else session
+        found = values_of(session, self.outputs, feed)
+        del session
+        apart = self.original.form.beyond(feed, {name: wanted[name] for name in self.outputs}, found)
         return None if apart is None else self._first(feed) or apart
-
-    @cached_property
-    def _read(self) -> Graph:
-        """The graph before any pass."""
-        return load(self.path, _shapes(self.graph))
-
-    def _beyond(self, feed: Mapping[str, Array], wanted: Mapping[str, Array], names: Sequence[str]) -> str | None:
-        """The first of these tensors whose error its sensitivity does not explain."""
-        found = _values(self.graph, names, feed)
-        room = _moves(self._read, names, feed)
-        return next((each for each in names if not _within(wanted[each], found[each], room[each])), None)
 
     def _first(self, feed: Mapping[str, Array]) -> str | None:
         """The first tensor, in the graph's order, that the model also has but with other values."""
-        model = self._prepared()
-        written = [name for node in self.graph.nodes for name in node.outputs if name in self._read.producers]
-        names = list(dict.fromkeys([*present(model, written), *self.outputs]))
+        path = self.original.path
+        model = self.original.rewrites[-1][1] if self.original.rewrites else parsed(path)
+        form = Form(model, path.parent, self.original.bound)
+        names = present(model, [name for node in self.graph.nodes for name in node.outputs])
         try:
-            wanted = _run(session(with_outputs(model, names), confined=True), feed)
+            wanted = form.of(names, feed)
         except ModelError:  # an inner tensor has a type that onnxruntime cannot output
             return None
-        alike = [name for name in names if wanted[name].shape == self.graph.shape(name) == self._read.shape(name)]
-        return self._beyond(feed, wanted, alike) if alike else None
-
-
-def _shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
-    return {name: graph.shape(name) for name in graph.inputs}
-
-
-def _run(model: Any, feed: Mapping[str, Array]) -> Values:
-    names = [each.name for each in model.get_outputs()]
-    try:
-        found = model.run(names, {each.name: feed[each.name] for each in model.get_inputs()})
-    except Exception as error:  # onnxruntime raises many unrelated types
-        raise ModelError("E105", f"onnxruntime cannot run the model: {error}") from None
-    return dict(zip(names, found, strict=True))
-
-
-def _values(graph: Graph, names: Sequence[str], feed: Mapping[str, Array]) -> Values:
-    run = graph_session(graph, names)
-    taken = {each.name for each in run.get_inputs()}
-    return values_of(run, names, {name: feed[name] for name in taken})
-
-
-def _moves(graph: Graph, names: Sequence[str], feed: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
-    """The largest change of tensors under perturbation: root of the sum of squares, and largest element."""
-    still = _values(graph, names, feed)
-    moves = dict.fromkeys(names, (0.0, 0.0))
-    for seed in range(DRAWS):
-        random = np.random.default_rng(seed)
-        moved = _values(
-            _moved(graph, random), names, {name: _shifted(each, random) for name, each in feed.items()}
-        )
-        for name in names:
-            distance = _distance(still[name], moved[name])
-            moves[name] = max(moves[name][0], distance[0]), max(moves[name][1], distance[1])
-    return moves
-
-
-def _moved(graph: Graph, random: np.random.Generator) -> Graph:
-    """The graph with a multiplication after every float result that perturbs its elements."""
-    nodes: list[Node] = []
-    constants, tensors = dict(graph.constants), dict(graph.tensors)
-    for node in graph.nodes:
-        floats = [name for name in node.outputs if name and graph.tensors[name].dtype == "float32"]
-        nodes.append(
-            replace(node, outputs=tuple(f"{name}{STILL}" if name in floats else name for name in node.outputs))
-        )
-        for name in floats:
-            constants[f"{name}{MOVES}"] = _shifted(np.ones(graph.shape(name), np.float32), random)
-            tensors[f"{name}{STILL}"] = tensors[f"{name}{MOVES}"] = graph.tensors[name]
-            nodes.append(Node("Mul", (f"{name}{STILL}", f"{name}{MOVES}"), (name,), name=f"{name}{MOVES}"))
-    return replace(graph, nodes=tuple(nodes), constants=constants, tensors=tensors)
-
-
-STILL, MOVES = "/still", "/moves"
-
-
-def _shifted(values: Array, random: np.random.Generator) -> Array:
-    """Each element changed by MOVED of its value, up or down; arrays other than float32 stay."""
-    if values.dtype != np.float32:
-        return values
-    return np.asarray(values * (1 + MOVED * random.choice((-1, 1), values.shape))).astype(np.float32)
-
-
-def _agree(wanted: Array, found: Array) -> bool:
-    """Whether two tensors are equal up to rounding."""
-    if wanted.shape != found.shape:
-        return False
-    if wanted.dtype.kind not in "fc":
-        return bool(np.array_equal(wanted, found))
-    room = OF_LARGEST * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0))
-    return bool(np.isclose(found, wanted, rtol=RELATIVE, atol=room, equal_nan=True).all())
-
-
-def _within(wanted: Array, found: Array, room: Sequence[float]) -> bool:
-    """Whether two tensors agree, or differ by no more than FACTOR times their sensitivity (`room`)."""
-    if _agree(wanted, found):
-        return True
-    if wanted.shape != found.shape:
-        return False
-    return all(apart <= FACTOR * move for apart, move in zip(_distance(wanted, found), room, strict=True))
-
-
-def _distance(one: Array, other: Array) -> tuple[float, float]:
-    """The root of the sum of squares of a difference, and its largest element.
-
-    Infinite or undefined values in both count as equal.
-    """
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    with np.errstate(all="ignore"):
-        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    apart = np.nan_to_num(apart, nan=np.inf)
-    return float(np.sqrt(np.square(apart).sum())), float(apart.max(initial=0))
+        alike = {name: each for name, each in wanted.items() if each.shape == self.graph.shape(name)}
+        session = graph_session(self.graph, [*alike])
+        taken = {each.name for each in session.get_inputs()}
+        found = values_of(session, [*alike], {name: feed[name] for name in taken})
+        return form.beyond(feed, alike, found)

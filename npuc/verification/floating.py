@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from npuc.frontend.model import ImportedModel
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.storage.pieces import contents_of
-from npuc.storage.records import read
+from npuc.storage.records import damaged, read
 from npuc.target import Target, cycles_of
 from npuc.verification.described import Layer, described, foreign_evidence
 from npuc.verification.isolation import Alone, Isolated
 from npuc.verification.layerwise import LayerwiseCheck, Sample
 from npuc.verification.metrics import Difference, Tolerance
-from npuc.verification.padding import bound_model
 
 
 class Layers:
@@ -56,11 +56,13 @@ class Layers:
 class FloatCheck(LayerwiseCheck):
     """onnxruntime and the simulator, ready to run batch after batch."""
 
-    def __init__(self, model: Path, program: Program, target: Target, chip_model: str) -> None:
+    def __init__(
+        self, model: Path, program: Program, target: Target, chip_model: str, inside: ImportedModel | None = None
+    ) -> None:
         self.alone = Layers(program)
         self.layers = self.alone.layers
         tensors = [layer.tensor for layer in self.layers]
-        super().__init__(bound_model(model, program), program, target, chip_model, tensors)
+        super().__init__(model, program, target, chip_model, tensors, inside)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The report as JSON; status is `mismatch` if the tolerance is exceeded."""
@@ -77,6 +79,8 @@ class FloatCheck(LayerwiseCheck):
         for layer in self.layers:
             name = layer.tensor
             if name in shown and name in exact:
+                if exact[name].size != shown[name].size:
+                    raise damaged(f"its shape {list(shown[name].shape)} is not the model's", tensor=name)
                 self.entire.setdefault(name, Difference()).add(exact[name], shown[name])
         for name, alone in self.alone(sample.fed, shown):
             self.single.setdefault(name, Difference()).add(alone.exact, shown[name])

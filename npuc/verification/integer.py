@@ -9,31 +9,39 @@ from typing import Any
 
 import numpy as np
 
+from npuc.frontend.model import ImportedModel
+from npuc.frontend.reading import parsed
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import expect_exact_integers, session, values_of
-from npuc.target import Counting, Target
+from npuc.reference import expect_exact_integers, values_of
+from npuc.regions.witnesses import standing
+from npuc.target import Target, cycles_of
 from npuc.verification.bits import EXACT, Bits
 from npuc.verification.described import damaged, foreign_evidence
 from npuc.verification.layerwise import LayerwiseCheck, Sample
 from npuc.verification.metrics import Difference, Tolerance
-from npuc.verification.padding import bound_model
 
 
 class IntegerCheck(LayerwiseCheck):
     """fp32, integer network and simulator, ready to run batch after batch."""
 
-    def __init__(self, model: Path, program: Program, target: Target, chip_model: str = "own") -> None:
+    def __init__(
+        self,
+        model: Path,
+        program: Program,
+        target: Target,
+        chip_model: str = "own",
+        inside: ImportedModel | None = None,
+    ) -> None:
         self.bits = Bits(program, target)
-        fp32 = bound_model(model, program)
-        expect_exact_integers(fp32)
+        expect_exact_integers(parsed(model, whole=False))
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]
-        super().__init__(fp32, program, target, chip_model, floats)
-        known = {*self.names, *self.bits.inputs}
+        super().__init__(model, program, target, chip_model, floats, inside)
+        known = {*self.exact.names, *self.bits.inputs}
         edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
         with foreign_evidence():
-            self.alone = session(self.bits.cut(edges), self.bits.weights, confined=True)
+            self.alone = standing(self.bits.cut(edges), self.bits.weights)
         self.alone_inputs = {each.name for each in self.alone.get_inputs()}
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
@@ -41,9 +49,7 @@ class IntegerCheck(LayerwiseCheck):
         bit_exact = self.bits.exact
         said = self.said.report(tolerance, sound=bit_exact)
         rows = [self._layer(layer) for layer in self.bits.described["layers"]]
-        counted = (
-            {"chip_model": self.chip_model, "cycles": self.run.cycles} if isinstance(self.run, Counting) else {}
-        )
+        counted = {"chip_model": self.chip_model, "cycles": cycles_of(self.run)}
         return {**said, "bit_exact": bit_exact, "layers": rows, **counted}
 
     def _compare(self, sample: Sample) -> Array:
@@ -87,6 +93,7 @@ class IntegerCheck(LayerwiseCheck):
         differing = self.bits.differing.get(name)
         return {
             "name": entry["float"],
+            "tensor": name,
             "op": layer["op"],
             "nodes": layer["nodes"],
             "scale": entry["scale"],

@@ -17,7 +17,8 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.onnx_files.external_data import array_of
 from npuc.onnx_files.external_weights import without_weights
-from npuc.reference import session, values_of, with_outputs
+from npuc.reference import values_of, with_outputs
+from npuc.regions.witnesses import standing
 from npuc.storage.pieces import Content
 from npuc.verification.described import network
 
@@ -109,7 +110,7 @@ class Isolated:
         """A session that computes some of the layers; with `magnitudes`, the sums of their terms' magnitudes."""
         model = _pruned(self.cut, names)
         weights = {each.name: self.weights[each.name] for each in model.graph.initializer if _outside(each)}
-        return session(_absolute(model, self.smallest) if magnitudes else model, weights, **self.options)
+        return standing(_absolute(model, self.smallest) if magnitudes else model, weights, **self.options)
 
     def _values(self, names: Sequence[str], known: Mapping[str, Array], magnitudes: bool) -> dict[str, Array]:
         """The results of such a session."""

@@ -1,22 +1,21 @@
-"""What checks of all precisions do: the model in fp32 and the simulator run side by side, batch after batch."""
+"""What checks of all precisions do: the model and the simulator run side by side, batch after batch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from npuc.frontend.model import ImportedModel
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import foreign_session, present, values_of, with_outputs
 from npuc.samples.loading import Samples
 from npuc.target import Target
+from npuc.verification.exact import Exact
 from npuc.verification.metrics import Difference
 from npuc.verification.outputs import Outputs
-
-if TYPE_CHECKING:
-    import onnx
 
 Values = Mapping[str, Array]
 FIELDS = ("sqnr_db", "cosine", "max_abs_error", "exact")
@@ -36,20 +35,24 @@ class Sample:
 
 
 class LayerwiseCheck(ABC):
-    """The model in fp32 and the simulator, ready to run; the differences of layers, by tensor.
+    """The model and the simulator, ready to run; the differences of layers, by tensor.
 
     entire: the network runs as on the machine up to here; single: this layer alone, on exact inputs.
     """
 
     def __init__(
-        self, fp32: onnx.ModelProto, program: Program, target: Target, chip_model: str, tensors: Sequence[str]
+        self,
+        model: Path,
+        program: Program,
+        target: Target,
+        chip_model: str,
+        tensors: Sequence[str],
+        inside: ImportedModel | None,
     ) -> None:
-        """tensors: of the model, to be compared as well as its outputs; those that no node writes are left out."""
-        outputs = [port.name for port in program.outputs]
+        """tensors, inside: as those of `Exact`."""
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
-        self.names = list(dict.fromkeys([*outputs, *present(fp32, tensors)]))
-        self.fp32 = foreign_session(with_outputs(fp32, self.names))
-        self.said = Outputs(outputs)
+        self.exact = Exact(model, program, tensors, inside)
+        self.said = Outputs([port.name for port in program.outputs], self.exact.jumping(program.precision))
         self.entire: dict[str, Difference] = {}
         self.single: dict[str, Difference] = {}
 
@@ -64,8 +67,8 @@ class LayerwiseCheck(ABC):
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
             parts = ({name: values[index, ...] for name, values in each.items()} for each in (fed, seen, outputs))
-            sample = Sample(feed, values_of(self.fp32, self.names, feed), *parts)
-            self.said.add(sample.exact, sample.outputs, self._compare(sample))
+            sample = Sample(feed, self.exact(feed), *parts)
+            self.said.add(feed, sample.exact, sample.outputs, self._compare(sample))
 
     @abstractmethod
     def _compare(self, sample: Sample) -> Array | None:

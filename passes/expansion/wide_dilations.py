@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from npuc.frozen import frozen
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import DILATIONS, GROUP
 from npuc.ops.windows import Window, window_of
-from npuc.passes.rewriting.interleaving import interleaved
+from npuc.passes.rewriting.interleaving import phased
 from npuc.passes.rewriting.patterns import conv_window
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
@@ -59,7 +58,7 @@ class WideDilations:
     becomes N * f * f images (H / f, W / f), and their results are interleaved again. f is the smallest factor that
     leaves a permitted dilation.
 
-    apart: the phases stay maps of the same N images, each with a Conv of its own, in blocks of f * f pixels.
+    apart: the phases stay maps of the same N images, each with a Conv of its own; their results are interleaved.
     """
 
     most: int
@@ -76,7 +75,7 @@ def _phases(most: int, rewriter: Rewriter, node: Node, *, apart: bool) -> bool:
     if window is None or max(window.dilations) <= most or max(window.strides) > 1:
         return False
     factors = tuple(_factor(each, most) for each in window.dilations)
-    if apart and not 1 < factors[0] == factors[1] <= MOST_BLOCK:
+    if apart and max(factors) > MOST_BLOCK:
         return False
     padded, extents = _padded(rewriter, node, window, factors)
     inner = {"dilations": tuple(d // f for d, f in zip(window.dilations, factors, strict=True)), "pads": (0,) * 4}
@@ -86,14 +85,22 @@ def _phases(most: int, rewriter: Rewriter, node: Node, *, apart: bool) -> bool:
 
 
 def _sliced(rewriter: Rewriter, conv: Node, x: str, factors: Sequence[int], extents: Sequence[int]) -> list[Node]:
-    """Slice -> Conv for each phase, interleaved."""
-    convs: list[Node] = []
-    for starts in product(*map(range, factors)):
-        cut = {"axes": (2, 3), "starts": starts, "ends": tuple(extents), "steps": tuple(factors)}
-        convs.append(rewriter.part(conv, "Slice", (x,), f"{x}/phase", **cut))
-        y = rewriter.fresh(f"{conv.output}/phase")
-        convs.append(replace(conv, inputs=(convs[-1].output, *conv.inputs[1:]), outputs=(y,), name=y))
-    return [*convs, *interleaved(rewriter, conv, [each.output for each in convs[1::2]], factors[0])]
+    """Slice -> Conv for each phase, interleaved [-> Slice]."""
+    slices: list[Node] = []
+
+    def phase(row: int, column: int, y: str) -> Node:
+        cut = {"axes": (2, 3), "starts": (row, column), "ends": tuple(extents), "steps": tuple(factors)}
+        slices.append(rewriter.part(conv, "Slice", (x,), f"{x}/phase", **cut))
+        return replace(conv, inputs=(slices[-1].output, *conv.inputs[1:]), outputs=(y,), name=y)
+
+    shape = rewriter.shape(conv.output)[2:]
+    whole, cut = conv, list[Node]()
+    if any(extent % factor for extent, factor in zip(shape, factors, strict=True)):
+        whole = replace(conv, outputs=(rewriter.fresh(f"{conv.output}/whole"),))
+        ends: dict[str, Attr] = {"axes": (2, 3), "starts": (0, 0), "ends": shape, "steps": (1, 1)}
+        cut = [Node("Slice", whole.outputs, conv.outputs, ends, f"{conv.name}/slice", conv.sources)]
+    made = phased(rewriter, whole, range(factors[0]), range(factors[1]), phase)
+    return [*slices, *made, *cut]
 
 
 def _as_images(

@@ -32,7 +32,14 @@ class Rewriter:
         self._invented: set[str] = set()
         self._ranks: dict[str, int] = {}
         for place, node in enumerate(graph.nodes):
-            self._attach(node, (place,))
+            key = _key(node)
+            self._nodes[key], self._places[key] = node, (place,)
+            for name in node.inputs:
+                if name:
+                    self._readers.setdefault(name, {})[key] = None
+            for name in node.outputs:
+                if name:
+                    self._producers[name] = key
             for source in node.sources:
                 self._ranks.setdefault(source, len(self._ranks))
         self._changed = False
@@ -229,4 +236,4 @@ def rewrite(graph: Graph, *rules: Rule) -> Graph:
 
 
 def _key(node: Node) -> str:
-    return next(name for name in node.outputs if name)
+    return node.outputs[0] or next(filter(None, node.outputs))

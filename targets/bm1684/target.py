@@ -57,6 +57,7 @@ class Bm1684(Target):
     self_tests = ("okkernel",)
     named_exports = ("okkernel",)
     chip_models = ("own", "vendor")
+    has_integer_network = True
 
     def left_whole(self, op: str, x: TensorType | None, options: Options) -> Problem | None:
         """Recurrent networks in int8: there is no sigmoid of 8 bits."""

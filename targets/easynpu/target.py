@@ -45,6 +45,8 @@ class EasyNpu(Target):
     chip_models = ("own", "rtl")
     inexact = ("split_average_pool",)
     host_layers = ("Conv",)
+    has_integer_network = True
+    has_hardware = True
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes of every program; documented words need two more, as they lack slopes and kept psums."""
@@ -104,7 +106,7 @@ class EasyNpu(Target):
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.flag(OBJECTIVE))
         if options.strict:
             expect_conversions(lowered.steps)
-        manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
+        manifest, files = report.manifest(lowered, machine, documented=documented)
         manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)
 

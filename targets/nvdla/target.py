@@ -51,6 +51,7 @@ class Nvdla(Target):
     players: tuple[str, ...] = PLAYERS
     chip_models = ("own", "quick")
     host_layers = ("Conv",)
+    has_integer_network = True
 
     def __init__(self, name: str) -> None:
         machine = machines.CONFIGURATIONS[name]

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
+import npuc
 from npuc.errors import ArtefactError
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded, load, save
@@ -236,6 +237,8 @@ HOSTILE: tuple[tuple[tuple[Any, ...], Any], ...] = (
     ),
     (("results", 0, "npu"), 2**40),
     (("results", 0, "local_shape"), [0, -1, 2**40, 1]),
+    (("results", 0, "local_shape"), [1, 0, 1, 1]),
+    (("results", 0, "shape"), [1, 0]),
     (("buffers", 0, "last"), 10**9),
     (("instructions",), []),
     (("layers",), []),
@@ -266,6 +269,26 @@ def test_a_hostile_manifest_ends_in_a_refusal(small: Program, path: tuple[Any, .
         except ArtefactError as error:
             codes.append(error.problems[0].code)
     assert codes and set(codes) <= {"E502", "E503"}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("extent", [0, 1, 5])
+def test_a_sealed_extent_that_the_model_has_not_ends_in_no_traceback(precision: str, extent: int) -> None:
+    need_compiler()
+    model = Path(__file__).parents[2] / "models" / "digits.onnx"
+    program = npuc.compile(model, "bm1684", level="0", proof="off", precision=precision).program
+    refused: list[str] = []
+    for at in range(len(program.manifest["results"])):
+        manifest = json.loads(json.dumps(program.manifest))
+        shape = manifest["results"][at]["shape"]
+        if shape[-1] != extent:
+            shape[-1] = extent
+            forged = npuc.Compiled(replace(program, manifest=manifest))
+            try:
+                npuc.verify(model, forged)
+            except ArtefactError as error:
+                refused.append(error.problems[0].code)
+    assert set(refused) <= {"E502", "E503"} and (extent or len(refused) == len(program.manifest["results"]))
 
 
 def test_a_table_that_is_gone_or_changed_is_named(small: Program, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from onnx import parser
 
 import npuc
+from npuc.account import account_of
 from npuc.errors import NpucError
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,8,8] x) => (float[1,4,?,?] y)'
@@ -84,10 +85,10 @@ def test_other_divisors_do_not(divisor: str) -> None:
 def test_a_logarithm_of_what_is_not_negative_is_a_number_or_infinite() -> None:
     model = _model("a = Abs(x)\n q = Log(a)\n y = Relu(q)")
     program = npuc.compile(model, "bm1684")
-    assert "NaN" not in str(program.report["partitions"])
+    assert "NaN" not in str(account_of(program.program.manifest))
 
 
 def test_integers_are_as_before() -> None:
     """In int8, NaN is 0 wherever it becomes an integer."""
     program = npuc.compile(_model(f"{QUOTIENT}\n y = Relu(q)"), "bm1684", precision="int8")
-    assert "NaN" not in str(program.report["partitions"])
+    assert "NaN" not in str(account_of(program.program.manifest))

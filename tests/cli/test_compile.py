@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from npuc import load
+from npuc.errors import ArtefactError
 from tests.cli.process import PROBLEM, Digits, WriteModel, compiled, npuc
 
 TWO_KEPT = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
@@ -109,10 +111,16 @@ def test_anything_else_is_replaced_only_with_force(digits: Digits, tmp_path: Pat
 def test_the_working_directory_is_not_replaced_even_with_force(
     digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").write_text("mine")
-    compiled(digits.model, Path(), "--force", "--calibration", digits.few, "-O0").refused("E506")
-    assert names(tmp_path) == ["mine"]
+    work = tmp_path / "around" / "work"
+    work.mkdir(parents=True)
+    (work / "mine").write_text("mine")
+    monkeypatch.chdir(work)
+    for output in (Path(), work, work.parent, Path("../../around")):
+        refusal = compiled(digits.model, output, "--force", "--calibration", digits.few, "-O0").refused("E505")
+        assert "working folder" in refusal
+        with pytest.raises(ArtefactError, match="working folder"):
+            load(digits.program).save(output, force=True)
+    assert names(work) == ["mine"]
 
 
 @pytest.mark.parametrize("output", ["file/below", "/proc/nowhere", "n" * 300, "n" * 250])

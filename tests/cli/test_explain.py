@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from npuc.account import nodes_named
 from npuc.errors import ArtefactError
-from npuc.reports.naming import nodes_named
+from npuc.reports.explanation import other_names
 from tests.cli.process import Digits, WriteModel, compiled, npuc
 
 NETWORK = """g (float[1,16,8,8] x) => (float[1,4] y) {
@@ -74,8 +75,9 @@ def test_addresses_and_times_are_inside_the_memory_and_the_run(program: Path) ->
 
 def test_a_host_step_is_explained_by_its_reason(program: Path) -> None:
     found = _explained(program, "Softmax_7")
-    assert [step["op"] for step in found["host_steps"]] == ["Softmax"] and found["layers"] == []
-    assert "host: Softmax 'Softmax_7'" in npuc("explain", program, "Softmax_7").done()
+    assert [(each["op"], each["place"]) for each in found["account"]] == [("Softmax", "host")]
+    assert found["layers"] == [] and [each["code"] for each in found["account"][0]["problems"]] == ["W204"]
+    assert "Softmax 'Softmax_7': on the host" in npuc("explain", program, "Softmax_7").done()
 
 
 def test_an_unknown_name_is_refused_with_the_closest_one(program: Path, digits: Digits) -> None:
@@ -104,9 +106,13 @@ def test_a_node_on_the_host_leads_to_its_region_and_to_the_reason(write: WriteMo
     }"""
     compiled(write(network, w=(4, 4, 3, 3)), tmp_path / "o").done()
     told = npuc("explain", tmp_path / "o", "CumSum_2").done()
-    assert "runs in host/region_0.onnx: on the host" in told and "CumSum: " in told
+    assert "CumSum 'CumSum_2': on the host, host/region_0.onnx" in told and "  CumSum: " in told
     npuc("report", tmp_path / "o", "-o", tmp_path / "o.html").done()
     assert "host/region_0.onnx" in (tmp_path / "o.html").read_text(encoding="utf-8")
+
+
+def _named(asked: str, listing: list[dict[str, Any]]) -> set[str]:
+    return nodes_named((), asked, other_names({}, {}, listing), listing)
 
 
 FUSED = "model/relu;model/a/Conv2D;model/b/Conv2D;model/c/Conv2D1"
@@ -117,17 +123,17 @@ FUSED = "model/relu;model/a/Conv2D;model/b/Conv2D;model/c/Conv2D1"
 )
 def test_a_part_of_a_fused_name_is_enough(asked: str) -> None:
     listing = [{"index": 0, "nodes": [FUSED], "tensor": "t:0"}, {"index": 1, "nodes": ["m/pool"], "tensor": None}]
-    assert nodes_named(asked, {}, {}, listing) == {FUSED}
+    assert _named(asked, listing) == {FUSED}
 
 
 def test_the_last_of_fused_names_wins_and_an_ambiguous_part_is_refused() -> None:
     listing = [{"index": 0, "nodes": ["a;b"], "tensor": None}, {"index": 1, "nodes": ["b;c/x"], "tensor": None}]
     listing.append({"index": 2, "nodes": ["d/x"], "tensor": None})
-    assert nodes_named("b", {}, {}, listing) == {"a;b"}
+    assert _named("b", listing) == {"a;b"}
     with pytest.raises(ArtefactError, match="2 names have the part 'x'"):
-        nodes_named("x", {}, {}, listing)
+        _named("x", listing)
     with pytest.raises(ArtefactError, match="Did you mean 'm/conv_11'"):
-        nodes_named("m/conv_12", {}, {}, [{"index": 0, "nodes": ["m/relu;m/conv_11"], "tensor": None}])
+        _named("m/conv_12", [{"index": 0, "nodes": ["m/relu;m/conv_11"], "tensor": None}])
 
 
 def test_a_tensor_of_the_host_leads_to_its_nodes_and_to_those_that_keep_it_there(

@@ -163,6 +163,14 @@ def test_an_interrupt_before_npuc_handles_it_prints_nothing() -> None:
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
+def test_nothing_that_takes_time_is_imported_before_interrupts_print_nothing() -> None:
+    heard = "event == 'import' and _signal.getsignal(2) is _signal.default_int_handler and print(about[0])"
+    code = f"{HEARING}import _signal, sys; sys.addaudithook(lambda event, about: {heard}); import npuc.__main__"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert {"npuc", "npuc.__main__"} <= loaded and loaded.isdisjoint(("typing", "signal", "enum", "re", "pathlib"))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Path, name: str) -> None:
     listed(digits)

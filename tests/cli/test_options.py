@@ -8,9 +8,12 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from onnx import TensorProto, helper
 
-from npuc.cli.options import PATH, TargetCommand, bind_option, scheduler_option, shape_option, shapes_option
+from npuc.cli.options import TargetCommand, bind_option, scheduler_option, shape_option, shapes_option
+from npuc.cli.paths import PATH
 from npuc.program import MANIFEST
+from tests.cli.process import npuc
 
 
 def _given(option: Any, *arguments: str) -> Any:
@@ -117,3 +120,67 @@ def test_flags_of_an_installed_target_are_options(monkeypatch: pytest.MonkeyPatc
         assert CliRunner().invoke(command, [*arguments, "--isa", "two"]).output == "two\n"
     assert CliRunner().invoke(command, ["--target", "easynpu", "--isa", "documented"]).output == "documented\n"
     assert CliRunner().invoke(command, ["--target", "abacus", "--isa", "documented"]).exit_code == 2
+
+
+def _written_over(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Commands whose output would harm what they read, in a folder of their own."""
+    return {
+        "its folder": ("model.onnx", "-o", f"{folder}"),
+        "its folder, by links": ("link/model.onnx", "-o", "link"),
+        "a folder around it": ("model.onnx", "-o", f"{folder.parent}"),
+        "the default": ("inside.npu/inside.onnx",),
+        "external data": ("model.onnx", "-o", "weights"),
+        "external data of a body": ("model.onnx", "-o", "bodies"),
+        "a file of external data": ("model.onnx", "-o", "weights/w.bin"),
+        "samples by a pattern": ("model.onnx", "--calibration", "sam*/*.npz", "-o", "samples"),
+        "a folder of samples": ("model.onnx", "--calibration", "samples", "-o", "samples"),
+        "a machine": ("model.onnx", "--machine", "machines/m.toml", "-o", "machines"),
+        "the cache over samples": (
+            "model.onnx",
+            "--calibration",
+            "samples",
+            "--calibration-cache",
+            "samples/s.npz",
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", _written_over(Path("/a/b")))
+def test_no_output_replaces_or_holds_what_is_read(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "in"
+    for name in ("weights/w.bin", "bodies/b.bin", "samples/s.npz", "machines/m.toml", "inside.npu/inside.onnx"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    tensors = {name: TensorProto(name=name, data_type=1, dims=[1], data_location=1) for name in ("w", "b")}
+    for tensor, place in zip(tensors.values(), ("weights/w.bin", "bodies/b.bin"), strict=True):
+        tensor.external_data.add(key="location", value=place)
+    empty = helper.make_graph([], "else", [], [])
+    body = helper.make_graph([], "then", [], [], [tensors["b"]])
+    node = helper.make_node("If", ["x"], ["y"], then_branch=body, else_branch=empty)
+    output = helper.make_empty_tensor_value_info("y")
+    model = helper.make_model(helper.make_graph([node], "g", [], [output], [tensors["w"]]))
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    (folder / "link").symlink_to(folder, target_is_directory=True)
+    monkeypatch.chdir(folder)
+    before = {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+    model_first, *options = _grouped(_written_over(folder)[case])
+    for order in ([model_first, *options], [*reversed(options), model_first]):
+        asked = [each for group in order for each in group]
+        assert "read" in npuc("compile", "--target", "easynpu", "--force", *asked).usage()
+    assert {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()} == before
+
+
+def _grouped(arguments: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The model, and each option with its value."""
+    return [arguments[:1], *zip(arguments[1::2], arguments[2::2], strict=True)]
+
+
+def test_what_is_beside_or_behind_the_inputs_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("in/model.onnx", "in/old/x", "data/a.npz", "data/sub/notes"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    for output in ("in/old", "in/new", "data/new.npz", "in/model.onnx.npu", "model.onnx"):
+        assert _refusal("in/model.onnx", "--data", "data", "-o", output) == "", output

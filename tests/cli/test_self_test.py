@@ -13,7 +13,7 @@ import pytest
 from npuc import program
 from npuc.models.digits import FOLDER
 from npuc.program import Program
-from npuc.target import Request, SelfTesting, target, usual_options
+from npuc.target import Request, target, usual_options
 from npuc.targets.nvdla.model import Nvdla
 from npuc.targets.nvdla.program.artefact import Contents, Segment
 from npuc.targets.nvdla.program.running import Runner
@@ -213,7 +213,6 @@ def test_a_loadable_brings_buffers_and_padding_is_not_compared(programs: Program
 
 
 def test_a_format_without_a_self_test_is_a_usage_error(programs: Programs, tmp_path: Path) -> None:
-    assert isinstance(target("easynpu"), SelfTesting)
     artefact = programs("easynpu")
     done = npuc("export", artefact, "--format", "bin", "--self-test", "-o", tmp_path / "x")
     assert "it has: c" in done.usage()

@@ -123,14 +123,15 @@ def test_a_wrong_constant_of_a_floating_point_program_is_refused(monkeypatch: py
     assert caught.value.problems[0].code == "E603"
 
 
-def test_a_chip_model_that_cannot_run_here_proves_nothing_and_refuses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_its_chip_model_a_program_is_written_with_proof_off_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any) -> Any:
         raise ArtefactError("E507", "the library of the chip model is missing")
 
     monkeypatch.setattr(target("easynpu"), "runner", missing)
-    assert _proved("easynpu") == {"samples": 0, "bit_exact": None, "model": True}
+    with pytest.raises(ArtefactError, match="missing") as caught:
+        _proved("easynpu")
+    assert "--proof off" in str(caught.value.problems[0].remedy)
+    assert _proved("easynpu", proof="off")["samples"] == 0
 
 
 def _scaled_by(factor: float) -> Callable[[Graph], Graph]:
@@ -214,13 +215,14 @@ def test_a_model_with_external_data_is_compared(tmp_path: Path) -> None:
     assert _proved("easynpu", tmp_path / "m.onnx")["model"] is True
 
 
-def test_a_model_that_onnxruntime_does_not_run_is_proved_without_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_model_that_onnxruntime_does_not_open_is_proved_by_onnx_s_evaluator(tmp_path: Path) -> None:
     model = onnx.load(MODEL)
     model.ir_version = 99
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    assert _proved("easynpu", tmp_path / "m.onnx") == {"samples": 1, "bit_exact": True, "model": None}
+    report = compile(tmp_path / "m.onnx", options=FAST).report
+    assert report["proof"] == {"samples": 1, "bit_exact": True, "model": True}
+    (warning,) = report["warnings"]
+    assert warning["code"] == "W303" and "onnx's reference evaluator is the reference" in warning["reason"]
 
 
 ROOT = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (float[1,4,3,3] y) { y = Sqrt(x) }"""
@@ -335,7 +337,7 @@ def test_a_model_that_ends_onnxruntime_does_not_end_npuc(tmp_path: Path) -> None
     onnx.save(parser.parse_model(UNNAMED), tmp_path / "unnamed.onnx")
     outcome = npuc("compile", tmp_path / "unnamed.onnx", "--target", "bm1684", "-o", tmp_path / "o.npu", "--json")
     assert outcome.code == 0
-    assert outcome.json["proof"]["model"] is None
+    assert outcome.json["proof"]["model"] and "reference evaluator" in outcome.json["warnings"][0]["reason"]
 
 
 NORMALISING = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8] x) => (float[1,8] y)

@@ -154,6 +154,36 @@ def test_joined_maps_that_a_memory_holds_stay_joined(tmp_path: Path) -> None:
     assert maps == 16 * (16 + 1)
 
 
+@pytest.mark.parametrize(
+    ("half", "extents", "step"),
+    [
+        (32, (16, 40), 2),  # 640 pixels of 4 words: all that both memories hold
+        (32, (14, 46), 2),
+        (32, (14, 46), 1),
+        (48, (2, 213), 2),
+        (48, (7, 61), 2),
+        (40, (8, 64), 2),  # the second half does not begin with a word
+    ],
+)
+def test_every_other_channel_of_what_is_joined_is_counted(
+    half: int, extents: tuple[int, int], step: int, tmp_path: Path
+) -> None:
+    """Channels from 0 and from 1, as after a channel shuffle: both readers see the whole map, and zero weights."""
+    nodes = [_conv("x", each, each, kernel_shape=[1, 1]) for each in "ab"]
+    nodes.append(helper.make_node("Concat", ["a", "b"], ["j"], "j", axis=1))
+    constants = _weights("a", half, 8, 1, 1) | _weights("b", half, 8, 1, 1)
+    constants |= {"end": np.array([2 * half]), "axis": np.array([1]), "step": np.array([step])}
+    for first in (0, 1):
+        constants |= {f"s{first}": np.array([first])}
+        count = len(range(first, 2 * half, step))
+        nodes.append(helper.make_node("Slice", ["j", f"s{first}", "end", "axis", "step"], [f"e{first}"]))
+        nodes.append(_conv(f"e{first}", f"c{first}", f"c{first}", kernel_shape=[1, 1]))
+        constants |= _weights(f"c{first}", 8, count, 1, 1)
+    nodes.append(helper.make_node("Concat", ["c0", "c1"], ["y"], "y", axis=1))
+    found = _proved(_model(tmp_path, nodes, [8, *extents], [16, *extents], constants), tmp_path)
+    assert found.manifest["report"]["macs"] == extents[0] * extents[1] * 8 * (2 * half) * 3
+
+
 def _average(folder: Path, channels: int, height: int, width: int) -> Path:
     nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"], "mean")]
     return _model(folder, nodes, [channels, height, width], [channels, 1, 1], {})

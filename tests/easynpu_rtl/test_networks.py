@@ -18,7 +18,7 @@ from npuc import running
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.samples import loading as data
-from npuc.target import Counting, Options, Request, target
+from npuc.target import Options, Request, target
 from npuc.targets.easynpu.machine.parameters import load
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.compiled import compilation
@@ -49,7 +49,6 @@ def expect_the_simulators_bits_and_cycles(
     found = runner(samples.inputs)
     stepper = SteppingRunner(program)
     stepper(samples.inputs)
-    assert isinstance(runner, Counting)
     assert runner.cycles == stepper.report()["cycles"] == program.report["cycles"]
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)

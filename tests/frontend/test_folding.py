@@ -127,8 +127,8 @@ def test_quantised_weights_become_float_constants() -> None:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_constant_condition_chooses_its_branch(taken: bool) -> None:
-    then_branch = parser.parse_graph("t () => (float[2] a) { b = Relu(x)\n a = Neg(b) }")
-    else_branch = parser.parse_graph("e () => (float[2] a) <float[2] c = {1, 2}> { b = Exp(x)\n a = Add(b, c) }")
+    then_branch = parser.parse_graph("t () => (float[2] a) { d = Relu(x)\n a = Neg(d) }")
+    else_branch = parser.parse_graph("e () => (float[2] a) <float[2] c = {1, 2}> { d = Exp(x)\n a = Add(d, c) }")
     model = model_of("g (float[2] x) => (float[2] y) { b = Abs(x)\n y = Relu(b) }")
     del model.graph.node[1:]
     model.graph.initializer.append(numpy_helper.from_array(np.array(taken), "cond"))

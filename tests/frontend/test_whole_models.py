@@ -169,10 +169,10 @@ def test_a_constant_cast_to_int4_is_as_onnxruntime_has_it(case: str, tmp_path: P
 
 
 def test_layers_behind_an_operator_of_onnxruntime_run_on_the_npu(tmp_path: Path) -> None:
-    """Without value_info only onnxruntime knows what its FusedMatMul gives."""
+    """Without value_info only onnxruntime knows what its TransposeMatMul gives."""
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[4,8] x) => (float[4,8] y) '
-        "{ a = com.microsoft.FusedMatMul<alpha = 0.5>(x, v)\n y = MatMul(a, w) }"
+        "{ a = com.microsoft.TransposeMatMul<alpha = 0.5>(x, v)\n y = MatMul(a, w) }"
     )
     random = np.random.default_rng(3)
     for name in "vw":

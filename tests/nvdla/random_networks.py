@@ -22,6 +22,8 @@ ELEMENTS = 30_000
 """Of a map, at most."""
 PRODUCTS = 4_000_000
 """Of a convolution, at most: the functional model and onnxruntime take a moment for more."""
+BORDERS = (16, 17, 32, 33, 64, 65, 128, 129, 256, 257)
+"""Extents around powers of two, where hardware has its limits."""
 FUNCTIONS: Mapping[str, Mapping[str, float]] = {
     "Relu": {}, "LeakyRelu": {"alpha": 0.2}, "Sigmoid": {}, "Tanh": {}, "HardSwish": {}, "Elu": {"alpha": 0.7},
     "Softplus": {}, "Softsign": {}, "Exp": {}, "Erf": {}, "Abs": {}, "Neg": {}, "Mish": {},
@@ -54,11 +56,12 @@ class Network:
         return self.number(1, 100) <= percent
 
     def first_shape(self) -> tuple[int, ...]:
-        channels = self.one_of(1, 2, 3, 3, 4, 5, 8, self.number(1, 16), self.number(1, 70))
+        few, border = self.number(2, 9), self.one_of(*BORDERS)
+        channels = self.one_of(1, 2, 3, 3, 4, 5, 8, self.number(1, 16), self.number(1, 70), self.one_of(*BORDERS))
         height, width = self.one_of(
             (1, 1), (1, self.number(2, 200)), (self.number(2, 60), 1), (self.number(2, 8), self.number(2, 8)),
             (self.number(5, 24), self.number(5, 24)), (self.number(5, 24), self.number(5, 24)),
-            (self.number(2, 9), self.number(30, 150)),
+            (self.number(2, 9), self.number(30, 150)), (few, border), (few, border), (border, few),
         )  # fmt: skip
         return (1, channels, height, width)
 

@@ -11,7 +11,7 @@ import pytest
 from npuc import driver, program, running
 from npuc.reference import session
 from npuc.samples import loading as data
-from npuc.target import Options, Quantising, Request, target, usual_options
+from npuc.target import Options, Request, target, usual_options
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.sums import chosen, two_stages
 from tests.compiled import compilation, optimised
@@ -87,7 +87,6 @@ def test_zero_points_of_relus_are_bit_exact_on_the_machine(tmp_path: Path, calib
 def test_the_written_model_computes_what_the_program_does(tmp_path: Path, calibration: Path) -> None:
     model = _residual()
     onnx.save(model, tmp_path / "m.onnx")
-    assert isinstance(SMALL, Quantising)
     written, _ = driver.quantise_model(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration]))
     made = compilation(Request(tmp_path / "m.onnx", SMALL, Options(), [calibration])).program
     between = _error(written, onnx.load_model_from_string(made.evidence["reference.onnx"]))
@@ -136,7 +135,6 @@ def test_a_layer_takes_the_weights_that_it_was_read_with(tmp_path: Path, calibra
     onnx.save(_residual(), tmp_path / "m.onnx")
     graph = optimised(Request(tmp_path / "m.onnx", SMALL, usual_options(SMALL)))
     samples = data.load([calibration], running.input_types(graph))
-    assert isinstance(SMALL, Quantising)
     integer = SMALL.quantised(graph, samples, Options())[0].quantised
     layers, read = Multiplied(), 0
     for each in integer.graph.nodes:

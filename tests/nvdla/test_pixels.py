@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla import model
-from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES, PixelFormat, pack, unpack
-from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
+from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES, PixelFormat, misreads, pack, unpack
+from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.machine.registers import register_map
+from tests.nvdla.networks import expect_exact, network, node, verified, weights
 from tests.nvdla.programs import OPERAND, SOURCE, Convolution, Fields, memory
 
 EXCEPTIONS = {"T_R16_F": "int16"}
@@ -33,7 +35,12 @@ def test_every_row_of_table_33_is_as_the_document_has_it(shared: Path) -> None:
     for written, planes, channels, precision, offset in rows:
         plain = written.replace(" ", "").replace("_", "")
         form = next(each for each in FORMATS.values() if each.name.replace("_", "") == plain)
-        found = (len(form.planes), form.channels, EXCEPTIONS.get(form.name, form.precision), form.offset)
+        found = (
+            len(form.planes),
+            form.channels,
+            EXCEPTIONS.get(form.name, form.precision),
+            form.largest_offset(32),
+        )
         assert found == (int(planes), int(channels), precision, int(offset)), form.name
 
 
@@ -41,18 +48,18 @@ def test_every_row_of_table_33_is_as_the_document_has_it(shared: Path) -> None:
     ("name", "planes", "pixel"),
     [
         ("T_R8", ["2a"], [0x2A]),
-        ("T_R10", ["ff 03"], [0x3FF]),
-        ("T_R16_I", ["fe ff"], [-2]),
+        ("T_R10", ["ff fc"], [0xFCFF]),
+        ("T_R16_I", ["fe ff"], [0xFFFE]),
         ("T_A8B8G8R8", ["01 02 03 04"], [1, 2, 3, 4]),
         ("T_A8R8G8B8", ["03 02 01 04"], [1, 2, 3, 4]),
         ("T_R8G8B8A8", ["04 03 02 01"], [1, 2, 3, 4]),
         ("T_V8U8Y8A8", ["04 01 02 03"], [1, 2, 3, 4]),
         ("T_A16B16G16R16", ["01 00 02 00 03 00 04 80"], [1, 2, 3, 0x8004]),
-        ("T_A2B10G10R10", ["01 08 30 c0"], [1, 2, 3, 3]),
-        ("T_R10G10B10A2", ["0f 20 40 00"], [1, 2, 3, 3]),
+        ("T_A2B10G10R10", ["01 08 30 c0"], [64, 128, 192, 3 << 14]),
+        ("T_R10G10B10A2", ["0f 20 40 00"], [64, 128, 192, 3 << 14]),
         ("T_Y8___U8V8_N444", ["01", "03 02"], [1, 2, 3]),
         ("T_Y8___V8U8_N444", ["01", "02 03"], [1, 2, 3]),
-        ("T_Y12___U12V12_N444", ["ff 0f", "03 00 02 00"], [0xFFF, 2, 3]),
+        ("T_Y12___U12V12_N444", ["ff ff", "03 00 02 f0"], [0xFFFF, 0xF002, 3]),
     ],
 )
 def test_a_pixel_worked_by_hand(name: str, planes: list[str], pixel: list[int]) -> None:
@@ -60,17 +67,82 @@ def test_a_pixel_worked_by_hand(name: str, planes: list[str], pixel: list[int]) 
     assert unpack(FORMATS[name], data).ravel().tolist() == pixel
 
 
-@given(st.sampled_from(list(FORMATS.values())), st.data())
-def test_what_is_packed_is_unpacked_again(form: PixelFormat, data: st.DataObject) -> None:
-    size = 2 * 2 * 3 * form.channels
-    raw = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint16).reshape(2, 3, form.channels)
-    image = np.zeros(raw.shape, np.float16 if form.floating else np.int32)
-    for part in (part for plane in form.planes for part in plane.components):
-        bits = raw[..., part.channel] & ((1 << part.bits) - 1)
-        signed = bits.astype(np.int32) - ((bits >> (part.bits - 1)).astype(np.int32) << part.bits)
-        values = bits.view(np.float16) if form.floating else signed if form.signed else bits
-        image[..., part.channel] = values
-    np.testing.assert_array_equal(unpack(form, pack(form, image)), image)
+@given(st.sampled_from(list(FORMATS.values())), st.booleans(), st.data())
+def test_what_is_unpacked_is_packed_again(form: PixelFormat, signed: bool, data: st.DataObject) -> None:
+    sizes = [2 * 3 * plane.pixel_bytes for plane in form.planes]
+    drawn = [np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8) for size in sizes]
+    planes = [each.reshape(2, 3, -1) for each in drawn]
+    for plane, packed in zip(planes, pack(form, unpack(form, planes, signed=signed)), strict=True):
+        np.testing.assert_array_equal(packed, plane)
+
+
+SAFE = [
+    (SMALL, "T_A8B8G8R8", 30, 28), (SMALL, "T_Y8___V8U8_N444", 28, 24), (SMALL, "T_R8", 31, 63),
+    (FULL, "T_A16B16G16R16", 31, 56), (FULL, "T_Y16___U16V16_N444", 31, 48), (FULL, "T_A8B8G8R8", 31, 63),
+    (FULL, "T_R16", 31, 63), (FULL, "T_Y8___V8U8_N444", 31, 63),
+]  # fmt: skip
+"""The most padding left and right that is safe for every width and offset (Arithmetic, Limit of the padding)."""
+
+
+@pytest.mark.parametrize(("machine", "name", "left", "right"), SAFE)
+def test_padding_is_right_up_to_the_limit_and_for_some_widths_wrong_beyond(
+    machine: Machine, name: str, left: int, right: int
+) -> None:
+    form, widths = FORMATS[name], range(1, 66)
+    offsets = range(form.largest_offset(machine.atom_bytes) + 1)
+
+    def everywhere(left: int, right: int) -> bool:
+        return all(form.pads(machine.atom_bytes, *each) for each in product(widths, [left], [right], offsets))
+
+    assert all(everywhere(*each) for each in product(range(left + 1), range(right + 1)))
+    assert left == 31 or not everywhere(left + 1, 0)
+    assert right == 63 or not everywhere(0, right + 1)
+
+
+def of_line(channels: int, width: int) -> bool:
+    return misreads(SMALL, channels, width)
+
+
+def test_lines_of_a_kernel_that_csc_reads_wrong() -> None:
+    """Rule 8: 1 channel in the third or a later block. Rule 7, at widths 1 modulo 16: 2 to 4 channels in the last
+    of 4 blocks, 2 to 5 of 5, 2 to 6 of 6 (Arithmetic, 7).
+    """
+    always = {channels for channels in range(1, 129) if of_line(channels, 12)}
+    assert always == {17, *range(25, 129, 8)} == {each for each in range(1, 129) if of_line(each, 16)}
+    assert not any(of_line(channels, width) for channels in range(1, 17) for width in range(1, 70))
+    alone = [{each for each in range(1, 49) if of_line(each, width)} - always for width in (1, 17, 33)]
+    assert alone == [{26, 27, 28, *range(34, 38), *range(42, 47)}] * 3
+    assert not any(
+        misreads(machine, *each) for machine in (LARGE, FULL) for each in product(range(1, 129), (1, 65))
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "channels", "columns", "pads", "form"),
+    [
+        (33, 3, 7, (3, 3), "image, 2 planes"),  # N = 4, r = 4: two planes, 21 channels
+        (32, 3, 7, (3, 3), "image, 2 planes"),
+        (33, 1, 17, (8, 8), "image, columns of zeros: 1"),
+        (31, 1, 25, (12, 12), "image, columns of zeros: 1"),
+        (33, 4, 7, (3, 3), "image, columns of zeros: 1"),
+        (17, 4, 5, (2, 2), "image"),
+        (17, 4, 11, (5, 5), "image, columns of zeros: 1"),
+        (20, 3, 11, (5, 5), "image, 2 planes, columns of zeros: 1"),  # two planes, 33 channels
+        (17, 4, 5, (2, 30), "direct"),
+        (16, 3, 5, (0, 28), "image"),  # one plane: the second has no counter for so many
+        (17, 4, 7, (31, 3), "direct"),
+        (17, 4, 7, (30, 3), "image"),
+    ],
+)
+def test_a_compiled_image_is_read_right(
+    width: int, channels: int, columns: int, pads: tuple[int, int], form: str, tmp_path: Path
+) -> None:
+    """The model refuses what CSC and CDMA would do wrong; results are those of the integer network."""
+    layer = node("Conv", "x w", "y", pads=[1, pads[0], 1, pads[1]], strides=[1, 1])
+    model = network([layer], (1, channels, 6, width), {"w": weights(8, channels, 3, columns)})
+    report = verified(model, tmp_path, "nvdla-small")
+    expect_exact(report)
+    assert report["compiled"]["layers"][0]["weight_form"] == form
 
 
 def image(machine: Machine, form: str, offset: int, channels: int) -> Fields:
@@ -87,7 +159,9 @@ def image(machine: Machine, form: str, offset: int, channels: int) -> Fields:
     ("machine", "form", "offset", "channels", "reason"),
     [
         (FULL, "T_A8B8G8R8", 8, 4, "an x offset of 8 pixels"),
-        (SMALL, "T_A8B8G8R8", 1, 4, "an x offset of 1 pixels"),
+        (SMALL, "T_A8B8G8R8", 2, 4, "an x offset of 2 pixels"),
+        (SMALL, "T_R8", 8, 1, "an x offset of 8 pixels"),
+        (SMALL, "T_R10", 0, 1, "PIXEL_FORMAT = T_R10"),
         (SMALL, "T_A8B8G8R8", 0, 3, "3 channels of T_A8B8G8R8"),
     ],
 )
@@ -120,7 +194,7 @@ def test_whole_atoms_of_an_x_offset_are_in_the_address_of_the_second_plane() -> 
 
 def test_an_x_offset_leaves_out_pixels_of_every_line() -> None:
     changed = {
-        **image(SMALL, "T_R8", 8, 1),
+        **image(SMALL, "T_R8", 7, 1),
         "CDMA.D_CVT_CFG": {"CVT_EN": 1},
         "CDMA.D_CVT_SCALE": {"CVT_SCALE": 1},
         "CDMA.D_CVT_OFFSET": {"CVT_OFFSET": 100},
@@ -128,7 +202,7 @@ def test_an_x_offset_leaves_out_pixels_of_every_line() -> None:
     }
     layer = Convolution(SMALL, (1, 2, 2), (1, 1, 1), changed=changed)
     pixels = np.zeros((2, 16), np.uint8)
-    pixels[:, 8:10] = [[101, 102], [255, 0]]
+    pixels[:, 7:9] = [[101, 102], [255, 0]]
     contents = layer.contents(np.zeros((1, 2, 2), np.int8), np.ones((1, 1, 1, 1), np.int8))
     after = model.run(SMALL, layer.commands(), memory({**contents, SOURCE: pixels.ravel()}))
     assert layer.read(after).ravel().tolist() == [1, 2, 127, -100]

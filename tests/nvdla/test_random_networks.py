@@ -51,5 +51,5 @@ LOOSE = Tolerance(sqnr_db=5, cosine=0.8)
 
 
 def test_a_network_is_drawn_whatever_the_size_of_its_input() -> None:
-    model = Network(21621).model()  # whose input is larger than any map may be
+    model = Network(21052).model()  # whose input is larger than any map may be
     assert model.graph.node and model.graph.output

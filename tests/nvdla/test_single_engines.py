@@ -127,19 +127,6 @@ def test_pairs_per_channel_hold_the_sum_before_the_factor() -> None:
     assert flat(sdp(x, changed, {OPERAND: pairs.view(np.uint8).ravel()})) == [22, 24, -51, -48]
 
 
-def test_operands_of_one_byte_per_channel_lie_without_gaps_in_int16() -> None:
-    """Atoms of 16 elements of a byte each (PReLU data, BytesPerAtom): the second surface begins at byte 16."""
-    changed: Fields = {
-        "SDP_RDMA.D_BRDMA_CFG": {"BRDMA_DATA_USE": "MUL", "BRDMA_DATA_SIZE": "ONE_BYTE"},
-        "SDP_RDMA.D_BS_BASE_ADDR_LOW": {"BS_BASE_ADDR_LOW": OPERAND // 32},
-        "SDP.D_DP_BS_CFG": {"BS_ALU_BYPASS": 1, "BS_MUL_PRELU": 1, "BS_RELU_BYPASS": 1},
-        "SDP.D_DP_BS_MUL_CFG": {"BS_MUL_SRC": "MEM"},
-    }
-    slopes = np.arange(-9, 9, dtype=np.int8)
-    x = np.full((18, 1, 1), -100, np.int16)
-    assert flat(sdp(x, changed, {OPERAND: slopes.view(np.uint8)})) == (-100 * slopes.astype(int)).tolist()
-
-
 def test_unit_y_multiplies_before_it_adds_and_converts_its_operands() -> None:
     changed: Fields = {
         "SDP_RDMA.D_ERDMA_CFG": {"ERDMA_DATA_USE": "BOTH", "ERDMA_DATA_MODE": "PER_ELEMENT"},
@@ -242,7 +229,7 @@ def test_averages_add_the_values_of_padding() -> None:
     changed: Fields = {
         **TWO, "PDP.D_OPERATION_MODE_CFG": method("AVERAGE"),
         "PDP.D_POOLING_PADDING_CFG": {"PAD_LEFT": 1, "PAD_TOP": 1},
-        "PDP.D_POOLING_PADDING_VALUE_1_CFG": {"PAD_VALUE_1X": 3},
+        **{f"PDP.D_POOLING_PADDING_VALUE_{k}_CFG": {f"PAD_VALUE_{k}X": 3 * k} for k in range(1, 8)},
         **{f"PDP.D_RECIP_KERNEL_{each}": {f"RECIP_KERNEL_{each}": 0x8000} for each in ("WIDTH", "HEIGHT")},
     }  # fmt: skip
     # first row: 3 + 3 and 3 + 1, then 3 + 3 and 1 + 2; second: 3 + 1 + 3 + 4, then 1 + 2 + 4 + 5

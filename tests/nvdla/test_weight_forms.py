@@ -68,6 +68,7 @@ def winograd(size: int, stride: int, channels: int = 32) -> Winograd:
         "CSC.D_DATAIN_SIZE_EXT_1": {"DATAIN_CHANNEL_EXT": extended - 1},
         "CSC.D_WEIGHT_SIZE_EXT_0": {"WEIGHT_WIDTH_EXT": 3, "WEIGHT_HEIGHT_EXT": 3},
         "CSC.D_WEIGHT_SIZE_EXT_1": {"WEIGHT_CHANNEL_EXT": extended - 1, "WEIGHT_KERNEL": 4},
+        "CSC.D_RELEASE": {"RLS_SLICES": 7},
         "CACC.D_CLIP_CFG": {"CLIP_TRUNCATE": 2},
     }  # fmt: skip
     return Winograd(FULL, (channels, side, side), (5, size, size), changed=changed, stride=stride)

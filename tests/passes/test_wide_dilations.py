@@ -49,8 +49,19 @@ def test_phases_apart_are_convolutions_of_their_own(factor: int, extents: tuple[
     assert_same_meaning(graph, found)
 
 
-def test_phases_that_are_too_many_or_unequal_stay() -> None:
-    for dilations in ((36, 36), (8, 1)):
+@pytest.mark.parametrize(
+    ("dilations", "inner"), [((8, 1), (4, 1)), ((2, 12), (2, 4)), ((5, 9), (1, 3)), ((32, 4), (4, 4))]
+)
+def test_phases_may_differ_between_rows_and_columns(dilations: tuple[int, int], inner: tuple[int, int]) -> None:
+    conv = node("Conv", "x w", "y", dilations=dilations, pads=(*dilations, *dilations))
+    graph = network((1, 4, 13, 11), "y", conv, w=(6, 4, 3, 3))
+    found = WideDilations(4, apart=True)(graph)
+    assert {each.integers("dilations") for each in found.nodes if each.op == "Conv"} == {inner}
+    assert_same_meaning(graph, found)
+
+
+def test_phases_that_are_too_many_stay() -> None:
+    for dilations in ((36, 36), (1, 36)):
         conv = node("Conv", "x w", "y", dilations=dilations, pads=(36, 36, 36, 36))
         graph = network((1, 4, 13, 13), "y", conv, w=(6, 4, 2, 2))
         assert WideDilations(4, apart=True)(graph) is graph

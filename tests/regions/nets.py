@@ -11,6 +11,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 from npuc import running
+from npuc.account import FOLDED, REMOVED, account_of, groups, reasons
 from npuc.driver import compile_model
 from npuc.program import Program, load, save
 from npuc.regions.composite import target_of
@@ -39,13 +40,17 @@ def model_of(text: str, **shapes: Sequence[int]) -> onnx.ModelProto:
 
 
 def program_of(
-    model: onnx.ModelProto, folder: Path, name: str = "easynpu", options: Mapping[str, Any] | None = None
+    model: onnx.ModelProto,
+    folder: Path,
+    name: str = "easynpu",
+    options: Mapping[str, Any] | None = None,
+    calibration: Sequence[Path] = (),
 ) -> Program:
     """The program as it is read back from its artefact in folder/out.npu; the model is folder/m.onnx."""
     onnx.save(model, folder / "m.onnx")
     machine = target(name)
     asked = Options(precision=machine.precisions[0], level="0", **(options or {}))
-    program, _ = compile_model(Request(folder / "m.onnx", machine, asked))
+    program, _ = compile_model(Request(folder / "m.onnx", machine, asked, calibration))
     save(program, folder / "out.npu")
     return load(folder / "out.npu")
 
@@ -58,6 +63,15 @@ def checked(program: Program, folder: Path, samples: Samples | None = None) -> d
 
 
 def places(program: Program) -> list[tuple[str, tuple[str, ...]]]:
-    """Where what runs: place and operators (the nodes' names without numbers), in order."""
+    """Where what runs: place and operators, in order."""
+    entries = [each for each in account_of(program.manifest) if each.place not in (FOLDED, REMOVED)]
     told = program.manifest["report"]["partitions"]
-    return [(each["place"], tuple(name.rpartition("_")[0] for name in each["nodes"])) for each in told]
+    paths = [(each["place"], each["path"]) for each in told]
+    return [
+        (place, tuple(each.op for each in entries if path is None or path in each.paths)) for place, path in paths
+    ]
+
+
+def causes(program: Program) -> list[str]:
+    """The codes for which nodes are on the host, in the model's order."""
+    return [each["code"] for each in groups(reasons(account_of(program.manifest)))]

@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_compile_says_a_line_for_each_reason(folder: Path) -> None:
     said = (folder / "said.txt").read_text()
-    assert "2 parts on the NPU, 2 regions on the host; 100.0 % of the MACs on the NPU" in said
-    assert "host: CumSum 'CumSum_1' (0.0 % of the MACs, 2,304 bytes cross): the operator is not known" in said
+    assert "2 of 4 nodes on the NPU, 100.0 % of the MACs; 2 on the host\n" in said
+    assert "host: CumSum 'CumSum_1' (576 bytes cross): the operator is not known [E201]\n" in said
 
 
 def test_a_model_that_leaves_nothing_on_the_npu_is_told_so(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_dump_explain_and_report_name_parts_and_regions(folder: Path, tmp_path: 
     second = npuc("dump", folder / "m.npu", "--segment", "1", "--json").json["instructions"]
     assert {entry["part"] for entry in second} == {"npu/part_1"}
     told = npuc("explain", folder / "m.npu", "CumSum_1").done()
-    assert "host: CumSum 'CumSum_1': the operator is not known (host/region_0.onnx)" in told
+    assert "CumSum 'CumSum_1': on the host, host/region_0.onnx, 576 bytes cross\n" in told
     assert npuc("explain", folder / "m.npu", "Conv_2", "--json").json["tensors"][0]["tensor"] == "part_1/e/int8"
     npuc("report", folder / "m.npu", "-o", tmp_path / "r.html").done()
     assert "CumSum_1" in (tmp_path / "r.html").read_text()
@@ -132,7 +132,7 @@ def test_check_says_that_the_host_runs_what_strict_refuses(tmp_path: Path) -> No
                      w=(8, 8, 1, 1))  # fmt: skip
     onnx.save(model, tmp_path / "m.onnx")
     said = npuc("check", tmp_path / "m.onnx", "--target", "easynpu").done()
-    assert "runs all but 1 node, which the host runs" in said and "Softmax" in said
+    assert "1 of 2 nodes on the NPU, 100.0 % of the MACs; 1 on the host" in said and "Softmax 'Softmax_1'" in said
 
 
 def test_a_branch_that_the_shapes_exclude_is_told_and_an_input_bound_to_the_other_helps(tmp_path: Path) -> None:

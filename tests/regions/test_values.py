@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import npuc
-from npuc.errors import DataError
+from npuc.errors import DataError, NpucError
 from npuc.program import Port
 from npuc.regions.composite import target_of
 from npuc.running import program_inputs
@@ -117,9 +117,11 @@ def test_a_program_that_reads_a_sequence_runs_from_a_file_and_has_no_synthetic_s
     model = model_of("g (float[1] x) => (float[n] y) { y = ConcatFromSequence<axis = 0>(x) }")
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     model.graph.input[0].type.CopyFrom(helper.make_sequence_type_proto(tensor))
-    program = program_of(model, tmp_path)
     samples = {"x": objects([[np.ones(1, np.float32), np.zeros(2, np.float32)], [np.ones(2, np.float32)]])}
     save(tmp_path / "x.npz", samples)
+    with pytest.raises(DataError, match="no tensor"):
+        program_of(model, tmp_path)
+    program = program_of(model, tmp_path, calibration=[tmp_path / "x.npz"])
     loaded = load([tmp_path / "x.npz"], program_inputs(program))
     found = target_of(program).runner(program)(loaded.inputs)["y"]
     assert [each.tolist() for each in found] == [[1, 0, 0], [1, 1]]
@@ -150,45 +152,41 @@ def test_integers_of_dynamic_scales_that_leave_the_network_are_those_of_the_samp
     np.testing.assert_allclose(found["s"], [5 / 255], rtol=1e-6)
 
 
+SAME = 'auto_pad = "SAME_UPPER"'
 PADDED = {
-    "AveragePool": (
-        'AveragePool <auto_pad = "SAME_LOWER", dilations = [2, 2], kernel_shape = [3, 2]> (x)',
-        "AveragePool <pads = [2, 1, 2, 1], dilations = [2, 2], kernel_shape = [3, 2]> (x)",
-    ),
-    "MaxPool": (
-        'MaxPool <auto_pad = "SAME_UPPER", dilations = [2, 2], kernel_shape = [3, 3]> (x)',
-        "MaxPool <pads = [2, 2, 2, 2], dilations = [2, 2], kernel_shape = [3, 3]> (x)",
-    ),
-    "ConvTranspose": (
-        'ConvTranspose <auto_pad = "SAME_UPPER", strides = [3, 3], kernel_shape = [2, 2]> (x, v)',
-        "ConvTranspose <output_padding = [1, 1], strides = [3, 3], kernel_shape = [2, 2]> (x, v)",
-    ),
+    # by hand: 8 and 7 in steps of 1; windows of 5 reach 2 over each border, of 3 without dilations 1
+    f"MaxPool <{SAME}, dilations = [2, 2], kernel_shape = [3, 3]> (x)": "pads [2, 2, 2, 2] by ONNX's text",
+    f"MaxPool <{SAME}, dilations = [2, 2], kernel_shape = [1, 1]> (x)": None,
+    f"MaxPool <{SAME}, kernel_shape = [3, 3]> (x)": None,
+    # in steps of 4 windows of 3 and of 2 both end within 8 and 7
+    f"MaxPool <{SAME}, dilations = [2, 2], kernel_shape = [2, 2], strides = [4, 4]> (x)": None,
+    f"AveragePool <{SAME}, dilations = [1, 2], kernel_shape = [1, 2]> (x)": "pads [0, 1, 0, 1] by ONNX's text",
+    # 8 * 3 rows, but windows of 2 that begin 3 apart end after 23
+    f"ConvTranspose <{SAME}, strides = [3, 3]> (x, v)": "output of [24, 21] by ONNX's text, and one of [23, 20]",
+    f"ConvTranspose <{SAME}, strides = [2, 3]> (x, v)": "output of [16, 21] by ONNX's text, and one of [16, 20]",
+    f"ConvTranspose <{SAME}, strides = [2, 2]> (x, v)": None,
+    f"ConvTranspose <{SAME}, strides = [3, 3], output_padding = [1, 1]> (x, v)": None,
+    f"ConvTranspose <{SAME}, strides = [3, 3], dilations = [2, 2]> (x, v)": None,
+    "ConvTranspose <output_shape = [24, 21], strides = [3, 3]> (x, v)": None,
 }
-"""With automatic padding, and with the same as ONNX defines it, by hand: windows of 5 and 3 rows and columns reach
-2 and 1 over each border; the transposed windows of 7 rows end after 20 rows, and 21 are asked for."""
+"""Automatic padding, and what is said where ONNX's text and onnxruntime read it differently."""
 
 
-@pytest.mark.parametrize("name", ["easynpu", "nvdla-small", "bm1684"])
-@pytest.mark.parametrize("op", PADDED)
-def test_what_onnxruntime_pads_otherwise_is_padded_on_the_host_as_onnx_defines(op: str, name: str) -> None:
-    """onnxruntime leaves dilations out when it pads a pool. Before, this was refused (E402)."""
-    rows, columns = (24, 21) if op == "ConvTranspose" else (8, 7)
-    model, explicit = (
-        model_of(
-            f"g (float[1,3,8,7] x) => (float[1,3,{rows},{columns}] y) {{ a = {body}\n y = Conv (a, w) }}",
-            w=(3, 3, 1, 1),
-            v=(3, 3, 2, 2),
-        )
-        for body in PADDED[op]
-    )
-    explicit.opset_import[0].version = 19
+@pytest.mark.parametrize("denied", [False, True])
+@pytest.mark.parametrize("text", PADDED)
+def test_padding_that_is_read_in_two_ways_is_refused(text: str, denied: bool) -> None:
+    """On the host, too; everything else has the shape that onnxruntime gives it."""
+    op = text.partition(" ")[0]
+    model = model_of(f"g (float[1,3,8,7] x) => (y) {{ y = {text} }}", v=(3, 3, 2, 2))
     model.opset_import[0].version = 19
-    program = npuc.compile(model, name, deny=op)
-    assert {each["place"] for each in program.report["partitions"]} == {"npu", "host"}
-    x = np.random.default_rng(0).standard_normal((2, 3, 8, 7)).astype(np.float32)
-    session = onnxruntime.InferenceSession(explicit.SerializeToString())
-    wanted = np.concatenate([np.asarray(session.run(None, {"x": each[None]})[0]) for each in x])
-    assert wanted.shape == (2, 3, rows, columns)
-    found = program.run(x)["y"].reshape(wanted.shape)
-    assert np.square(found - wanted).sum() < 1e-2 * np.square(wanted).sum()
-    assert npuc.verify(model, program, x)["status"] == "ok"
+    x = np.random.default_rng(0).standard_normal((2, 1, 3, 8, 7)).astype(np.float32)
+    deny = (op,) if denied else ()
+    if (said := PADDED[text]) is not None:
+        with pytest.raises(NpucError, match="E112") as caught:
+            npuc.compile(model, "bm1684", precision="fp32", deny=deny)
+        assert said in str(caught.value) and "write out pads" in str(caught.value)
+        return
+    program = npuc.compile(model, "bm1684", precision="fp32", deny=deny)
+    session: Any = onnxruntime.InferenceSession(model.SerializeToString())
+    wanted = np.concatenate([session.run(None, {"x": each})[0] for each in x])
+    np.testing.assert_allclose(program.run(x)["y"], wanted, rtol=1e-4, atol=1e-5)

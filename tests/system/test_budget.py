@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 import zipfile
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -96,6 +98,36 @@ def by_reference(op: str, constants: list[onnx.TensorProto], **attributes: objec
     )
 
 
+def doublings(source: str, more: list[onnx.NodeProto], last: int = 27) -> list[onnx.NodeProto]:
+    """A vector joined with itself again and again, then other nodes, which read `d26`."""
+    names = [source, *(f"d{n}" for n in range(last))]
+    return [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in pairwise(names)] + more
+
+
+def doubled(element: type, *more: onnx.NodeProto) -> onnx.ModelProto:
+    """2^29 elements of a constant, in a file of 1 KB."""
+    constant = numpy_helper.from_array(np.ones(4).astype(element), "c")
+    return model_of([*doublings("c", list(more)), helper.make_node("Add", ["x", "s"], ["y"])], [constant])
+
+
+def doubled_in_a_branch(last: onnx.NodeProto) -> onnx.ModelProto:
+    """The same where the condition is known at run time only: ONNX infers the shapes."""
+    branches: dict[str, Any] = {
+        name: helper.make_graph(nodes, name, [], [helper.make_tensor_value_info("s", TensorProto.FLOAT, None)])
+        for name, nodes in (("then_branch", doublings("c", [last])), ("else_branch", doublings("c", [], 0)))
+    }
+    branches["else_branch"].node.append(helper.make_node("Identity", ["c"], ["s"]))
+    made = doubled(np.float32)
+    del made.graph.node[:]
+    made.graph.node.extend(
+        [helper.make_node("If", ["k"], ["s"], **branches), helper.make_node("Add", ["x", "s"], ["y"])]
+    )
+    made.graph.input.append(helper.make_tensor_value_info("k", TensorProto.BOOL, []))
+    made.graph.input.append(helper.make_tensor_value_info("n", TensorProto.INT64, [1]))
+    return made
+
+
+SUM = helper.make_node("ReduceSum", ["d26"], ["s"], keepdims=0)
 VALUES = numpy_helper.from_array(np.ones(8, np.float32), "v")
 COUNT = numpy_helper.from_array(np.array(1 << 31), "n")
 COLUMN = numpy_helper.from_array(np.ones((1 << 15, 1), np.float32), "a")
@@ -121,6 +153,32 @@ HUGE = {
         model_of([helper.make_node("Expand", ["x", "s"], ["y"])], [shape("s", 1 << 28, 4)]), "E110"
     ),
 }  # fmt: skip
+
+
+DOUBLED = {
+    "floats": (doubled(np.float32, SUM), "E110"),
+    "doubles": (doubled(np.float64, SUM, helper.make_node("Cast", ["s"], ["f"], to=1)), "E110"),
+    "words": (doubled(np.str_, helper.make_node("StringNormalizer", ["d26"], ["s"])), "E110"),
+    "in a branch of unknown shape": (
+        doubled_in_a_branch(helper.make_node("Reshape", ["d26", "n"], ["s"])),
+        "E202",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOUBLED)
+def test_a_constant_doubled_again_and_again_is_refused_once_by_npucs_own_sizes(tmp_path: Path, name: str) -> None:
+    model, code = DOUBLED[name]
+    onnx.save(model, tmp_path / "m.onnx")
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+        "sys.argv[0] = 'npuc'; from npuc.__main__ import main; main()"
+    )
+    command = [sys.executable, "-c", script, "check", tmp_path / "m.onnx", "--target", "easynpu"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    assert done.returncode == 1 and f"error[{code}]" in done.stderr, done.stderr
+    assert not any(each in done.stderr for each in ("Traceback", "not known before")), done.stderr
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 << 20
 
 
 @pytest.mark.parametrize("name", HUGE)

@@ -19,7 +19,8 @@ from npuc.samples import loading as data
 from npuc.samples.loading import Samples, varied
 from npuc.target import Options, Request, target
 from npuc.verification.criterion import ENOUGH, criterion, ideal, tolerance
-from npuc.verification.metrics import Difference, Tolerance, expected
+from npuc.verification.equivalence import expected
+from npuc.verification.metrics import Difference, Tolerance
 
 MODEL = FOLDER / "digits.onnx"
 

@@ -52,13 +52,13 @@ def test_each_layer_is_computed_on_what_the_machine_has(
 
 def test_few_weights_are_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[list[str]] = []
-    really = isolation.session
+    really = isolation.standing
 
     def session(model: object, weights: dict[str, Array], **options: bool) -> object:
         opened.append(sorted(weights))
         return really(model, weights, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(isolation, "session", session)
+    monkeypatch.setattr(isolation, "standing", session)
     found = layers("fp32", WEIGHTS["v"].nbytes, monkeypatch)
     assert opened == [["v"], ["w"]]
     off = {name: (each.exact + 1e-2).astype(np.float32) for name, each in found.items()}

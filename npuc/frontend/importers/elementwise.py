@@ -37,8 +37,16 @@ def _mean(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Mul", (total, to.constant(node, "share", np.float32(1 / len(node.inputs)))))
 
 
+def _div(node: OnnxNode, to: Builder) -> None:
+    divisor = to.constants.get(node.inputs[1])
+    if divisor is not None and divisor.dtype.kind in "iu" and not divisor.all():
+        raise node.undefined("integers are divided by 0", node.inputs[1], "divisors other than 0")
+    to.emit(node, "Div", node.inputs)
+
+
 IMPORTERS: dict[str, Importer] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow"), same()),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Pow"), same()),
+    "Div": _div,
     "Sum": _many("Add"),
     "Max": _many("Max"),
     "Min": _many("Min"),

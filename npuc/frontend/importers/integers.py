@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
-from npuc.frontend.dynamic import READERS
+from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers import activation, elementwise, linear, movement, reduction, windows
 from npuc.frontend.importers.importer import Importer
 from npuc.frontend.importers.quantisation import convert
@@ -165,13 +164,11 @@ def _integer(op: str, rows: int, columns: int) -> Importer:
     return importer
 
 
-def _dynamic(node: OnnxNode, to: Builder) -> None:
+def _dynamic(node: OnnxNode, _to: Builder) -> None:
     """Raises UnsupportedOperator (E202): `dynamic` leaves only those whose integers or scale are needed."""
-    others = to.readers.get(node.outputs[0], set()) - {*READERS}
-    others |= {OUTPUT for name in node.outputs[1:] if OUTPUT in to.readers.get(name, set())}
-    reason = f"{min(others)} takes its result" if others else "it is in a branch"
     remedy = "quantise with constant scales (QuantizeLinear)"
-    raise node.unsupported(reason, remedy, limit=", ".join(READERS))
+    reason, limit = "more than its products reads its scale or integers", "products that its scale multiplies"
+    raise node.unsupported(reason, remedy, limit=limit)
 
 
 IMPORTERS: dict[str, Importer] = {

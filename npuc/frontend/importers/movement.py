@@ -10,6 +10,7 @@ import onnx
 from npuc.errors import ModelError
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.importer import Importer, broadcast
+from npuc.ir import Array
 from npuc.ops.attributes import TO
 
 
@@ -113,8 +114,19 @@ def _split(node: OnnxNode, to: Builder) -> None:
 
 
 def _gather(node: OnnxNode, to: Builder) -> None:
-    axis = node.axis(node.attrs["axis"], len(to.shape(node.inputs[0])))
+    shape = to.shape(node.inputs[0])
+    axis = node.axis(node.attrs["axis"], len(shape))
+    indices = to.constants.get(node.inputs[1])
+    if indices is not None:
+        _expect_indices(node, indices, shape[axis])
     to.emit(node, "Gather", node.inputs, axis=axis)
+
+
+def _expect_indices(node: OnnxNode, indices: Array, extent: int) -> None:
+    """Raises E105 for an index outside -extent..extent-1."""
+    if indices.size and not -extent <= indices.min() <= indices.max() < extent:
+        reason, limit = f"indices from {indices.min()} to {indices.max()}", f"-{extent}..{extent - 1}"
+        raise node.undefined(reason, node.inputs[1], limit)
 
 
 def _gather_elements(node: OnnxNode, to: Builder) -> None:
@@ -124,9 +136,7 @@ def _gather_elements(node: OnnxNode, to: Builder) -> None:
     kept = indices.shape[:axis] + shape[axis : axis + 1] + indices.shape[axis + 1 :]
     if indices.ndim != len(shape) or any(few > all_ for few, all_ in zip(kept, shape, strict=True)):
         raise node.bad(f"indices of shape {list(indices.shape)} for a tensor of shape {list(shape)}", tensor=x)
-    if indices.size and not -shape[axis] <= indices.min() <= indices.max() < shape[axis]:
-        limit = f"-{shape[axis]}..{shape[axis] - 1}"
-        raise node.bad(f"indices from {indices.min()} to {indices.max()}", tensor=node.inputs[1], limit=limit)
+    _expect_indices(node, indices, shape[axis])
     if x in to.constants:
         corner = to.constants[x][tuple(map(slice, kept))]
         to.add_constant(node.outputs[0], np.take_along_axis(corner, indices.astype(np.int64) % shape[axis], axis))
@@ -183,7 +193,7 @@ def _cast_to(node: OnnxNode, to: Builder, dtype: str) -> None:
         raise ModelError(
             "E107",
             f"cast to {'string' if dtype == 'object' else dtype}",
-            node=node.name,
+            node=node.source,
             op=node.op,
             tensor=node.outputs[0],
             limit="float32",

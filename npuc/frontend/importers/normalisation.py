@@ -9,10 +9,13 @@ import numpy as np
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.importer import Importer, broadcast, same
 
+TRAINING_MODE = 14
+"""The opset that introduced the attribute."""
+
 
 def _batch_normalization(node: OnnxNode, to: Builder) -> None:
-    """Inference only: one output, statistics per channel."""
-    if node.attrs.get("training_mode"):
+    """Inference only, statistics per channel. Before opset 14, more than one output means training."""
+    if node.attrs.get("training_mode") or (node.opset < TRAINING_MODE and len(node.outputs) > 1):
         raise node.unsupported("training mode", "export the model in inference mode", limit="inference")
     if not node.attrs.get("spatial", 1):
         raise node.unsupported(

@@ -42,7 +42,7 @@ def _zero_point(node: OnnxNode, to: Builder, shape: tuple[int, ...]) -> str:
     else:
         code = node.attrs.get("output_dtype") or onnx.TensorProto.UINT8
         if code not in onnx.helper.get_all_tensor_dtypes():
-            raise ModelError("E107", f"output_dtype is {code}", node=node.name, op=node.op)
+            raise ModelError("E107", f"output_dtype is {code}", node=node.source, op=node.op)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
     return to.constant(node, "zero_point", np.zeros(shape, dtype))
 

@@ -59,7 +59,7 @@ def _range(node: OnnxNode, to: Builder) -> None:
 def _check_size(node: OnnxNode, elements: float, element_bytes: int) -> None:
     if not elements <= LARGEST_CONSTANT:
         raise node.bad(f"a constant of {elements:.0f} elements", limit=f"{LARGEST_CONSTANT} elements")
-    expect_room(max(elements, 0) * element_bytes, "a constant", node=node.name, tensor=node.outputs[0])
+    expect_room(max(elements, 0) * element_bytes, "a constant", node=node.source, tensor=node.outputs[0])
 
 
 IMPORTERS: dict[str, Importer] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from npuc.errors import AMBIGUOUS, ModelError
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.importer import Importer, same
 
@@ -35,11 +36,25 @@ def _pads(node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int]) -> tupl
     if kind == "VALID":
         return (0,) * (2 * rank)
     strides, dilations = _per_axis(node, "strides", rank), _per_axis(node, "dilations", rank)
-    totals = [
-        max((-(-extent // s) - 1) * s + (k - 1) * d + 1 - extent, 0)
-        for extent, k, s, d in zip(spatial, kernel, strides, dilations, strict=True)
-    ]
-    return _split_evenly(totals, kind == "SAME_UPPER")
+    totals, undilated = (
+        [
+            max((-(-extent // s) - 1) * s + (k - 1) * d + 1 - extent, 0)
+            for extent, k, s, d in zip(spatial, kernel, strides, each, strict=True)
+        ]
+        for each in (dilations, (1,) * rank)
+    )
+    pads, other = (_split_evenly(each, kind == "SAME_UPPER") for each in (totals, undilated))
+    if node.op != "Conv" and pads != other:
+        raise _ambiguous(node, f"pads {list(pads)}", f"{list(other)}, without dilations,")
+    return pads
+
+
+def _ambiguous(node: OnnxNode, of_onnx: str, of_onnxruntime: str) -> ModelError:
+    """The error (AMBIGUOUS) for automatic padding that ONNX's text and onnxruntime read differently."""
+    reason = f"{node.attrs['auto_pad']} means {of_onnx} by ONNX's text, and {of_onnxruntime} in onnxruntime"
+    return ModelError(
+        AMBIGUOUS, reason, node=node.source, op=node.op, remedy="write out pads in place of auto_pad"
+    )
 
 
 def _spatial(node: OnnxNode, to: Builder, kernel: Sequence[int]) -> tuple[int, ...]:
@@ -91,7 +106,11 @@ def _conv_transpose(node: OnnxNode, to: Builder) -> None:
             (extent - 1) * s + more + (k - 1) * d + 1 - size
             for extent, s, more, k, d, size in zip(spatial, strides, extra, kernel, dilations, wanted, strict=True)
         ]
-        extra = tuple(more - min(total, 0) for more, total in zip(extra, totals, strict=True))
+        longer = tuple(more - min(total, 0) for more, total in zip(extra, totals, strict=True))
+        if longer != extra and not node.attrs.get("output_shape"):
+            found = [size + min(total, 0) for size, total in zip(wanted, totals, strict=True)]
+            raise _ambiguous(node, f"an output of {list(wanted)}", f"one of {found}")
+        extra = longer
         pads = _split_evenly([max(total, 0) for total in totals], kind == "SAME_UPPER")
     else:
         pads = _pads(node, spatial, kernel)

@@ -241,8 +241,8 @@ def computed(
     values: dict[str, Array] = {}
     shared = True
     for feeds in samples:
-        if values and shared:
-            shared = _run_into(run, feeds, values)
+        if run and values and shared:
+            shared = run.refusal is None and _run_into(run.session, feeds, values)
         if run and not (values and shared):
             values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True))
         yield {name: np.asarray(values.get(name, feeds.get(name, graph.constant(name)))) for name in tensors}

@@ -59,11 +59,6 @@ class Quantise(Protocol):
         ...
 
 
-def float_name(tensor: str) -> str:
-    """The name that a page shows for an int8 tensor."""
-    return tensor.removesuffix("/int8")
-
-
 class GraphBuilder:
     """Collects the nodes and constants of the integer graph of a float graph, in its order."""
 

@@ -222,7 +222,8 @@ class Contents:
         found = read(tuple[Observed, ...], manifest.get("results"), "results")
         for each in found:
             fits = each.dtype in DTYPES and (each.shape or each.dtype == "float32")
-            if min((each.layer, each.npu, each.offset, *each.shape)) < 0 or not fits:
+            extents = (*each.shape, *each.local_shape)
+            if min(each.layer, each.npu, each.offset) < 0 or min(extents) < 1 or not fits:
                 raise damaged(f"'{each.tensor}' is no tensor")
             if ELEMENT * prod(each.words) > ADDRESSES:
                 raise damaged(f"'{each.tensor}' lies in no local memory")

@@ -43,8 +43,9 @@ from npuc.targets.easynpu.program.resident import Resident, without_dead_stores
 class Lowered:
     """The parts of a program: steps, words and the weight image, and, for the report, the jobs behind them."""
 
-    graph: Graph
-    """The integer graph, with the nodes that the host repeats and the reshape words."""
+    quantised: Quantised
+    """The network, its integer graph with every tensor that lowering makes: repeated operands, reshape words, maps
+    that are stored apart."""
     steps: tuple[Step, ...]
     words: tuple[isa.Instruction, ...]
     weights: bytes
@@ -92,7 +93,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
             usage.append(placement.usage)
     peaks = _usage(usage, steps)
     return Lowered(
-        graph,
+        replace(quantised, graph=graph),
         without_dead_stores(steps, graph.outputs),
         tuple(words),
         bytes(weights.image),

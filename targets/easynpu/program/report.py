@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import prod
 from typing import Any
@@ -26,15 +26,15 @@ from npuc.targets.easynpu.program.lowering import Lowered
 from npuc.targets.easynpu.program.traffic import host_traffic, time
 
 
-def layers(jobs: Sequence[EmittedJob], quantised: Quantised, machine: Machine) -> list[dict[str, Any]]:
+def layers(lowered: Lowered, machine: Machine) -> list[dict[str, Any]]:
     """A row per layer, in order; jobs of tiles and channel chunks of the same nodes form one layer."""
     found: dict[tuple[str, ...], list[tuple[int, EmittedJob]]] = {}
     index = 0
-    for job in jobs:
+    for job in lowered.jobs:
         key = tuple(dict.fromkeys(stage.node.output for stage in job.placed.job.stages))
         found.setdefault(key, []).append((index, job))
         index += len(job.words)
-    return [_layer(parts, quantised, machine) for parts in found.values()]
+    return [_layer(parts, lowered.quantised, machine) for parts in found.values()]
 
 
 def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machine: Machine) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str
     return table
 
 
-def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[str, Any]:
+def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     """The compile report that the command line prints, without status."""
-    rows = layers(lowered.jobs, quantised, machine)
+    rows = layers(lowered, machine)
     total = totals(rows)
-    traffic = host_traffic(lowered, quantised.graph, machine)
+    traffic = host_traffic(lowered, machine)
     return {
         "target": "easynpu",
         "machine": machine.name,
@@ -127,23 +127,21 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
     }
 
 
-def manifest(
-    lowered: Lowered, quantised: Quantised, machine: Machine, *, documented: bool
-) -> tuple[dict[str, Any], dict[str, bytes]]:
+def manifest(lowered: Lowered, machine: Machine, *, documented: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The target's part of the manifest, and the files it describes."""
     entry = {
         "target": "easynpu",
         "machine": machine.as_dict(),
         "isa": "documented" if documented else isa.needed(lowered.words),
         "steps": [steps.as_json(step) for step in lowered.steps],
-        "instructions": instruction_table(lowered.jobs, quantised.graph),
-        "placements": _placements(lowered, quantised.scales),
-        "report": summary(lowered, quantised, machine),
+        "instructions": instruction_table(lowered.jobs, lowered.quantised.graph),
+        "placements": _placements(lowered),
+        "report": summary(lowered, machine),
     }
     return entry, {"itcm.bin": isa.words_to_bytes(lowered.words), "weight.bin": lowered.weights}
 
 
-def _placements(lowered: Lowered, scales: Mapping[str, float]) -> list[dict[str, Any]]:
+def _placements(lowered: Lowered) -> list[dict[str, Any]]:
     """The places of the maps that the host loads and stores: region, address, layout, type, shape, scale."""
     segments = [step for step in lowered.steps if isinstance(step, Segment)]
     return [
@@ -157,7 +155,7 @@ def _placements(lowered: Lowered, scales: Mapping[str, float]) -> list[dict[str,
             "dtype": "int8",
             "shape": [1, move.channels, move.height, move.width],
             "start": list(move.start),
-            "scale": scales.get(move.tensor),
+            "scale": lowered.quantised.scales.get(move.tensor),
         }
         for number, segment in enumerate(segments)
         for direction, moves in (("load", segment.loads), ("store", segment.stores))

@@ -22,7 +22,7 @@ from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
 
 
-def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, Any]:
+def host_traffic(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     """Bytes between host and DTCMs, and the lower bound for any plan: weights, inputs and outputs, each once.
 
     lower_bound_bytes counts DTCM words. raw_bytes: the same bound without the padding of words to 16 channels.
@@ -30,6 +30,7 @@ def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, 
     moves, and the cycles in which it recomputes halo. computed_macs: MACs that the words perform, including halo
     and the zeros of grouped convolutions.
     """
+    graph = lowered.quantised.graph
     segments = [step for step in lowered.steps if isinstance(step, Segment)]
     moves = [move for segment in segments for move in (*segment.loads, *segment.stores)]
     images = [image for segment in segments for image in segment.images]
@@ -37,14 +38,14 @@ def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, 
     weights = sum(image.words for image in images if image.memory == "weight")
     stored = {move.tensor for segment in segments for move in segment.stores}
     loaded = {move.tensor for segment in segments for move in segment.loads}
-    border = borders(lowered.graph, loaded, stored)
+    border = borders(graph, loaded, stored)
     distinct = _distinct(lowered.jobs)
     least = weight_bound(graph, {stage.node for stage in distinct}) + sum(
-        whole(lowered.graph, name).words for name in border
+        whole(graph, name).words for name in border
     )
     computed = sum(multiplied(stage.word) for job in lowered.jobs for stage in job.placed.job.stages)
     return {
-        "raw_bytes": sum(map(_raw_bytes, distinct)) + sum(lowered.graph.tensors[name].size for name in border),
+        "raw_bytes": sum(map(_raw_bytes, distinct)) + sum(graph.tensors[name].size for name in border),
         "map_bytes": maps * machine.word_bytes,
         "weight_bytes": weights * machine.word_bytes,
         "instruction_bytes": sum(image.words for image in images if image.memory == "itcm") * isa.WORD_BYTES,

@@ -19,8 +19,11 @@ from npuc.targets.nvdla.emission.pooling import write_pooling
 from npuc.targets.nvdla.emission.sdp import write_sdp
 from npuc.targets.nvdla.emission.transfer import write_transfer
 from npuc.targets.nvdla.emission.writer import Writer
-from npuc.targets.nvdla.machine.commands import Command, Poll
+from npuc.targets.nvdla.machine.commands import Command, Poll, Write
+from npuc.targets.nvdla.machine.limits import LIMITS
 from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.traps import expect_within_limits
 from npuc.targets.nvdla.operations.operation import (
     Contraction,
     Convolution,
@@ -49,6 +52,13 @@ class Emitter:
     def __init__(self, machine: Machine) -> None:
         self.writer = Writer(machine)
         self.scoreboard = Scoreboard(machine.atom_bytes)
+        self._values = {
+            (block, group): {each.name: each.reset for each in self.writer.map.registers if each.block == block}
+            for block in LIMITS
+            for group in (0, 1)
+        }
+        """The registers of blocks with limits, by block and group, as the commands so far leave them."""
+        self._checked = 0
 
     def start(self) -> None:
         """The driver's initialisation: masks interrupts, and waits until the CBUF is flushed."""
@@ -62,7 +72,7 @@ class Emitter:
     def emit(self, operation: Operation) -> Admission:
         """Programs and enables an operation, waiting before each for the operations that it needs to have ended.
 
-        Returns the operation's admission.
+        Returns the operation's admission. Raises ArtefactError (E503) if its registers break a limit of a block.
         """
         before = self.scoreboard
         admission, self.scoreboard = before.admit(operation)
@@ -71,8 +81,9 @@ class Emitter:
             if block != BRIDGE:
                 self.writer.set(f"{block}.S_POINTER", PRODUCER=group)
         self._program(operation)
-        self._wait(before, admission.program, admission.fetch)
         blocks = blocks_of(operation)
+        self._expect_within_limits(blocks)
+        self._wait(before, admission.program, admission.fetch)
         early = CONVOLUTION if admission.fetch < admission.write else ()
         self._enable(early)
         self._wait(before, admission.fetch, admission.write)
@@ -84,6 +95,23 @@ class Emitter:
         before = self.scoreboard
         self._wait(before, before.count - len(before.issued), before.count)
         self.scoreboard = before.drained()
+
+    def _expect_within_limits(self, blocks: Iterable[str]) -> None:
+        """Raises ArtefactError (E503) if the latest operation breaks a limit of one of its blocks."""
+        groups, known = self.scoreboard.issued[-1].groups, self.writer.map
+        values = {
+            block: self._values[block, 0 if block == BRIDGE else groups[block]]
+            for block in blocks
+            if block in LIMITS
+        }
+        for each in self.writer.commands[self._checked :]:
+            if isinstance(each, Write):
+                register = known.by_address[each.address]
+                if register.block in values:
+                    values[register.block][register.name] = each.value
+        self._checked = len(self.writer.commands)
+        for block, found in values.items():
+            expect_within_limits(Group(known, block, found), self.writer.machine)
 
     def _program(self, operation: Operation) -> None:
         match operation:

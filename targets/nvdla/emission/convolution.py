@@ -109,6 +109,10 @@ def _data(writer: Writer, source: Surface) -> None:
     writer.raw("CDMA.D_DAIN_ADDR_HIGH_0", source.address >> 32)
     writer.raw("CDMA.D_DAIN_ADDR_LOW_0", source.address)
     writer.raw("CDMA.D_LINE_STRIDE", source.line_stride)
+    if source.pixels and source.atoms(writer.machine.atom_bytes) > 1:
+        writer.raw("CDMA.D_DAIN_ADDR_HIGH_1", (source.address + source.surface_stride) >> 32)
+        writer.raw("CDMA.D_DAIN_ADDR_LOW_1", source.address + source.surface_stride)
+        writer.raw("CDMA.D_LINE_UV_STRIDE", source.line_stride)
     writer.raw("CDMA.D_SURF_STRIDE", source.surface_stride)
     writer.set("CDMA.D_DAIN_MAP", LINE_PACKED="FALSE", SURF_PACKED="FALSE")
     converted = bool(source.pixels) and source.precision != "fp16"

@@ -139,9 +139,12 @@ def channel_offsets(move: TensorMove, machine: Machine) -> list[int]:
     """Byte offsets of the channels from the start of a pixel: in its atom and surface, or in an image's pixel."""
     place, size = move.place, BYTES[move.place.precision]
     if place.pixels:
-        (plane,) = move.image().planes
-        components = sorted(plane.components, key=lambda each: each.channel)
-        return [each.low // 8 for each in components[: move.map_shape[0]]]
+        offsets = {
+            each.channel: at * place.surface_stride + each.low // 8
+            for at, plane in enumerate(move.image().planes)
+            for each in plane.components
+        }
+        return [offsets[channel] for channel in range(move.map_shape[0])]
     lanes = machine.atom_bytes // size
     return [lane // lanes * place.surface_stride + lane % lanes * size for lane in place.lane_numbers]
 
@@ -149,11 +152,14 @@ def channel_offsets(move: TensorMove, machine: Machine) -> list[int]:
 def _tensor(offsets: str, move: TensorMove, steps: Sequence[object], contents: Contents) -> str:
     channels, height, width = move.map_shape
     place = move.place
-    stride = move.image().planes[0].pixel_bytes if place.pixels else contents.machine.atom_bytes
+    planes = (
+        [plane.pixel_bytes for plane in move.image().planes] if place.pixels else [contents.machine.atom_bytes]
+    )
+    strides = f"{{{planes[0]}, {planes[-1]}}}"
     scale, zero = _scale(move.tensor, steps)
     return named(
         name=c_string(move.tensor), address=f"{place.address - contents.dram.base}u", channels=channels,
-        height=height, width=width, line_stride=f"{place.line_stride}u", pixel_stride=stride,
+        height=height, width=width, line_stride=f"{place.line_stride}u", pixel_strides=strides,
         element_bytes=BYTES[place.precision], channel_offsets=offsets, scale=floating(scale), zero_point=zero,
     )  # fmt: skip
 

@@ -40,8 +40,11 @@ def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> I
     if isinstance(op, of.Convolution):
         cube = surfaces.source
         if op.data_format != of.FEATURE_FORMAT:
-            line = cube.width * FORMATS[known(NAMES, op.data_format)].planes[0].pixel_bytes
-            yield "source", Pattern(locate("source", cube), line, cube.height, cube.line_stride)
+            planes = FORMATS[known(NAMES, op.data_format)].planes
+            line = cube.width * max(plane.pixel_bytes for plane in planes)
+            lines = cube.height, cube.line_stride
+            start, apart = locate("source", cube), surfaces.second_plane_offset
+            yield "source", Pattern(start, line, *lines, len(planes), apart)
 
 
 def _stacked(op: of.Operation, cube: of.Cube, name: str) -> tuple[int, int]:

@@ -58,8 +58,10 @@ class Port:
         )  # fmt: skip
         if not place.pixels:
             return described
-        image = {"data_format": IMAGE_NHWC, "data_category": IMAGE_CATEGORY, "stride_2": 0}
-        return replace(described, **image, pixel_format=NAMES.index(place.pixels), c=self.move.image().channels)
+        form = self.move.image()
+        apart = place.surface_stride if len(form.planes) > 1 else 0
+        image = {"data_format": IMAGE_NHWC, "data_category": IMAGE_CATEGORY, "stride_2": apart}
+        return replace(described, **image, pixel_format=NAMES.index(place.pixels), c=form.channels)
 
 
 @frozen

@@ -72,7 +72,7 @@ class Machine:
     """Elements that SDP processes per clock."""
     pdp_elements: int = 1
     pdp_columns: int = 128
-    """Result columns that PDP can store, over the lines of all windows open at once."""
+    """Columns of a line of results that PDP buffers; pooled_columns has those of several lines."""
     cdp_elements: int = 1
     rubik_bytes: int = 32
     """Bytes that RUBIK processes per clock: an atom of nv_full, an assumption, as nobody has measured it."""
@@ -154,6 +154,16 @@ class Machine:
     def kernel_group(self, precision: str) -> int:
         """Kernels of a weight group."""
         return self.atomic_k // BYTES[precision]
+
+    def pooled_columns(self, kernel: int, stride: int) -> int:
+        """The most columns of a result of PDP, by height and vertical stride of its windows.
+
+        PDP buffers a line of results for every window open at once, and divides its buffer by a power of two.
+
+        >>> [SMALL.pooled_columns(kernel, stride) for kernel, stride in ((2, 2), (3, 2), (3, 1), (5, 1), (7, 3))]
+        [128, 64, 32, 16, 32]
+        """
+        return self.pdp_columns >> (-(-kernel // stride) - 1).bit_length()
 
     def as_dict(self) -> dict[str, Any]:
         """The values as the manifest records them; those of the second memory only if there is one."""

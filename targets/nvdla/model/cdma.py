@@ -66,7 +66,6 @@ def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> 
     reuse of data that no operation has left.
     """
     expect_precision(BLOCK, machine, precision(group, "PROC_PRECISION"))
-    _expect_batches(group, machine)
     _expect_banks(group, machine)
     for what, there in (("DATA", kept and kept.keeps_data), ("WEIGHT", kept and kept.keeps_weights)):
         if group[f"{what}_REUSE"] and not there:
@@ -82,15 +81,6 @@ def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> 
     return Buffered(
         features, weights, counted, banks, bool(group["SKIP_DATA_RLS"]), bool(group["SKIP_WEIGHT_RLS"])
     )
-
-
-def _expect_batches(group: Group, machine: Machine) -> None:
-    """Raises ArtefactError (E503) for more batches than supported; only direct convolution has batches."""
-    batches, image = group["BATCHES"] + 1, group.named("DATAIN_FORMAT") == "PIXEL"
-    most = 1 if image or group["CONV_MODE"] else machine.max_batches
-    if batches > most:
-        mode = "image" if image else group.named("CONV_MODE").lower()
-        raise trap(BLOCK, f"{batches} batches", limit=f"{most} in {mode} convolution of {machine.name}")
 
 
 def _expect_banks(group: Group, machine: Machine) -> None:
@@ -114,7 +104,7 @@ def _expect_banks(group: Group, machine: Machine) -> None:
 
 
 def _features(group: Group, machine: Machine, port: Port) -> tuple[Array, dict[str, int]]:
-    """The input (batch, H, W, C), converted and, for Winograd, padded and extended."""
+    """The input (batch, H, W, C), converted; an image padded left and right, for Winograd padded and extended."""
     image = group.named("DATAIN_FORMAT") == "PIXEL"
     raw = pixels.fetch(group, machine, port) if image else _cube(group, machine, port)
     _expect_entries(group, machine, raw.shape[-1])
@@ -125,6 +115,8 @@ def _features(group: Group, machine: Machine, port: Port) -> tuple[Array, dict[s
         converted = fp16.received(raw, _infinity(group), flush=bool(group["NAN_TO_ZERO"]))
     else:
         converted = _converted(group, raw, result) if group["CVT_EN"] else _as_it_is(raw, result)
+    if image:
+        return _beside(group, converted), counted
     return _winograd_extended(group, converted) if group["CONV_MODE"] else converted, counted
 
 
@@ -203,6 +195,12 @@ def _as_it_is(raw: Array, result: str) -> Array:
     return raw.astype(DTYPES[result])
 
 
+def _beside(group: Group, data: Array) -> Array:
+    """An image with its padding left and right, which CDMA stores in the buffer; CSC adds that above and below."""
+    columns = ((0, 0), (0, 0), (group["PAD_LEFT"], group["PAD_RIGHT"]), (0, 0))
+    return np.pad(data, columns, constant_values=pad_value(group, data))
+
+
 def _winograd_extended(group: Group, data: Array) -> Array:
     """The data padded on all sides; with a stride, the phases of rows and columns become channels.
 
@@ -259,7 +257,11 @@ def _compressed(group: Group, machine: Machine, port: Port, data: tuple[int, int
     groups = -(-(group["WEIGHT_KERNEL"] + 1) // machine.kernel_group(precision(group, "PROC_PRECISION")))
     sizes = port.fetch(_weights_at(group, "WGS"), 4 * groups).view("<u4").astype(np.int64)
     mask = port.fetch(_weights_at(group, "WMB"), group.bytes("WMB_BYTES"))
-    if sizes.max() > (group["WEIGHT_BANK"] + 1) * machine.bank_bytes:
-        limit = f"{(group['WEIGHT_BANK'] + 1) * machine.bank_bytes} in the weight banks"
+    if (found := aligned(int(sizes.sum()), machine.cbuf_entry_bytes)) < data[1]:
+        reason = f"{found} bytes of compressed weights by their group sizes"
+        raise trap(BLOCK, reason, limit=f"WEIGHT_BYTES = {data[1]}: the next weights would be wrong")
+    room = (group["WEIGHT_BANK"] + 1) * machine.bank_bytes
+    if sizes.max() + machine.cbuf_entry_bytes > room:
+        limit = f"{room} in the weight banks, with an entry of {machine.cbuf_entry_bytes} more"
         raise trap(BLOCK, f"CBUF overflow: a compressed group of {sizes.max()} bytes", limit=limit)
     return Weights(port.fetch(*data).tobytes(), mask.tobytes(), sizes)

@@ -14,6 +14,7 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
+from npuc.targets.nvdla.formats import pixels
 from npuc.targets.nvdla.formats import weights as formats
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -66,13 +67,14 @@ def lay_out(group: Group, machine: Machine, buffered: Buffered) -> LaidOutConvol
     found = buffered.features.shape[-1]
     if channels != found:
         raise trap(BLOCK, f"{channels} channels", limit=f"{found}, as CDMA fetches")
-    _expect_kernels(group, channels)
+    _expect_kernels(group, machine, buffered.features)
     kernels = kernel_weights(group, machine, buffered.weights)
     return LaidOutConvolution(group, buffered.features, kernels, machine.atomic_c)
 
 
-def _expect_kernels(group: Group, channels: int) -> None:
-    """Raises ArtefactError (E503) if the kernels do not match the data's channels or their form's size."""
+def _expect_kernels(group: Group, machine: Machine, buffered: Array) -> None:
+    """Raises ArtefactError (E503) if the kernels do not match the data in the buffer or their form's size."""
+    channels = buffered.shape[-1]
     kernel_channels = group["WEIGHT_CHANNEL_EXT"] + 1
     size = group["WEIGHT_HEIGHT_EXT"] + 1, group["WEIGHT_WIDTH_EXT"] + 1
     if group["CONV_MODE"] and (size != (TILE, TILE) or channels % TILE):
@@ -81,9 +83,24 @@ def _expect_kernels(group: Group, channels: int) -> None:
     image = group.named("DATAIN_FORMAT") == "PIXEL"
     if not image and kernel_channels != channels:
         raise trap(BLOCK, f"kernels of {kernel_channels} channels", limit=f"{channels}, as the data has")
-    if image and (size[1] != 1 or kernel_channels % channels):
-        reason = f"image kernels of width {size[1]} and {kernel_channels} channels"
+    if image:
+        _expect_image(group, machine, (buffered.shape[2], channels), size[1])
+
+
+def _expect_image(group: Group, machine: Machine, line: tuple[int, int], kernel_width: int) -> None:
+    """Raises ArtefactError (E503) for kernels that do not match an image; line: its padded columns, channels."""
+    columns, channels = line
+    extended, width = group["WEIGHT_CHANNEL_EXT"] + 1, group["DATAOUT_WIDTH"] + 1
+    if kernel_width != 1 or extended % channels:
+        reason = f"image kernels of width {kernel_width} and {extended} channels"
         raise trap(BLOCK, reason, limit=f"width 1, a multiple of {channels} channels")
+    reached = (width - 1) * (group["CONV_X_STRIDE_EXT"] + 1) + extended // channels
+    if reached > columns:
+        raise trap(BLOCK, f"windows over {reached} columns of an image", limit=f"{columns}, with CDMA's padding")
+    if pixels.misreads(machine, extended, width):
+        reason = f"a result of {width} columns from lines of {extended} channels of an image"
+        remedy = "more channels with weights of 0, or another form"
+        raise trap(BLOCK, reason, limit=f"what {machine.name} reads right", remedy=remedy)
 
 
 def kernel_weights(group: Group, machine: Machine, weights: Weights) -> Array:
@@ -153,8 +170,12 @@ def _strides(group: Group) -> tuple[int, int]:
 
 
 def _padded(layer: LaidOutConvolution, image: Array, extent: tuple[int, int]) -> Array:
-    """The image with its left and top padding, cropped or padded to the rows and columns that windows reach."""
-    top, left = layer.group["PAD_TOP"], layer.group["PAD_LEFT"]
+    """The map with its left and top padding, cropped or padded to the rows and columns that windows reach.
+
+    An image has its columns of padding already, from CDMA.
+    """
+    image_input = layer.group.named("DATAIN_FORMAT") == "PIXEL"
+    top, left = layer.group["PAD_TOP"], 0 if image_input else layer.group["PAD_LEFT"]
     image = image[: max(extent[0] - top, 0), : max(extent[1] - left, 0)]
     if image.shape[:2] == extent:
         return image
@@ -197,8 +218,8 @@ def _image_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> 
     for block in _blocks(extended, layer.block, by_block=by_block):
         for first in range(0, R, together):
             lines = range(first, min(first + together, R))
-            pixels = np.concatenate([windows(r)[:, block] for r in lines], axis=1)
-            yield pixels, np.concatenate([layer.kernels[r, 0, block] for r in lines])
+            data_of_lines = np.concatenate([windows(r)[:, block] for r in lines], axis=1)
+            yield data_of_lines, np.concatenate([layer.kernels[r, 0, block] for r in lines])
 
 
 def _winograd_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> Iterator[Step]:

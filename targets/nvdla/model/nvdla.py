@@ -20,7 +20,7 @@ from npuc.targets.nvdla.model import bdma
 from npuc.targets.nvdla.model.memory import Memory, Pattern, Port, overlap
 from npuc.targets.nvdla.model.operations import ExecutedOperation, Operations
 from npuc.targets.nvdla.model.register_file import RegisterFile
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.traps import expect_within_limits, trap
 
 REMEDY = "enable every block of the layer"
 REMEDY_OF_RACES = "wait for its interrupt first"
@@ -169,6 +169,7 @@ class Nvdla:
     def _command_copies(self, register: Register) -> None:
         """Handles a write to BDMA: CFG_OP queues a copy, CFG_LAUNCH0 and CFG_LAUNCH1 run the queue."""
         if register.name == "CFG_OP":
+            expect_within_limits(self.registers.group("BDMA", 0), self.machine)
             self._copies.add(self.registers.group("BDMA", 0))
         elif register.name.startswith("CFG_LAUNCH"):
             port = Port(self.memory, "BDMA")

@@ -14,7 +14,7 @@ from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cacc, cdma, cdp, csc, pdp, rubik, sdp
 from npuc.targets.nvdla.model.memory import Memory, Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group, RegisterFile
-from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.model.traps import expect_within_limits, trap
 
 CONVOLUTION = ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")
 CONVOLUTION_INTERRUPTS = ("CDMA_DAT", "CDMA_WT", "CACC")
@@ -101,6 +101,11 @@ class Operations:
             *(("PDP",) if group.named("OUTPUT_DST") == "PDP" else ()),
         )
 
+    def _expect_within_limits(self, *blocks: str) -> None:
+        """Raises ArtefactError (E503) if the registers of a block's next operation break one of its limits."""
+        for block in blocks:
+            expect_within_limits(self._registers.group(block, self._registers.consumer(block)), self._machine)
+
     def _sdp(self) -> ExecutedOperation | None:
         """SDP, from memory or behind the convolution, optionally followed by PDP."""
         group = self._enabled("SDP")
@@ -109,6 +114,7 @@ class Operations:
         blocks = self._blocks_of_sdp(group)
         if not all(map(self._is_enabled, blocks)):
             return None
+        self._expect_within_limits("SDP", *blocks)
         port = Port(self._memory, "SDP")
         flying, to_pdp = CONVOLUTION[0] in blocks, "PDP" in blocks
         rdma = self._enabled("SDP_RDMA") if "SDP_RDMA" in blocks else None
@@ -152,6 +158,7 @@ class Operations:
         group, rdma = self._enabled("PDP"), self._enabled("PDP_RDMA")
         if group is None or rdma is None or group.named("FLYING_MODE") == "ON_FLYING":
             return None
+        self._expect_within_limits("PDP", "PDP_RDMA")
         port = Port(self._memory, "PDP")
         reports: dict[str, int] = {}
         source = pdp.fetch(rdma, self._machine, port.named("PDP_RDMA"))
@@ -163,6 +170,7 @@ class Operations:
         group, rdma = self._enabled("CDP"), self._enabled("CDP_RDMA")
         if group is None or rdma is None:
             return None
+        self._expect_within_limits("CDP", "CDP_RDMA")
         port = Port(self._memory, "CDP")
         reports: dict[str, int] = {}
         source = cdp.fetch(rdma, self._machine, port.named("CDP_RDMA"))

@@ -1,6 +1,7 @@
 """Images in memory, as CDMA fetches them: pixels of up to four components, in one or two planes.
 
-Source: in-memory formats, Pixel Format, table 33.
+Source: in-memory formats, Pixel Format, table 33; the formats, offsets and padding of each configuration as seen
+on the RTL.
 """
 
 from __future__ import annotations
@@ -25,28 +26,34 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     Raises ArtefactError (E503) for a setting that table 33 does not have.
     """
     form = formats.FORMATS[group.named("PIXEL_FORMAT")]
+    if form.name not in formats.of(machine.registers):
+        raise trap(BLOCK, f"PIXEL_FORMAT = {form.name}", limit=f"{', '.join(formats.of(machine.registers))}")
     width, height, channels = (group[f"DATAIN_{each}"] + 1 for each in ("WIDTH", "HEIGHT", "CHANNEL"))
     if channels != form.channels:
         raise trap(BLOCK, f"{channels} channels of {form.name}", limit=f"{form.channels} (table 33)")
     if group.named("PIXEL_MAPPING") != "PITCH_LINEAR":
         raise trap(BLOCK, f"PIXEL_MAPPING = {group.named('PIXEL_MAPPING')}", limit="PITCH_LINEAR")
-    _expect_offset(form, group["PIXEL_X_OFFSET"], machine)
+    _expect_in_line(form, group, machine, width)
     planes = [
         _plane(group, machine, port, (each, form.planes[each].pixel_bytes), (height, width))
         for each in range(len(form.planes))
     ]
-    sign = group.named("PIXEL_SIGN_OVERRIDE") == "SIGNED_INT"
-    return formats.unpack(form, planes, override_signed=sign)[None]
+    return formats.unpack(form, planes, signed=group.named("PIXEL_SIGN_OVERRIDE") == "SIGNED_INT")[None]
 
 
-def _expect_offset(form: formats.PixelFormat, offset: int, machine: Machine) -> None:
-    """Raises ArtefactError (E503) for an offset beyond table 33, or one that misaligns 8-byte atoms (nv_small)."""
-    if offset > form.offset:
-        raise trap(BLOCK, f"an x offset of {offset} pixels of {form.name}", limit=f"0..{form.offset} (table 33)")
-    skipped = [offset * plane.pixel_bytes for plane in form.planes]
-    if machine.atom_bytes < formats.ATOM and any(each % machine.atom_bytes for each in skipped):
-        reason = f"an x offset of {offset} pixels of {form.name}"
-        raise trap(BLOCK, reason, limit=f"a multiple of {machine.atom_bytes} bytes on {machine.name}")
+def _expect_in_line(form: formats.PixelFormat, group: Group, machine: Machine, width: int) -> None:
+    """Raises ArtefactError (E503) for an x offset beyond an atom, or padding beyond CDMA's counters."""
+    offset, most = group["PIXEL_X_OFFSET"], form.largest_offset(machine.atom_bytes)
+    if offset > most:
+        limit = f"0..{most}, within an atom of {machine.name}"
+        raise trap(BLOCK, f"an x offset of {offset} pixels of {form.name}", limit=limit)
+    left, right = group["PAD_LEFT"], group["PAD_RIGHT"]
+    if not form.pads(machine.atom_bytes, width, left, right, offset):
+        reason = f"lines of {width} pixels of {form.name} with {left} columns of padding left and {right} right"
+        remedy = "store the padding as pixels, or use another format"
+        raise trap(
+            BLOCK, reason, limit="what its counters of padding hold: later lines would be wrong", remedy=remedy
+        )
 
 
 def _plane(group: Group, machine: Machine, port: Port, plane: tuple[int, int], size: tuple[int, int]) -> Array:
@@ -59,7 +66,7 @@ def _plane(group: Group, machine: Machine, port: Port, plane: tuple[int, int], s
     height, width = size
     number, stride = PLANES[index]
     start = group.address(f"DATAIN_ADDR_LOW_{number}", f"DATAIN_ADDR_HIGH_{number}", "DATAIN_RAM_TYPE")
-    skipped = group["PIXEL_X_OFFSET"] * pixel_bytes % formats.ATOM
+    skipped = group["PIXEL_X_OFFSET"] * pixel_bytes % machine.atom_bytes
     line_bytes = skipped + width * pixel_bytes
     place = Pattern(start, line_bytes, height, group.bytes(stride))
     line = port.cube(place, line_bytes, unit=machine.atom_bytes)[0, :, 0]

@@ -71,8 +71,6 @@ def operands(group: Group | None, unit: str, machine: Machine, port: Port) -> Op
     names = COMPONENTS[group.named(f"{letter}RDMA_DATA_USE")]
     kind = group.named("PROC_PRECISION").lower()
     one = group.named(f"{letter}RDMA_DATA_SIZE") == "ONE_BYTE"
-    if one and kind == "fp16":
-        raise trap(BLOCK, f"{letter}RDMA_DATA_SIZE is ONE_BYTE in fp16", limit="TWO_BYTE")
     dtype = np.dtype(np.int8) if one else np.dtype(np.float16 if kind == "fp16" else np.int16)
     lanes = machine.atom_elements(kind)
     fetched = [

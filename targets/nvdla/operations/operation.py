@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from npuc.frozen import frozen
 from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
 from npuc.targets.nvdla.arithmetic.integer import Stage
+from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import extended_extent
 from npuc.targets.nvdla.machine.parameters import BYTES
@@ -28,6 +29,7 @@ class Surface:
     channels: int
     line_stride: int
     surface_stride: int
+    """Of an image in two planes: from the first one to the second."""
     precision: str = "int8"
     pixels: str = ""
     """The format of an image's pixels (table 33); empty for a feature cube."""
@@ -37,14 +39,20 @@ class Surface:
         return replace(self, height=self.height // batches)
 
     def atoms(self, atom_bytes: int) -> int:
-        """Atoms of a pixel, which is the number of surfaces; an image has one."""
-        return 1 if self.pixels else -(-self.channels * BYTES[self.precision] // atom_bytes)
+        """Atoms of a pixel, which is the number of surfaces; for an image that of its planes."""
+        return (
+            len(FORMATS[self.pixels].planes)
+            if self.pixels
+            else -(-self.channels * BYTES[self.precision] // atom_bytes)
+        )
 
     def line_bytes(self, atom_bytes: int) -> int:
-        """Bytes read for a line of a surface: whole atoms."""
-        if not self.pixels:
-            return self.width * atom_bytes
-        return -(-self.width * FORMATS[self.pixels].planes[0].pixel_bytes // atom_bytes) * atom_bytes
+        """Bytes read for a line of a surface: whole atoms; of an image in two planes of the wider one."""
+        return max(self.plane_lines(atom_bytes)) if self.pixels else self.width * atom_bytes
+
+    def plane_lines(self, atom_bytes: int) -> list[int]:
+        """Bytes read for a line of each plane of an image: whole atoms."""
+        return [aligned(self.width * plane.pixel_bytes, atom_bytes) for plane in FORMATS[self.pixels].planes]
 
 
 @frozen

@@ -63,6 +63,8 @@ class Work:
     fetching: float = 0
     """Of CDMA, for the input alternating with weights. This and the following fields are of convolutions."""
     computing: float = 0
+    filling: float = 0
+    """Of SDP, for results after the array has ended or before they can begin."""
     group: float = 0
     """Of the MAC array for a kernel group."""
     loading: float = 0
@@ -71,8 +73,6 @@ class Work:
     """Of memory, for the weights needed to begin, alternating with the input."""
     entries: int = 0
     """CBUF entries of the input."""
-    refilling: float | None = None
-    """From the first atom until the last weights are in the CBUF; None if all weights fit at once."""
 
     @classmethod
     def of(cls, operation: Operation, machine: Machine) -> Work:
@@ -95,18 +95,18 @@ class Work:
         together = machine.kernel_group(source.precision)
         held = banks.weights * machine.bank_bytes
         first = min(kernels.bytes, held, together * kernels.kernel_bytes)
-        computing = timing.compute_cycles(kernels, operation.destination, machine)
+        computing = timing.waiting_cycles(operation, machine)
         return cls(
             *given,
             0,
             _counted(pooling),
             _counted(timing.fetch_cycles(source, kernels, machine)),
             _counted(computing),
-            _counted(computing / ceil(kernels.count / together)),
+            _counted(timing.filling_cycles(kernels, operation.destination, machine)),
+            _counted(timing.array_cycles(operation, machine) / ceil(kernels.count / together)),
             _counted(timing.loading_cycles(source, kernels, machine)),
             _counted(timing.beginning_cycles(source, kernels, first, machine)),
             banks.entries_per_slice * source.height,
-            _counted(computing * (1 - held / kernels.bytes)) if kernels.bytes > held else None,
         )
 
 
@@ -181,7 +181,7 @@ class Progress:
                 if work.pooling:
                     new[POOLED] = end
             case Pooling():
-                end = np.maximum(allowed, before[POOLED]) + start + work.streaming
+                end = np.maximum(allowed + start, before[POOLED]) + work.streaming
                 new[POOLED] = end
             case Normalisation() | Contraction():
                 end = allowed + start + work.streaming
@@ -218,10 +218,8 @@ class Progress:
         start = np.maximum(np.maximum(here, begin + work.beginning) + delay, allowed)
         start = np.maximum(np.maximum(start, before[COMPUTED]), before[WRITTEN])
         loaded = begin + work.loading
-        if work.refilling is not None:
-            loaded = np.maximum(loaded, start + work.refilling)
         computed = np.maximum(start + work.computing, loaded + (delay + work.group))
-        end = np.maximum(computed, self._pooled(work, start))
+        end = np.maximum(computed + work.filling, self._pooled(work, start))
         new[FETCHED] = np.maximum(here, loaded)
         new[COMPUTED] = new[WRITTEN] = computed
         if operation.pooling:

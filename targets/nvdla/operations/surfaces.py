@@ -60,10 +60,10 @@ class Buffer:
 
     @property
     def line_stride(self) -> int:
-        """Bytes of a line."""
+        """Bytes of a line; both planes of an image have lines of equal length."""
         if not self.pixels:
             return self.width * self.atom_bytes
-        line = self.width * FORMATS[self.pixels].planes[0].pixel_bytes
+        line = self.width * max(plane.pixel_bytes for plane in FORMATS[self.pixels].planes)
         return aligned(line, alignment("pixel", "line", self.atom_bytes))
 
     @property
@@ -110,7 +110,8 @@ class View:
 
     def as_image(self, pixels: str) -> View:
         """The tensor, alone in its buffer, as an image in a format of table 33."""
-        return replace(self, buffer=replace(self.buffer, surfaces=1, pixels=pixels))
+        planes = len(FORMATS[pixels].planes)
+        return replace(self, buffer=replace(self.buffer, surfaces=planes, pixels=pixels))
 
     def window(self, surface: int = 0, row: int = 0, column: int = 0) -> int:
         """The byte offset in the buffer of an atom of the window."""
@@ -318,18 +319,29 @@ def lanes_of(
     graph: Graph, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine, computed: ComputedLanes
 ) -> dict[str, Lanes]:
     """The lanes of every tensor, in order of computation."""
-    found: dict[str, Lanes] = {name: contiguous(map_shape(graph.shape(name))[0]) for name in loaded}
+    found = loaded_lanes(graph, loaded)
     for node in nodes:
-        atom = machine.atom_elements(tensor_precision(graph, node.output))
-        if not is_view(graph, node):
-            found |= dict.fromkeys(node.outputs, computed(node, found))
-        elif node.op == "Concat" and AXIS(node) == 1:
-            found[node.output] = joined([found[name] for name in node.inputs], atom)
-        else:
-            for name, (channel, _, _) in [(node.output, (0, 0, 0))] if joins(graph, node) else parts(graph, node):
-                count = map_shape(graph.shape(name))[0]
-                found[name] = taken(found[node.inputs[0]], channel, count, atom)
+        found |= lanes_of_results(graph, node, found, machine, computed)
     return found
+
+
+def loaded_lanes(graph: Graph, loaded: Sequence[str]) -> dict[str, Lanes]:
+    """The lanes of the tensors that the host loads."""
+    return {name: contiguous(map_shape(graph.shape(name))[0]) for name in loaded}
+
+
+def lanes_of_results(
+    graph: Graph, node: Node, known: Mapping[str, Lanes], machine: Machine, computed: ComputedLanes
+) -> dict[str, Lanes]:
+    """The lanes of a node's results, given those of its inputs."""
+    atom = machine.atom_elements(tensor_precision(graph, node.output))
+    if not is_view(graph, node):
+        return dict.fromkeys(node.outputs, computed(node, known))
+    if node.op == "Concat" and AXIS(node) == 1:
+        return {node.output: joined([known[name] for name in node.inputs], atom)}
+    moved = [(node.output, (0, 0, 0))] if joins(graph, node) else parts(graph, node)
+    lanes = known[node.inputs[0]]
+    return {name: taken(lanes, first, map_shape(graph.shape(name))[0], atom) for name, (first, _, _) in moved}
 
 
 def with_copies(graph: Graph, nodes: Sequence[Node], loaded: Sequence[str]) -> list[tuple[Node, str]]:

@@ -51,7 +51,7 @@ class Geometry:
         """Channels, height and width of a kernel in its form, after any extension."""
         match self.form.kind:
             case "image":
-                return self.kernel_width * self.channels, self.kernel_height, 1
+                return (self.kernel_width + self.form.zeros) * self.channels, self.kernel_height, 1
             case "winograd":
                 return self.channels * self.stride_y * self.stride_x, TILE, TILE
             case _:
@@ -101,7 +101,7 @@ class Geometry:
     @property
     def right(self) -> int:
         """Columns of padding to the right of the map."""
-        reached = (self.out_width - 1) * self.stride_x + self.reach_x
+        reached = (self.out_width - 1) * self.stride_x + self.reach_x + self.form.zeros
         if self.form.kind == "winograd":
             reached = extended_extent(self.out_width) * self.stride_x
         return max(reached - self.width - self.left, 0)
@@ -143,20 +143,22 @@ def mask_banks(geometry: Geometry) -> int:
 
 
 def data_banks(machine: Machine, geometry: Geometry, rows: int) -> int:
-    """Banks for the input of `rows` rows of output."""
-    slices = geometry.slices(rows, geometry.most_lines(rows))
+    """Banks for the input of `rows` rows of output, and for as many lines as a dilation reaches over."""
+    slices = max(geometry.slices(rows, geometry.most_lines(rows)), geometry.dilation_y)
     return -(-entries_per_slice(machine, geometry) * slices // machine.cbuf_entries)
 
 
 def weight_banks(machine: Machine, geometry: Geometry, kernels: int) -> int:
-    """Banks for a group of uncompressed kernels, and for its mask."""
+    """Banks for a group of kernels and its mask; for compressed ones the hardware demands an entry more."""
     size = aligned(min(kernels, geometry.kernels) * geometry.kernel_bytes, machine.cbuf_entry_bytes)
+    size += mask_banks(geometry) * machine.cbuf_entry_bytes
     return -(-size // machine.bank_bytes) + mask_banks(geometry)
 
 
 def _mask_fits(machine: Machine, geometry: Geometry, kernels: int) -> bool:
-    """Whether the mask of a group fits one bank."""
-    return not geometry.form.compressed or kernels * geometry.kernel_elements <= 8 * machine.bank_bytes
+    """Whether the mask of a group fits one bank, of which the hardware demands an entry more."""
+    room = machine.bank_bytes - machine.cbuf_entry_bytes
+    return not geometry.form.compressed or kernels * geometry.kernel_elements <= 8 * room
 
 
 def kernels_together(machine: Machine, geometry: Geometry) -> int:

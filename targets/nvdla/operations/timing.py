@@ -2,10 +2,11 @@
 
 A convolution waits for its whole input, then computes kernel group by kernel group, stripe by stripe of output
 pixels: as many clocks as there are channel blocks times taps, but no fewer than the accumulator takes to hand over
-a stripe's results, which must happen before the next stripe may end. Input and weights are fetched from memory
-alternately, so the input takes twice as long while there are weights to fetch. Five numbers are fitted to clocks
-of the nv_small RTL, the fifth being the machine's clocks_per_write (tests/nvdla/test_timing.py fits DRAIN again,
-leaving each measurement out of its own fit). Those of other configurations scale with their widths. Memory is
+a stripe's results, which must happen before the next stripe may end. A kernel group that does not fit beside the
+one before waits for room. Input and weights are fetched from memory alternately, so the input takes twice as long
+while there are weights to fetch. Five numbers are fitted to clocks of the nv_small RTL, the fifth being the
+machine's clocks_per_write (tests/nvdla/test_timing.py fits DRAIN again, leaving each measurement out of its own
+fit). Those of other configurations scale with their widths. Memory is
 described by the machine: bytes_per_clock and latency; a second memory has its own and works in parallel.
 benchmarks/rtl_clocks.py compares modelled and measured clocks.
 
@@ -33,8 +34,8 @@ from npuc.targets.nvdla.operations.operation import (
 
 PER_RESULTS = 9
 """Clocks that the accumulator takes for the 8 results of a pixel; SDP accepts one at a time."""
-DRAIN = 37.5
-"""Clocks until the first results of a stripe are out. Fitted."""
+DRAIN, SHORT_DRAIN = 35.0, 3.0
+"""Clocks until the first results of the longest stripes are out, and of those up to 3/4 as long. Fitted."""
 START = 100
 """Clocks from enabling to the first atom and from the last one to the interrupt, less the latency. Fitted."""
 WRITES: Mapping[type, int] = {
@@ -46,12 +47,12 @@ WRITES: Mapping[type, int] = {
     Transfer: 14,
 }
 """Approximate number of registers written for an operation; PDP behind SDP takes half of its own."""
-TABLES = 331
-"""Number of registers written for the tables of EW."""
+TABLES = 280
+"""The same for the tables of EW: 331, most of them of one register, which is faster."""
 ELEMENTWISE_RATE = 0.99
-"""Elements per clock that SDP alone reaches, relative to its width."""
-POOLING_RATE = 0.86
-"""The same for PDP; measured between 0.75 and 0.98."""
+"""Elements per clock that SDP alone reaches, relative to its width; PDP and CDP reach theirs."""
+TABLE_RATE = 4
+"""Elements per clock of EW, which looks values up in tables: in every precision, on nv_full and nv_large."""
 
 
 def cycles(operation: Operation, machine: Machine) -> int:
@@ -63,7 +64,8 @@ def cycles(operation: Operation, machine: Machine) -> int:
     kernels = operation.kernels
     exposed = fetch_cycles(operation.source, kernels, machine)
     rest = loading_cycles(operation.source, kernels, machine) - exposed
-    return ceil(begin + exposed + max(compute_cycles(kernels, operation.destination, machine), rest))
+    filling = filling_cycles(kernels, operation.destination, machine)
+    return ceil(begin + exposed + max(array_cycles(operation, machine), rest) + filling)
 
 
 def _clocks(moved: tuple[int, int], machine: Machine) -> tuple[float, float]:
@@ -98,11 +100,12 @@ def stream_cycles(
     """Clocks of SDP, PDP, CDP or RUBIK on a map in memory, or of BDMA."""
     match operation:
         case Elementwise():
-            return elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
+            plain = elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
+            return max(plain, table_cycles(operation, machine))
         case Pooling():
             return pooling_cycles(operation, machine)
         case Normalisation():
-            return elements(operation.source, machine) / machine.cdp_elements
+            return cube_bytes(operation.source, machine) / machine.cdp_elements
         case Contraction():
             return cube_bytes(operation.source, machine) / machine.rubik_bytes
         case Transfer():
@@ -110,8 +113,18 @@ def stream_cycles(
 
 
 def pooling_cycles(operation: Pooling, machine: Machine) -> float:
-    """Clocks of PDP for its input, from memory or from SDP."""
-    return elements(operation.source, machine) / (machine.pdp_elements * POOLING_RATE)
+    """Clocks of PDP for its input, from memory or from SDP: bytes, so that 16 bits take twice as long."""
+    return cube_bytes(operation.source, machine) / machine.pdp_elements
+
+
+def table_cycles(operation: Convolution | Elementwise, machine: Machine) -> float:
+    """Clocks of EW for its look-ups; 0 without tables."""
+    return elements(operation.destination, machine) / TABLE_RATE if operation.sdp.table else 0.0
+
+
+def array_cycles(operation: Convolution, machine: Machine) -> float:
+    """Clocks of the MAC array, the accumulator and SDP for all results, if no weights are waited for."""
+    return max(compute_cycles(operation.kernels, operation.destination, machine), table_cycles(operation, machine))
 
 
 def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
@@ -119,16 +132,33 @@ def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
 
     The array loads one CBUF entry of weights per clock while it uses the previous ones.
     """
+    stripes = sum(count * max(products, results) for products, results, count in _stripes(kernels, out, machine))
+    return ceil(kernels.count / machine.kernel_group(out.precision)) * stripes
+
+
+def filling_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
+    """Clocks of the array for its first stripe or of the accumulator for the last, beside those of the slower."""
+    stripes = _stripes(kernels, out, machine)
+    return min(stripes[0][0], stripes[-1][1]) if stripes else 0.0
+
+
+def _stripes(kernels: Kernels, out: Surface, machine: Machine) -> list[tuple[float, float, int]]:
+    """The stripes of a kernel group: clocks of the array and of the accumulator, and their number."""
     together = machine.kernel_group(out.precision)
     products = products_per_pixel(kernels, machine)
     per_pixel = results_per_pixel(machine, out.precision)
     image = kernels.form.kind == "image"
     lengths = line_stripes(out, together) if image else stripe_lengths(out.width * out.height, together)
     loaded = together * machine.atomic_c * BYTES[out.precision] / machine.cbuf_entry_bytes
-    stripes = sum(
-        count * max(products * max(length, loaded), per_pixel * length + DRAIN) for length, count in lengths
-    )
-    return ceil(kernels.count / together) * stripes
+    return [
+        (products * max(length, loaded), per_pixel * length + _drain(length / (2 * together)), count)
+        for length, count in lengths
+    ]
+
+
+def _drain(length: float) -> float:
+    """Clocks until the first results of a stripe are out; length: 1 for the longest stripes."""
+    return SHORT_DRAIN + (DRAIN - SHORT_DRAIN) * max(4 * length - 3, 0)
 
 
 def stripe_lengths(pixels: int, together: int) -> list[tuple[int, int]]:
@@ -151,7 +181,8 @@ def stripe_lengths(pixels: int, together: int) -> list[tuple[int, int]]:
 def line_stripes(out: Surface, together: int) -> list[tuple[int, int]]:
     """The stripes of a map computed from an image: none extends beyond its line."""
     whole, rest = divmod(out.width, 2 * together)
-    return [(2 * together, whole * out.height), (rest, out.height if rest else 0)]
+    found = [(2 * together, whole * out.height), (rest, out.height if rest else 0)]
+    return [each for each in found if each[1]]
 
 
 def products_per_pixel(kernels: Kernels, machine: Machine) -> float:
@@ -188,6 +219,30 @@ def loading_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float
     if alike(source, kernels, machine):
         return (size + kernels.moved_bytes) / speed
     return max(size / speed, kernels.moved_bytes / bytes_per_clock(kernels.address, machine))
+
+
+def waiting_cycles(operation: Convolution, machine: Machine) -> float:
+    """array_cycles with the time that the array waits for weights that do not fit their banks all at once.
+
+    The array begins with a kernel group when it is there as a whole, the first one from the start. Its weights
+    make room for others once it is computed.
+    """
+    kernels, held = operation.kernels, operation.banks.weights * machine.bank_bytes
+    whole = array_cycles(operation, machine)
+    if kernels.bytes <= held:
+        return whole
+    count = ceil(kernels.count / machine.kernel_group(operation.source.precision))
+    size, group = kernels.bytes / count, whole / count
+    speed = bytes_per_clock(kernels.address, machine) * kernels.bytes / kernels.moved_bytes
+    loaded, ended = 0.0, [group]
+    for number in range(1, count):
+        loaded += size / speed
+        released = ceil(((number + 1) * size - held) / size)
+        if released > 0:
+            left = (number + 1) * size - held - (released - 1) * size
+            loaded = max(loaded, ended[released - 1] + left / speed)
+        ended.append(max(loaded, ended[-1]) + group)
+    return ended[-1]
 
 
 def beginning_cycles(source: Surface, kernels: Kernels, first: int, machine: Machine) -> float:
@@ -262,4 +317,6 @@ def elements(surface: Surface, machine: Machine) -> int:
 
 def cube_bytes(surface: Surface, machine: Machine) -> int:
     """Bytes of a cube's atoms, or of an image's lines."""
+    if surface.pixels:
+        return sum(surface.plane_lines(machine.atom_bytes)) * surface.height
     return surface.atoms(machine.atom_bytes) * surface.line_bytes(machine.atom_bytes) * surface.height

@@ -23,9 +23,15 @@ class WeightForm:
     lines: int = 1
     """Lines of an image that post-extension joins: 1, 2 or 4."""
     compressed: bool = False
+    zeros: int = 0
+    """Columns of zeros behind those of an image's kernel."""
+    planes: int = 1
+    """Planes of an image."""
 
     def __str__(self) -> str:
         parts = [self.kind, *([f"{self.lines} lines"] if self.lines > 1 else [])]
+        parts += [f"{self.planes} planes"] if self.planes > 1 else []
+        parts += [f"columns of zeros: {self.zeros}"] if self.zeros else []
         if self.compressed:
             parts = ["sparse"] if parts == ["direct"] else [*parts, "sparse"]
         return ", ".join(parts)

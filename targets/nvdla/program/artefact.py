@@ -76,8 +76,7 @@ class TensorMove:
     def bytes(self, machine: Machine) -> int:
         """Bytes from the start to the end of the tensor. Raises ArtefactError (E502) for an invalid entry."""
         if self.place.pixels:
-            self.image()
-            return self.map_shape[1] * self.place.line_stride
+            return len(self.image().planes) * self.map_shape[1] * self.place.line_stride
         return self.cube(machine).bytes
 
     @property
@@ -87,18 +86,14 @@ class TensorMove:
         return known and prod(self.shape) == prod(self.map_shape)
 
     def image(self) -> PixelFormat:
-        """The pixel format of an image of one plane. Raises ArtefactError (E502) for an invalid entry."""
+        """The pixel format of an image, plane behind plane. Raises ArtefactError (E502) for an invalid entry."""
         form, place = FORMATS.get(self.place.pixels), self.place
         if form is None or not self._possible:
             raise damaged(f"{self}")
-        channels, _, width = self.map_shape
-        (plane, *others), lanes = form.planes, ((0, channels),)
-        if (
-            others
-            or channels > form.channels
-            or place.lanes != lanes
-            or place.line_stride < width * plane.pixel_bytes
-        ):
+        channels, height, width = self.map_shape
+        line = width * max(plane.pixel_bytes for plane in form.planes)
+        apart = len(form.planes) > 1 and place.surface_stride != height * place.line_stride
+        if apart or channels > form.channels or place.lanes != ((0, channels),) or place.line_stride < line:
             raise damaged(f"{self}")
         return form
 

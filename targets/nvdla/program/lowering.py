@@ -22,7 +22,6 @@ from npuc.targets.nvdla.operations.surfaces import (
     Surfaces,
     View,
     is_view,
-    lanes_of,
     place,
 )
 from npuc.targets.nvdla.operations.weight_form import DIRECT
@@ -235,13 +234,9 @@ def _with_copies(quantised: Quantised, machine: Machine) -> Quantised:
     nodes = computed_nodes(quantised.graph)
     changed = copied(quantised, nodes, loads_of(quantised.graph, nodes))
     nodes = computed_nodes(changed.graph)
-    before, changed = None, packed(changed, nodes, _surfaces(changed.graph, machine).views)
-    while changed is not before:
-        before, graph = changed, changed.graph
-        nodes = computed_nodes(graph)
-        found = lanes_of(graph, nodes, loads_of(graph, nodes), machine, _lanes(graph, machine))
-        changed = relaned(changed, nodes, found, machine)
-    return changed
+    changed = packed(changed, nodes, _surfaces(changed.graph, machine).views)
+    nodes = computed_nodes(changed.graph)
+    return relaned(changed, nodes, loads_of(changed.graph, nodes), machine)
 
 
 def _lanes(graph: Graph, machine: Machine) -> ComputedLanes:

@@ -37,7 +37,7 @@ from npuc.targets.nvdla.quantisation.form import (
 )
 from npuc.targets.nvdla.quantisation.moments import UNKNOWN, Moments
 from npuc.targets.nvdla.quantisation.normalising import normalised_half
-from npuc.targets.nvdla.quantisation.rounding import half, half_factors, rounded
+from npuc.targets.nvdla.quantisation.rounding import half, half_factors, least, rounded
 from npuc.targets.nvdla.quantisation.sums import COLUMN
 from npuc.targets.nvdla.quantisation.tables import half_entries
 
@@ -204,9 +204,9 @@ def _multipliers(w: Array, bias: Array) -> Array:
     """Per channel, of the multipliers that suit its bias best the one that suits its weights best."""
     taps = w.reshape(len(w), -1)
     count = int(np.clip(TRIED // taps.shape[1], 1, 64))
-    suiting = np.argpartition(_rounding(bias[:, None], MULTIPLIERS), count - 1)[:, :count]
+    suiting = least(_rounding(bias[:, None], MULTIPLIERS), count)
     candidates = MULTIPLIERS[suiting]
-    errors = [_rounding(taps, each[:, None]).sum(axis=1) for each in candidates.T]
+    errors = [np.cumsum(_rounding(taps, each[:, None]), axis=1)[:, -1] for each in candidates.T]
     return candidates[np.arange(len(w)), np.argmin(errors, axis=0)]
 
 

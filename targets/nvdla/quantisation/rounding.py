@@ -64,12 +64,21 @@ def _turn(found: Array, exact: Array, mean: Array, variance: Array, off: Array) 
     cost = ((other - exact) ** 2 - error**2) * variance
     with np.errstate(divide="ignore", invalid="ignore"):
         worth = np.where(change != 0, cost / np.abs(change), np.inf)
-    count = min(TURNED, worth.shape[1])
-    cheapest = np.argpartition(worth, count - 1, axis=1)[:, :count]
-    cheapest = np.take_along_axis(cheapest, np.argsort(np.take_along_axis(worth, cheapest, 1), axis=1), 1)
-    rows, total = np.arange(len(found)), (error * mean).sum(axis=1) + off
+    cheapest = least(worth, min(TURNED, worth.shape[1]))
+    rows, total = np.arange(len(found)), np.cumsum(error * mean, axis=1)[:, -1] + off
     for column in cheapest.T:
         by = change[rows, column]
         taken = (total + by) ** 2 + cost[rows, column] < total**2
         found[rows[taken], column[taken]] = other[rows[taken], column[taken]]
         total = np.where(taken, total + by, total)
+
+
+def least(values: Array, count: int) -> Array:
+    """The places (rows, count) of the least values of each row, in order: of equal ones, the first.
+
+    numpy's own order of equal values, and of the terms of a sum, depends on the processor.
+    """
+    limit = np.partition(values, count - 1, axis=1)[:, count - 1 : count]
+    near = np.argsort((values > limit).astype(np.int8) - (values < limit), axis=1, kind="stable")[:, :count]
+    order = np.argsort(np.take_along_axis(values, near, 1), axis=1, kind="stable")
+    return np.take_along_axis(near, order, 1)

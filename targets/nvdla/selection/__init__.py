@@ -53,7 +53,7 @@ def _computing(context: Context, layer: PlannedLayer, edges: Sequence[int]) -> l
         case "NvLrn":
             return [select_normalisation(context, node)]
         case _:
-            return [select_pooling(context, node)]
+            return list(select_pooling(context, node))
 
 
 def _placed(context: Context, operation: Elementwise | Contraction) -> Elementwise | Contraction:

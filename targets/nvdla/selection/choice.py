@@ -20,21 +20,24 @@ from npuc.targets.nvdla.arithmetic.attributes import WINOGRAD
 from npuc.targets.nvdla.arithmetic.integer import operands
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.formats import winograd
-from npuc.targets.nvdla.formats.pixels import FORMATS
+from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat, misreads
 from npuc.targets.nvdla.formats.weights import POST_EXTENSIONS
+from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.surfaces import map_shape, tensor_precision
+from npuc.targets.nvdla.operations.tiling import Geometry
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.context import Constants, Context, PlannedLayer
-from npuc.targets.nvdla.selection.convolution import fits, select_convolutions
+from npuc.targets.nvdla.selection.convolution import compressible, fits, select_convolutions
+from npuc.targets.nvdla.selection.parts import geometry
 
-PIXELS: Mapping[str, tuple[str, str]] = {
-    "int8": ("T_R8", "T_A8B8G8R8"),
+PIXELS: Mapping[str, tuple[str, ...]] = {
+    "int8": ("T_R8", "T_Y8___V8U8_N444", "T_A8B8G8R8"),
     "int16": ("T_R16_I", "T_A16B16G16R16"),
     "fp16": ("T_R16_F", "T_A16B16G16R16_F"),
 }
-"""Image formats for one channel and for several, by precision: rows of table 29 without conversion."""
+"""Image formats by precision: rows of table 29 without conversion. Two planes have three channels."""
 
 
 Forms = Callable[[Context, Node], Iterator[WeightForm]]
@@ -81,18 +84,18 @@ def choose(
     chosen = {each.output: _best(_possible(each, found[each.output]), asked) for each in convolutions}
     images: dict[str, str] = {}
     for name in loaded if asked != "direct" else ():
-        pixels = _pixels(context.graph, name)
-        if not pixels:
-            continue
-        readers = context.graph.readers[name]
-        others = {
-            each.output: _alternatives(_with_image(context, name, pixels), each, _image_forms) for each in readers
-        }
-        as_image = {each: _best(alternatives, asked) for each, alternatives in others.items()}
-        if _total(as_image.values()) < _total(chosen[each] for each in others):
-            images[name] = pixels
-            chosen |= as_image
-        found |= {each: (*found[each], *alternatives) for each, alternatives in others.items()}
+        for pixels in _pixels(context.graph, name):
+            trial = _with_image(context, name, pixels)
+            others = {
+                each.output: _alternatives(trial, each, _image_forms) for each in context.graph.readers[name]
+            }
+            if not all(others.values()):
+                continue
+            as_image = {each: _best(alternatives, asked) for each, alternatives in others.items()}
+            if _total(as_image.values()) < _total(chosen[each] for each in others):
+                images[name] = pixels
+                chosen |= as_image
+            found |= {each: (*found[each], *alternatives) for each, alternatives in others.items()}
     return Choices({name: Choice(chosen[name].form, found[name]) for name in found}, images)
 
 
@@ -145,7 +148,7 @@ def _feature_forms(context: Context, node: Node, *, inexact: bool, strided: bool
     plain = strided or max(window_of(node, kernel_extents(node, context.graph.shape(node.inputs[1]))).strides) == 1
     allowed = WINOGRAD(node) or (inexact and plain)
     kinds = ["direct", *(["winograd"] if allowed and _as_winograd(context, node) else [])]
-    for compressed in (False, True) if context.machine.compression else (False,):
+    for compressed in (False, True) if compressible(context, node) else (False,):
         yield from (WeightForm(kind, compressed=compressed) for kind in kinds)
 
 
@@ -165,6 +168,7 @@ def _as_winograd(context: Context, node: Node) -> bool:
         and GROUP(node) == 1
         and max(window.dilations) == 1
         and max(extended) == winograd.KERNEL
+        and window.begins[0] < kernel[0]  # else a tile might lie above the map
         and (whole or _alone(graph, node))
     )
 
@@ -183,17 +187,34 @@ def _alone(graph: Graph, node: Node) -> bool:
 
 def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:
     """The forms for an image input: post-extension joins as many lines as fit a block of channels."""
-    pixels = context.placed[node.inputs[0]].view.buffer.pixels
-    _, _, height, width = context.graph.shape(node.inputs[1])
-    channels = FORMATS[pixels].channels * width
+    form = FORMATS[context.placed[node.inputs[0]].view.buffer.pixels]
+    shape = geometry(context.graph, node, form.channels)
+    zeros = _columns_of_zeros(context.machine, form, shape)
+    if zeros is None:
+        return
     for lines in POST_EXTENSIONS:
-        if lines == 1 or (lines <= height and channels * lines <= context.machine.atomic_c):
-            for compressed in (False, True) if context.machine.compression else (False,):
-                yield WeightForm("image", lines, compressed)
+        block = max(shape.kernel_width + zeros, shape.stride_x) * form.channels * lines
+        if lines == 1 or (lines <= shape.kernel_height and block <= context.machine.atomic_c):
+            for compressed in (False, True) if compressible(context, node) else (False,):
+                yield WeightForm("image", lines, compressed, zeros, len(form.planes))
 
 
-def _pixels(graph: Graph, name: str) -> str:
-    """The image format that a tensor can have; empty if it cannot be an image."""
+def _columns_of_zeros(machine: Machine, form: PixelFormat, shape: Geometry) -> int | None:
+    """The fewest columns of zeros behind an image's kernel with which CSC reads it right and CDMA can pad it.
+
+    None if there are none.
+    """
+    for zeros in range(MOST_KERNEL - shape.kernel_width + 1):
+        wider = replace(shape, form=WeightForm("image", zeros=zeros))
+        if not form.pads(machine.atom_bytes, shape.width, shape.left, wider.right):
+            return None
+        if not misreads(machine, wider.kernel_shape[0], shape.out_width):
+            return zeros
+    return None
+
+
+def _pixels(graph: Graph, name: str) -> Sequence[str]:
+    """The image formats that a tensor can have; none if it cannot be an image."""
     readers = graph.readers[name]
     dense = all(
         each.op == "NvConv"
@@ -206,9 +227,9 @@ def _pixels(graph: Graph, name: str) -> str:
         for each in readers
     )
     channels, _, _ = map_shape(graph.shape(name))
-    one, several = PIXELS[tensor_precision(graph, name)]
-    pixels = one if channels == 1 else several
-    return pixels if readers and dense and channels <= FORMATS[pixels].channels else ""
+    one, *several = PIXELS[tensor_precision(graph, name)]
+    possible = (each for each in ([one] if channels == 1 else several) if channels <= FORMATS[each].channels)
+    return list(possible) if readers and dense else ()
 
 
 def _with_image(context: Context, name: str, pixels: str) -> Context:

@@ -72,7 +72,7 @@ class Placed:
             view.height if rows is None else rows,
             FORMATS[held.pixels].channels if held.pixels else view.extent if lanes is None else lanes,
             held.atom_bytes if (view.width, rows or view.height) == (1, 1) else view.line_stride,
-            0 if held.pixels else held.surface_stride,
+            0 if held.pixels and held.surfaces == 1 else held.surface_stride,
             held.precision,
             held.pixels,
         )

@@ -221,6 +221,14 @@ def fits(context: Context, node: Node, form: WeightForm) -> bool:
     return all(_fits(context, _shape(context, node, part, x, form)) for part in passes(context, node))
 
 
+def compressible(context: Context, node: Node) -> bool:
+    """Whether the weights may be compressed: after a pass of zeros alone, nv_full takes the next for zeros too."""
+    y, weights = context.placed[node.output].view, context.graph.constants[node.inputs[1]]
+    return context.machine.compression and all(
+        weights[y.channels_in(part.first, part.count)].any() for part in passes(context, node)
+    )
+
+
 def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm) -> Geometry:
     """The geometry of a pass, computed once."""
     key = node.output, part, form

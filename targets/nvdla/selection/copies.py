@@ -6,6 +6,7 @@ An SDP copy keeps the lanes of the channels; a convolution with weights of 1 pac
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -13,15 +14,24 @@ from typing import TypeVar
 import numpy as np
 
 from npuc.errors import DoesNotFit
-from npuc.ir import Array, Attr, Graph, Node
+from npuc.ir import Array, Attr, Graph, Node, type_of
 from npuc.ops import rebuild
 from npuc.ops.attributes import AXIS
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
 from npuc.targets.nvdla.arithmetic.integer import IDLE, operands
 from npuc.targets.nvdla.machine.parameters import Machine
-from npuc.targets.nvdla.operations.surfaces import Lanes, View, contiguous, is_view, tensor_precision, with_copies
-from npuc.targets.nvdla.selection.parts import sharing
+from npuc.targets.nvdla.operations.surfaces import (
+    Lanes,
+    View,
+    contiguous,
+    is_view,
+    lanes_of_results,
+    loaded_lanes,
+    tensor_precision,
+    with_copies,
+)
+from npuc.targets.nvdla.selection.parts import computed_lanes, sharing
 
 V = TypeVar("V")
 COPY = re.compile(r".+/copy\d+")
@@ -30,24 +40,95 @@ WEIGHTS = {"int8": np.int8, "int16": np.int16, "float32": np.float16}
 """Weight types by map type in the integer graph, where fp16 maps are float32."""
 
 
+class _Copies:
+    """Copies added to an integer graph, which is built once, by `made`."""
+
+    def __init__(self, quantised: Quantised) -> None:
+        self._quantised, self._names = quantised, quantised.graph.names()
+        self._numbers = Counter(
+            name.rpartition("/copy")[0] for name in filter(COPY.fullmatch, quantised.graph.tensors)
+        )
+        self._readers: dict[str, Node] = {}
+        self._before: dict[str, list[Node]] = {}
+        """The copies that each reader has, by its result."""
+        self._constants: dict[str, Array] = {}
+        self.nodes: dict[str, Node] = {}
+        """The copies, by result."""
+        self.graph = quantised.graph
+        """The graph with the types and constants of the copies, but without their nodes."""
+
+    def add(
+        self, reader: Node, position: int, op: str, constants: Mapping[str, Array], more: Mapping[str, Attr]
+    ) -> tuple[Node, Node]:
+        """A new node between a reader and one of its inputs; returns it, and the reader with its result."""
+        graph = self.graph
+        reader = self._readers.get(reader.output, reader)
+        name = reader.inputs[position]
+        copy = self._names.new(f"{name}/copy{self._numbers[name]}")
+        self._numbers[name] += 1
+        named = {self._names.new(f"{copy}/{key}"): value for key, value in constants.items()}
+        attrs: dict[str, Attr] = {**more, "x1": IDLE.as_attr(), "x2": IDLE.as_attr(), "converter": IDENTITY}
+        node = Node(op, (name, *named), (copy,), attrs, copy, reader.sources)
+        changed = replace(reader, inputs=(*reader.inputs[:position], copy, *reader.inputs[position + 1 :]))
+        self._readers[reader.output] = changed
+        self._before.setdefault(reader.output, []).append(node)
+        self._constants |= named
+        self.nodes[copy] = node
+        types = {copy: graph.tensors[name], **{key: type_of(value) for key, value in named.items()}}
+        self.graph = replace(graph, tensors={**graph.tensors, **types}, constants={**graph.constants, **named})
+        return node, changed
+
+    def inputs(self, reader: Node) -> tuple[str, ...]:
+        """The inputs of a reader by now."""
+        return self._readers.get(reader.output, reader).inputs
+
+    def made(self) -> Quantised:
+        """The integer graph with the copies, each just before its reader; the same object if there are none."""
+        if not self.nodes:
+            return self._quantised
+        nodes: list[Node] = []
+        for node in self._quantised.graph.nodes:
+            nodes += [*self._before.get(node.output, ()), self._readers.get(node.output, node)]
+        quantised = self._quantised
+        return replace(
+            quantised,
+            graph=rebuild(quantised.graph, nodes, self._constants),
+            scales=self._and_copies(quantised.scales),
+            floats=self._and_copies(quantised.floats),
+            zeros=self._and_copies(quantised.zeros),
+            factors=self._and_copies(quantised.factors),
+        )
+
+    def _and_copies(self, known: Mapping[str, V]) -> Mapping[str, V]:
+        """What is known per tensor, each copy having the entry of its tensor."""
+        found = dict(known)
+        for copy, node in self.nodes.items():
+            if node.inputs[0] in found:
+                found[copy] = found[node.inputs[0]]
+        return found
+
+
 def copied(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str]) -> Quantised:
     """The integer graph with copies of tensors that cannot be placed in a Concat's buffer."""
+    copies = _Copies(quantised)
     for concat, name in with_copies(quantised.graph, nodes, loaded):
-        reader = next(node for node in quantised.graph.nodes if node.outputs == concat.outputs)
-        position = len(reader.inputs) - 1 - reader.inputs[::-1].index(name)
-        quantised = _with(quantised, reader, position, "NvElementwise", {}, {})
-    return quantised
+        inputs = copies.inputs(concat)
+        copies.add(concat, len(inputs) - 1 - inputs[::-1].index(name), "NvElementwise", {}, {})
+    return copies.made()
 
 
 def packed(quantised: Quantised, nodes: Sequence[Node], views: Mapping[str, View]) -> Quantised:
     """The integer graph with copies of operands per channel that are part of a larger map: SDP reads no gaps."""
+    copies = _Copies(quantised)
     for reader in nodes:
         for position, name in enumerate(reader.inputs):
-            if name in views and _per_channel(reader, views[name], views[reader.output]):
-                now = next(node for node in quantised.graph.nodes if node.outputs == reader.outputs)
-                if views[name].buffer.surface_stride > views[name].buffer.atom_bytes:
-                    quantised = _with(quantised, now, position, "NvElementwise", {}, {})
-    return quantised
+            if (
+                name in views
+                and _per_channel(reader, views[name], views[reader.output])
+                and views[name].buffer.surface_stride > views[name].buffer.atom_bytes
+            ):
+                copies.add(reader, position, "NvElementwise", {}, {})
+    return copies.made()
 
 
 def _per_channel(reader: Node, operand: View, result: View) -> bool:
@@ -56,21 +137,31 @@ def _per_channel(reader: Node, operand: View, result: View) -> bool:
     return reader.op in ("NvConv", "NvElementwise") and extents[0] == (1, 1) != extents[1]
 
 
-def relaned(
-    quantised: Quantised, nodes: Sequence[Node], lanes: Mapping[str, Lanes], machine: Machine
-) -> Quantised:
-    """The integer graph with one copy in front of the first node that cannot use the lanes of one of its inputs.
+def relaned(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine) -> Quantised:
+    """The integer graph with copies in front of nodes that cannot use the lanes of their inputs.
 
-    lanes: of every tensor of the nodes. Returns the same object if there is no such node. Raises DoesNotFit (E302)
-    where that input is such a copy already: its kernels are so large that the copy has gaps as well.
+    Raises DoesNotFit (E302) where such an input is a copy already: its kernels are so large that it has gaps as
+    well.
     """
-    graph = quantised.graph
-    for node in nodes:
-        few = _few_share(graph, node, lanes, machine)
-        for position in _misplaced(graph, node, lanes, given=bool(few)):
-            _expect_no_copy(graph, node, position)
-            return _with(quantised, node, position, "NvConv", _ones(graph, node.inputs[position]), few)
-    return quantised
+    copies = _Copies(quantised)
+    lanes = loaded_lanes(quantised.graph, loaded)
+
+    def computed(node: Node, known: Mapping[str, Lanes]) -> Lanes:
+        return computed_lanes(copies.graph, machine, node, known)
+
+    for each in nodes:
+        node = each
+        while True:
+            lanes |= lanes_of_results(copies.graph, node, lanes, machine, computed)
+            few = _few_share(copies.graph, node, lanes, machine)
+            position = next(iter(_misplaced(copies.graph, node, lanes, given=bool(few))), None)
+            if position is None:
+                break
+            _expect_no_copy(copies.nodes, node, position)
+            ones = _ones(copies.graph, node.inputs[position])
+            copy, node = copies.add(node, position, "NvConv", ones, few)
+            lanes[copy.output] = computed(copy, lanes)
+    return copies.made()
 
 
 def _few_share(graph: Graph, node: Node, lanes: Mapping[str, Lanes], machine: Machine) -> dict[str, Attr]:
@@ -81,10 +172,10 @@ def _few_share(graph: Graph, node: Node, lanes: Mapping[str, Lanes], machine: Ma
     return {"sharing": found} if found < machine.atom_elements(tensor_precision(graph, node.output)) else {}
 
 
-def _expect_no_copy(graph: Graph, node: Node, position: int) -> None:
-    """Raises DoesNotFit (E302) if the input is the result of such a convolution already."""
-    made = graph.producers.get(node.inputs[position])
-    if made is not None and made.op == "NvConv" and COPY.fullmatch(made.output):
+def _expect_no_copy(copies: Mapping[str, Node], node: Node, position: int) -> None:
+    """Raises DoesNotFit (E302) if the input is a copy already."""
+    made = copies.get(node.inputs[position])
+    if made is not None:
         raise DoesNotFit(
             "E302",
             "not even a copy of one of its maps has its channels one behind the other: so few kernels fit",
@@ -128,35 +219,3 @@ def _ones(graph: Graph, name: str) -> dict[str, Array]:
     channels = graph.shape(name)[1]
     dtype = WEIGHTS[graph.tensors[name].dtype]
     return {"w": np.eye(channels, dtype=dtype)[:, :, None, None]}
-
-
-def _with(
-    quantised: Quantised,
-    reader: Node,
-    position: int,
-    op: str,
-    constants: Mapping[str, Array],
-    more: Mapping[str, Attr],
-) -> Quantised:
-    """The graph with a new node between a reader and one of its inputs."""
-    graph, name = quantised.graph, reader.inputs[position]
-    names = graph.names()
-    copy = names.new(f"{name}/copy{sum(each.output.startswith(f'{name}/copy') for each in graph.nodes)}")
-    attrs: dict[str, Attr] = {**more, "x1": IDLE.as_attr(), "x2": IDLE.as_attr(), "converter": IDENTITY}
-    named = {names.new(f"{copy}/{key}"): value for key, value in constants.items()}
-    made = Node(op, (name, *named), (copy,), attrs, copy, reader.sources)
-    inputs = (*reader.inputs[:position], copy, *reader.inputs[position + 1 :])
-    nodes = [replace(node, inputs=inputs) if node is reader else node for node in graph.nodes]
-    return replace(
-        quantised,
-        graph=rebuild(graph, [*nodes, made], {**graph.constants, **named}),
-        scales=_and_copy(quantised.scales, name, copy),
-        floats=_and_copy(quantised.floats, name, copy),
-        zeros=_and_copy(quantised.zeros, name, copy),
-        factors=_and_copy(quantised.factors, name, copy),
-    )
-
-
-def _and_copy(known: Mapping[str, V], name: str, copy: str) -> Mapping[str, V]:
-    """What is known per tensor, the copy having the tensor's entry."""
-    return {**known, copy: known[name]} if name in known else known

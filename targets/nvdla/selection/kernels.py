@@ -10,7 +10,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.arithmetic import transformed
 from npuc.targets.nvdla.formats import weights as formats
 from npuc.targets.nvdla.formats import winograd
-from npuc.targets.nvdla.formats.compression import SURFACE, compress
+from npuc.targets.nvdla.formats.compression import compress
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.operations.operation import Kernels, Mask
@@ -48,7 +48,7 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
     strides = shape.stride_y, shape.stride_x
     match shape.form.kind:
         case "image":
-            return formats.pre_extended(dense, shape.channels)
+            return formats.pre_extended(np.pad(dense, [*[(0, 0)] * 3, (0, shape.form.zeros)]), shape.channels)
         case "winograd":
             filled = winograd.filled(dense, shape.precision)
             done = filled.shape[2:] == tuple(winograd.TILE * stride for stride in strides)
@@ -63,9 +63,8 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
 def _compressed(context: Context, order: formats.Order, weights: Array) -> tuple[int, int, Mask]:
     """Address and size of the nonzero weights, and the surfaces that give their positions."""
     found = compress(order, weights)
-    data = found.weights or bytes(SURFACE)  # at least one surface must exist, even if all weights are zero
     address, mask, sizes = (
         context.constants.add(form, each)
-        for form, each in (("weight", data), ("WMB", found.mask), ("WGS", found.sizes))
+        for form, each in (("weight", found.weights), ("WMB", found.mask), ("WGS", found.sizes))
     )
-    return address, len(data), Mask(mask, len(found.mask), sizes, len(found.sizes))
+    return address, len(found.weights), Mask(mask, len(found.mask), sizes, len(found.sizes))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from npuc.frozen import frozen
-from npuc.targets.nvdla.operations.operation import Operation
+from npuc.targets.nvdla.operations.operation import Convolution, Operation
 from npuc.targets.nvdla.operations.pingpong import Progress, Work
 from npuc.targets.nvdla.operations.scoreboard import Scoreboard, Touched, touched
 from npuc.targets.nvdla.operations.tiling import divided_anew, equal_edges
@@ -104,6 +104,8 @@ def plan(context: Context, turns: Sequence[Sequence[PlannedLayer]]) -> Plan:
         cost = _Search(replace(context, data_banks=banks), shared).run(turns)
         if found is None or cost < found[0]:
             found = cost, banks
+        if shared.any_share_suffices():
+            break
     assert found is not None
     return Plan({each.name: edges for each, edges in zip(layers, found[0][2], strict=True)}, found[1], found[0][0])
 
@@ -171,6 +173,22 @@ class _Shared:
             found = [(each, touched(each, atom)) for each in select(self.context, layer, edges)]
             self.selected[key] = [(each, place.moved(-source, -result)) for each, place in found]
         return [(each, self.admissions.place(place.moved(source, result))) for each, place in self.selected[key]]
+
+    def any_share_suffices(self) -> bool:
+        """Whether the operations so far take the same time with any share of the banks that is tried.
+
+        Then the least of these shares holds the inputs of two convolutions, and all weights of one.
+        """
+        machine, least = self.context.machine, self.context.machine.cbuf_banks // 4
+        convolutions = [
+            each for found in self.selected.values() for each, _ in found if isinstance(each, Convolution)
+        ]
+        return all(
+            2 * each.banks.least[0] <= least
+            and each.banks.least[1] <= least
+            and each.kernels.bytes <= least * machine.bank_bytes
+            for each in convolutions
+        )
 
     def likeness(self, layer: PlannedLayer) -> tuple[object, int, int]:
         """The layer's likeness and the addresses of its maps, computed once."""

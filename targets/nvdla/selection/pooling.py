@@ -1,88 +1,123 @@
-"""PDP: on a map in memory, or behind SDP, whose result then never goes to memory."""
+"""PDP: on a map in memory, or behind SDP, whose result then never goes to memory.
+
+PDP buffers lines of results, so a wide map in memory is pooled in parts, side by side, which read the columns that
+they share.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
+from npuc.frozen import frozen
 from npuc.ir import Node
 from npuc.ops.attributes import KERNEL_SHAPE, PADDING
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.arithmetic.attributes import RECIPROCALS
 from npuc.targets.nvdla.model.averages import ONE
 from npuc.targets.nvdla.operations.operation import Pooling, Surface
-from npuc.targets.nvdla.operations.tiling import RowTile
+from npuc.targets.nvdla.operations.tiling import RowTile, equal_edges
 from npuc.targets.nvdla.selection.context import Context
 from npuc.targets.nvdla.selection.parts import Part, hardware_window
 
+ROWS, COLUMNS = 0, 1
+"""Axes of a window."""
 
-def select_pooling(context: Context, node: Node) -> Pooling:
-    """PDP on a map in memory, of which only the part under windows is read."""
+
+@frozen
+class _Span:
+    """The rows or columns of the map under some windows, and the padding before and behind them."""
+
+    first: int
+    end: int
+    before: int
+    after: int
+
+
+def select_pooling(context: Context, node: Node) -> Iterator[Pooling]:
+    """PDP on a map in memory, of which it reads what is under windows, in as few parts as its buffer allows."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
-    begin, stop = pooled_rows(context, node, 0, y.view.height)
-    source = replace(x.surface(rows=stop - begin), width=min(x.view.width, x.view.width + _behind(context, node)))
-    return _pooling(context, node, source, y.surface(), 0)
+    rows = _span(context, node, ROWS, 0, y.view.height)
+    source, result = x.surface(row=rows.first, rows=rows.end - rows.first), y.surface()
+    count = -(-y.view.width // _most_columns(context, node, y.view.height))
+    for first, end in pairwise(equal_edges(y.view.width, count)):
+        columns = _span(context, node, COLUMNS, first, end)
+        read, written = (
+            _columns(context, source, columns.first, columns.end),
+            _columns(context, result, first, end),
+        )
+        yield _pooling(node, read, written, rows, columns)
 
 
 def pooling_behind(context: Context, node: Node, part: Part, rows: tuple[int, int]) -> Pooling:
     """PDP behind a pass of SDP, for the rows (first, end) of its own result."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
-    begin, stop = pooled_rows(context, node, *rows)
-    source = part.result(x, RowTile(begin, stop - begin, 0, 0))
-    return _pooling(context, node, source, part.result(y, RowTile(rows[0], rows[1] - rows[0], 0, 0)), rows[0])
+    span = _span(context, node, ROWS, *rows)
+    source = part.result(x, RowTile(span.first, span.end - span.first, 0, 0))
+    result = part.result(y, RowTile(rows[0], rows[1] - rows[0], 0, 0))
+    return _pooling(node, source, result, span, _span(context, node, COLUMNS, 0, y.view.width))
 
 
 def flies(context: Context, node: Node) -> bool:
-    """Whether PDP can take a map from SDP: its windows must reach all columns, and overlapping lines must fit it.
-
-    Source: PDP keeps a line of results for every open window; together these have a limited number of columns.
-    """
-    kernel = KERNEL_SHAPE(node)
-    stride = window_of(node, kernel).strides[0]
-    columns = context.placed[node.output].view.width * -(-kernel[0] // stride)
-    return _behind(context, node) >= 0 and columns <= context.machine.pdp_columns
+    """Whether PDP can take a map from SDP: its windows must reach all columns, and its buffer hold the result."""
+    x, view = context.placed[node.inputs[0]].view, context.placed[node.output].view
+    reached = _span(context, node, COLUMNS, 0, view.width).end
+    return reached == x.width and view.width <= _most_columns(context, node, view.height)
 
 
 def pooled_rows(context: Context, node: Node, first: int, end: int) -> tuple[int, int]:
     """The rows of the map, as (first, end), that rows first to end (exclusive) of the result need."""
-    (kernel, _), (stride, top, height) = KERNEL_SHAPE(node), _vertical(context, node)
-    return max(first * stride - top, 0), min((end - 1) * stride - top + kernel, height)
+    span = _span(context, node, ROWS, first, end)
+    return span.first, span.end
 
 
 def most_pooled(context: Context, node: Node, rows: int) -> int:
     """The most rows of the result that `rows` rows of the map suffice for, wherever they begin."""
-    (kernel, _), (stride, _, height) = KERNEL_SHAPE(node), _vertical(context, node)
-    if rows >= height:
+    if rows >= context.placed[node.inputs[0]].view.height:
         return context.placed[node.output].view.height
-    return max((rows - kernel) // stride + 1, 0)
-
-
-def _vertical(context: Context, node: Node) -> tuple[int, int, int]:
-    """Vertical stride, padding at the top, and rows of the map."""
-    window = window_of(node, KERNEL_SHAPE(node))
-    return window.strides[0], window.begins[0], context.placed[node.inputs[0]].view.height
-
-
-def _behind(context: Context, node: Node) -> int:
-    """How many columns windows reach past the last one; negative if they reach fewer."""
-    x, y = context.placed[node.inputs[0]], context.placed[node.output]
     kernel = KERNEL_SHAPE(node)
-    window = window_of(node, kernel)
-    return (y.view.width - 1) * window.strides[1] + kernel[1] - window.begins[1] - x.view.width
+    return max((rows - kernel[ROWS]) // window_of(node, kernel).strides[ROWS] + 1, 0)
 
 
-def _pooling(context: Context, node: Node, source: Surface, result: Surface, first: int) -> Pooling:
-    """PDP for rows of the result from `first` on."""
-    (kernel, across), (stride, top, height) = KERNEL_SHAPE(node), _vertical(context, node)
-    window = window_of(node, (kernel, across))
-    bottom = (first + result.height - 1) * stride - top + kernel - height
-    pads = max(top - first * stride, 0), window.begins[1], max(bottom, 0), max(_behind(context, node), 0)
+def _span(context: Context, node: Node, axis: int, first: int, end: int) -> _Span:
+    """What is under the windows of the rows or columns `first` to `end` (exclusive) of the result."""
+    kernel, view = KERNEL_SHAPE(node), context.placed[node.inputs[0]].view
+    window, extent = window_of(node, kernel), (view.height, view.width)[axis]
+    begin = first * window.strides[axis] - window.begins[axis]
+    stop = (end - 1) * window.strides[axis] - window.begins[axis] + kernel[axis]
+    return _Span(max(begin, 0), min(stop, extent), max(-begin, 0), max(stop - extent, 0))
+
+
+def _stride(node: Node, rows: int) -> int:
+    """The vertical stride; for one row of results the windows' height, so that PDP buffers a single line."""
+    kernel = KERNEL_SHAPE(node)
+    return kernel[ROWS] if rows == 1 else window_of(node, kernel).strides[ROWS]
+
+
+def _most_columns(context: Context, node: Node, rows: int) -> int:
+    """The most columns of a result of so many rows that PDP computes at once."""
+    return context.machine.pooled_columns(KERNEL_SHAPE(node)[ROWS], _stride(node, rows))
+
+
+def _columns(context: Context, surface: Surface, first: int, end: int) -> Surface:
+    """Some columns of a feature cube."""
+    address = surface.address + first * context.machine.atom_bytes
+    return replace(surface, address=address, width=end - first)
+
+
+def _pooling(node: Node, source: Surface, result: Surface, rows: _Span, columns: _Span) -> Pooling:
+    """PDP for a part of the result."""
+    kernel = KERNEL_SHAPE(node)
+    strides = _stride(node, result.height), window_of(node, kernel).strides[COLUMNS]
+    pads = rows.before, columns.before, rows.after, columns.after
     average = node.op == "NvAveragePool"
     reciprocals = RECIPROCALS(node) if average else (ONE, ONE)
     return Pooling(
         source,
         "AVERAGE" if average else "MAX",
-        (kernel, across),
-        hardware_window(window.strides, (1, 1), pads, PADDING(node)),
+        (kernel[ROWS], kernel[COLUMNS]),
+        hardware_window(strides, (1, 1), pads, PADDING(node)),
         (reciprocals[0], reciprocals[1]),
         result,
     )

@@ -66,7 +66,7 @@ struct npuc_hooks npuc_registers_at(volatile uint32_t *registers)
 static size_t place(const struct npuc_tensor *tensor, uint32_t channel, uint32_t row, uint32_t column)
 {
     return (size_t)tensor->address + tensor->channel_offsets[channel] + (size_t)row * tensor->line_stride
-        + (size_t)column * tensor->pixel_stride;
+        + (size_t)column * tensor->pixel_strides[channel > 0];
 }
 
 void npuc_put(const struct npuc_tensor *tensor, uint8_t *memory, const void *values)

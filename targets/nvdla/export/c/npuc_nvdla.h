@@ -39,12 +39,13 @@ int npuc_play(const struct npuc_command *commands, size_t count, const struct np
 struct npuc_hooks npuc_registers_at(volatile uint32_t *registers);
 
 /* A tensor in the program's memory: channel c of pixel (x, y) is at
-   address + channel_offsets[c] + y * line_stride + x * pixel_stride. */
+   address + channel_offsets[c] + y * line_stride + x * pixel_strides[c > 0]: an image
+   in two planes has other pixels in the second one. */
 struct npuc_tensor {
     const char *name;
     uint32_t address; /* from the beginning of the program's memory */
     uint32_t channels, height, width;
-    uint32_t line_stride, pixel_stride, element_bytes;
+    uint32_t line_stride, pixel_strides[2], element_bytes;
     const uint32_t *channel_offsets;
     float scale; /* real number = scale * (integer - zero_point); 0 where the host has real numbers */
     int32_t zero_point;

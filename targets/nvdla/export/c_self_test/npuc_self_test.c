@@ -28,7 +28,7 @@ static long differing(const struct npuc_tensor *tensor, const uint8_t *memory, c
         for (row = 0; row < tensor->height; row++)
             for (column = 0; column < tensor->width; column++, expected += tensor->element_bytes) {
                 const uint8_t *place = memory + tensor->address + tensor->channel_offsets[channel]
-                    + (size_t)row * tensor->line_stride + (size_t)column * tensor->pixel_stride;
+                    + (size_t)row * tensor->line_stride + (size_t)column * tensor->pixel_strides[channel > 0];
 
                 if (memcmp(place, expected, tensor->element_bytes) == 0)
                     continue;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.errors import ArtefactError
+from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.loadable.descriptors import (
     FEATURE_FORMAT,
     HARDWARE,
@@ -171,6 +172,11 @@ def convolution_of(read: ReadBack, atom_bytes: int) -> tuple[Convolution, Convol
     surfaces = assembled(ConvolutionSurfaces, read.of("surfaces"))
     means = tuple(cdma.signed(f"MEAN_{each}") for each in ("RY", "GU", "BV", "AX"))
     pixel = cdma.named("DATAIN_FORMAT") == "PIXEL"
+    if pixel and len(FORMATS[cdma.named("PIXEL_FORMAT")].planes) > 1:
+        first, second = (
+            cdma.address(f"DATAIN_ADDR_LOW_{at}", f"DATAIN_ADDR_HIGH_{at}", "DATAIN_RAM_TYPE") for at in (0, 1)
+        )
+        surfaces = replace(surfaces, second_plane_offset=second - first)
     op = replace(op, means=means, data_format=cdma["PIXEL_FORMAT"] if pixel else FEATURE_FORMAT)
     return op, replace(surfaces, result=flying(surfaces.result, atom_bytes))
 

@@ -1,0 +1,183 @@
+"""The account of a model: what became of each node of the user's file, by its own name and tensors.
+
+It is made while compiling (`npuc.regions.accounting`), stored in the manifest, and read by every report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from npuc.errors import ArtefactError, Problem
+from npuc.frozen import frozen
+from npuc.storage.records import read
+from npuc.text.terminal import closest
+
+ACCOUNT = "account"
+"""The entry of the manifest."""
+NPU, SPLIT, HOST, BORDER, FOLDED, REMOVED = "npu", "split", "host", "border", "folded", "removed"
+"""Where a node runs: on the NPU; in part on the host; on the host; on the host, where it only converts what enters
+or leaves a program; nowhere, since its result is a constant; nowhere, since nothing is left to compute."""
+MOST_SHOWN = 4
+"""The most names shown in an error."""
+
+
+@frozen
+class Entry:
+    """A node of the model's file, in the file's own names."""
+
+    node: str
+    """Its name; its operator and number if it has none."""
+    op: str
+    place: str
+    because: str
+    """Why nothing, or nothing of its own, computes it; empty for other nodes."""
+    into: tuple[str, ...]
+    """The nodes with whose layers it is computed."""
+    paths: tuple[str, ...]
+    """The steps of a program of several steps that compute it."""
+    layers: tuple[int, ...]
+    """Indices of the report's layers that it became."""
+    problems: tuple[Problem, ...]
+    """Why it, or a part of it, is not on the NPU."""
+    macs: int
+    macs_on_npu: int
+    cycles: float
+    """Its share of the cycles of its layers, in proportion to MACs."""
+    bytes_in: int
+    """What crosses from the NPU to the host for it."""
+    bytes_out: int
+    reads: tuple[str, ...]
+    tensors: Mapping[str, str]
+    """The tensors that it writes, each with the name under which the program has its value now; empty for none."""
+    within: tuple[str, ...]
+    """Names inside it: of nodes and tensors of its subgraphs or of the function that it calls."""
+
+
+def as_json(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """The manifest's entry, in JSON's own types."""
+    found: list[dict[str, Any]] = json.loads(json.dumps([asdict(each) for each in entries]))
+    return found
+
+
+def account_of(manifest: Mapping[str, Any]) -> tuple[Entry, ...]:
+    """The account in a manifest; empty in a part of a program. Raises ArtefactError (E502) if it is damaged."""
+    return read(tuple[Entry, ...], manifest.get(ACCOUNT, []), ACCOUNT)
+
+
+@frozen
+class Reason:
+    """Why a node does not run on the NPU, and where it runs instead; its MACs, and the bytes that cross for it."""
+
+    problem: Problem
+    place: str = HOST
+    macs: int = 0
+    bytes: int = 0
+
+
+def reasons(entries: Sequence[Entry]) -> Iterator[Reason]:
+    """Why nodes run on the host; what a node costs is told with its first reason."""
+    for entry in entries:
+        for at, each in enumerate(entry.problems):
+            costs = (0, 0) if at else (entry.macs - entry.macs_on_npu, entry.bytes_in + entry.bytes_out)
+            yield Reason(replace(each, node=entry.node), HOST, *costs)
+
+
+def groups(found: Iterable[Reason]) -> list[dict[str, Any]]:
+    """Reasons by operator and cause, with their nodes, in the order of the first node of each."""
+    gathered: dict[tuple[str | None, ...], list[Reason]] = {}
+    for each in found:
+        problem = each.problem
+        gathered.setdefault((problem.op, problem.code, problem.reason, each.place), []).append(each)
+    return [
+        {
+            "op": op,
+            "code": code,
+            "reason": reason,
+            "limit": members[0].problem.limit,
+            "remedy": members[0].problem.help,
+            "count": len(members),
+            "nodes": [each.problem.node for each in members],
+            "macs": sum(each.macs for each in members),
+            "bytes": sum(each.bytes for each in members),
+            "place": place,
+        }
+        for (op, code, reason, place), members in gathered.items()
+    ]
+
+
+def macs_share(entries: Sequence[Entry]) -> float | None:
+    """The share of the model's MACs on the NPU, 0..1; None for a model without any."""
+    whole = sum(each.macs for each in entries)
+    return sum(each.macs_on_npu for each in entries) / whole if whole else None
+
+
+def nodes_named(
+    entries: Sequence[Entry], asked: str, others: Mapping[str, Sequence[str]], listing: Sequence[Mapping[str, Any]]
+) -> set[str]:
+    """The nodes of a name: of a node, a tensor or anything else in the model, or of a part of such a name.
+
+    others: further names, of layers and their tensors, with their nodes. listing: the instructions, whose numbers
+    are names too. A name found exactly comes first; the parts are those between slashes, those of names joined by
+    semicolons, and names without a converter's number. Raises ArtefactError (E508) if nothing matches, and for a
+    part that several names share.
+    """
+    names = {name: {*nodes} for name, nodes in (*others.items(), *_names(entries).items())}
+    numbers = {str(each["index"]): {*each["nodes"]} for each in listing}
+    if asked in names or asked in numbers:
+        return names[asked] if asked in names else numbers[asked]
+    for alike in (_last_part, _part, _numbered, _end, _inside):
+        found = {frozenset(nodes): name for name, nodes in names.items() if alike(asked, name)}
+        if len(found) == 1:
+            return {*next(iter(found))}
+        if found:
+            raise _ambiguous(asked, list(found.values()))
+    parts = dict.fromkeys(part for name in names for part in (name, *name.split(";")))
+    reason = f"the program has no node, tensor or layer '{asked}'.{closest(asked, parts)}"
+    limit = f"a name of the model, or an instruction 0..{len(listing) - 1}"
+    raise ArtefactError("E508", reason, limit=limit, remedy="npuc dump OUT shows the nodes of every instruction")
+
+
+def _names(entries: Sequence[Entry]) -> dict[str, dict[str, None]]:
+    """Every name of the model with its nodes: its own node, else a tensor's writer, else its readers."""
+    found: dict[str, dict[str, None]] = {each.node: {each.node: None} for each in entries}
+    kinds: tuple[Iterator[tuple[str, str]], ...] = (
+        ((name, each.node) for each in entries for name in each.tensors),
+        ((name, each.node) for each in entries for name in each.reads),
+        ((name, each.node) for each in entries for name in each.within),
+    )
+    for kind in kinds:
+        new: dict[str, dict[str, None]] = {}
+        for name, node in kind:
+            new.setdefault(name, {})[node] = None
+        found = {**new, **found}
+    return found
+
+
+def _last_part(asked: str, name: str) -> bool:
+    return name.rsplit(";", 1)[-1] == asked
+
+
+def _part(asked: str, name: str) -> bool:
+    return asked in name.split(";")
+
+
+def _numbered(asked: str, name: str) -> bool:
+    """Whether `name` is `asked` with a number, which converters append to make fused names unique: Conv2D1."""
+    return any(part.startswith(asked) and part[len(asked) :].isdecimal() for part in name.split(";"))
+
+
+def _end(asked: str, name: str) -> bool:
+    return bool(asked) and any(part.endswith(f"/{asked}") for part in name.split(";"))
+
+
+def _inside(asked: str, name: str) -> bool:
+    return bool(asked) and any(f"/{asked}/" in f"/{part}/" for part in name.split(";"))
+
+
+def _ambiguous(asked: str, names: Sequence[str]) -> ArtefactError:
+    shown = ", ".join(f"'{each}'" for each in names[:MOST_SHOWN]) + ", ..." * (len(names) > MOST_SHOWN)
+    reason, remedy = f"{len(names)} names have the part '{asked}'", "give more of the name"
+    return ArtefactError("E508", reason, limit=shown, remedy=remedy)

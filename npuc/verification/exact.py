@@ -1,0 +1,84 @@
+"""The values that a program approximates: outputs as the user's file gives them, inner tensors as npuc reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from npuc.frontend.model import ImportedModel
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.reference import values_of
+from npuc.regions.graphs import behind, region_model
+from npuc.regions.planning import imported
+from npuc.regions.witnesses import foreign_session
+from npuc.target import Options
+from npuc.verification.equivalence import Original
+from npuc.verification.jumps import PARTS, jumping
+from npuc.verification.outputs import Jumping
+
+Values = Mapping[str, Array]
+
+
+class Exact:
+    """The model of a program under onnxruntime.
+
+    The outputs are those of the file, untouched. The network as npuc reads it has the tensors of branches,
+    functions and rewritten nodes as well; the compile has proved it. inside: that network, for a program that is a
+    part of another: its outputs are inner tensors. Raises ModelError (E105) if onnxruntime refuses one of both.
+    """
+
+    def __init__(
+        self, model: Path, program: Program, tensors: Sequence[str], inside: ImportedModel | None = None
+    ) -> None:
+        """tensors: beside the outputs; those that no node of the model writes are left out."""
+        outputs = [port.name for port in program.outputs]
+        self.original = Original(model, program.bound) if inside is None else None
+        network = read_network(model, program) if inside is None else inside
+        asked = [*(outputs if inside else ()), *tensors]
+        inner = [name for name in asked if name in network.producers and (inside or name not in outputs)]
+        self.inner = [name for name in dict.fromkeys(inner) if name in network.producers[name].writes]
+        self.names = [*dict.fromkeys([*outputs, *self.inner])]
+        self._run: Any = None
+        if self.inner:
+            self._run = foreign_session(region_model(network, behind(network, self.inner), self.inner))
+            self._fed = {each.name for each in self._run.get_inputs()}
+
+    def __call__(self, feed: Values) -> dict[str, Array]:
+        """The tensors `names` on a sample. Raises ModelError (E105) if onnxruntime cannot run it."""
+        found = {} if self.original is None else self.original.run(feed)
+        if self._run is not None:
+            found |= values_of(self._run, self.inner, {name: feed[name] for name in self._fed})
+        return found
+
+    def jumping(self, precision: str) -> Jumping | None:
+        """What finds the elements that jump; None inside a program, and for integers, whose steps are coarser."""
+        if self.original is None or precision not in PARTS:
+            return None
+        return partial(jumping, self.original.form, precision)
+
+    @property
+    def substitute(self) -> str:
+        """What computes the outputs in onnxruntime's place, and why; empty while that runs the model."""
+        return "" if self.original is None else self.original.form.substitute
+
+    def read_as(self, feed: Values) -> list[dict[str, Any]]:
+        """Every rewrite that means something else than the file, with its distance from it on a sample.
+
+        sqnr_db: null without noise, or where onnxruntime refuses the file; wrong: whether it is more than the
+        noise of the model's own number formats. Raises ModelError (E105) if onnxruntime contradicts itself.
+        """
+        assert self.original is not None
+        wanted = self.original.run(feed)
+        self.original.expect_one_meaning(feed, wanted)
+        found, wrong = self.original.rewritten(feed, wanted)
+        told = dict.fromkeys([*self.original.read_as, *found, *filter(None, [wrong])])
+        return [{"rewrite": name, "sqnr_db": found.get(name), "wrong": name == wrong} for name in told]
+
+
+def read_network(model: Path, program: Program) -> ImportedModel:
+    """The units of a program's model, for the shapes and bound inputs that the program has."""
+    shapes = {port.name: port.shape for port in program.inputs if min(port.shape, default=0) > 0}
+    return imported(model, Options(bind=tuple(program.bound.items())), shapes)
