@@ -182,7 +182,7 @@ def test_the_input_of_a_pass_is_fetched_while_the_one_before_computes() -> None:
     assert apart[1] == pytest.approx(2 * alone, rel=0.001)
     exposed = timing.fetch_cycles(layer.source, layer.kernels, SMALL)
     hidden = exposed + timing.START + SMALL.latency + _filling(layer)
-    assert together[1] == pytest.approx(2 * alone - hidden, rel=0.001)
+    assert together[1] == pytest.approx(2 * alone - hidden + timing.HANDOVER, rel=0.001)
 
 
 def test_an_input_for_which_the_ring_has_no_room_is_fetched_afterwards() -> None:

@@ -216,7 +216,7 @@ class Progress:
             here = np.where(crowded > 0, np.maximum(here, before[COMPUTED] + left), here)
         delay = timing.START + work.latency
         start = np.maximum(np.maximum(here, begin + work.beginning) + delay, allowed)
-        start = np.maximum(np.maximum(start, before[COMPUTED]), before[WRITTEN])
+        start = np.maximum(np.maximum(start, before[COMPUTED] + timing.HANDOVER), before[WRITTEN])
         loaded = begin + work.loading
         computed = np.maximum(start + work.computing, loaded + (delay + work.group))
         end = np.maximum(computed + work.filling, self._pooled(work, start))

@@ -36,6 +36,8 @@ PER_RESULTS = 9
 """Clocks that the accumulator takes for the 8 results of a pixel; SDP accepts one at a time."""
 DRAIN, SHORT_DRAIN = 35.0, 3.0
 """Clocks until the first results of the longest stripes are out, and of those up to 3/4 as long. Fitted."""
+HANDOVER = 50
+"""Clocks between two convolutions for which everything is there. Fitted to kws, ResNet-8 and vww."""
 START = 100
 """Clocks from enabling to the first atom and from the last one to the interrupt, less the latency. Fitted."""
 WRITES: Mapping[type, int] = {
