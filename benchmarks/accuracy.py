@@ -31,12 +31,12 @@ from npuc.ir import Array
 from npuc.program import Program, as_loaded
 from npuc.reference import session
 from npuc.regions.artefact import is_composite
-from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.registry import names
 from npuc.samples import loading as data
-from npuc.target import Options, Request, Runner
+from npuc.target import Options, Request
 from npuc.target import target as find
 from npuc.text.terminal import as_json, table
+from npuc.verification.integer_network import integer_runner
 from npuc.verification.judging.intervals import interval
 from npuc.verification.metrics import Difference
 
@@ -150,11 +150,7 @@ def _integer(program: Program) -> bytes | Program:
 
 def _in_parts(program: Program, samples: data.Samples) -> list[Array]:
     """The outputs of a program of several parts, each computed by its integer network: (samples, elements)."""
-
-    def runner(part: Program) -> Runner:
-        return sample_by_sample(session(part.evidence["reference.onnx"]), [port.name for port in part.outputs])
-
-    run = CompositeRunner(program, runner)
+    run = integer_runner(program)
     found = [run(batch.inputs) for batch in samples.batches(BATCH)]
     names = [port.name for port in program.outputs]
     return [np.concatenate([each[name].reshape(len(each[name]), -1) for each in found]) for name in names]

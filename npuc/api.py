@@ -222,23 +222,35 @@ def verify(
 
 
 def accuracy(
-    model: Model, program: Compiled, inputs: Data, *, metric: str | None = None, **asked: Any
+    model: Model,
+    program: Compiled,
+    inputs: Data,
+    *,
+    metric: str | None = None,
+    simulate: int | str | None = None,
+    **asked: Any,
 ) -> dict[str, Any]:
     """The report that `npuc accuracy --json` prints: the accuracy at the task, next to the model in fp32.
 
-    Labels are `y` in the data. metric, asked: the options of the command by name (`score_threshold=0.3`). Raises
-    ArtefactError (E501) if the program was compiled from another model, DataError (E401, E402) for data and
-    outputs that cannot be judged, ValueError for an invalid value or an option that the metric does not accept,
-    TypeError for an unknown name.
+    Labels are `y` in the data. simulate: the number of samples whose words are simulated, or "all"; the integer
+    network computes the others (None: 8 are; of a floating-point program all). metric, asked: the options of the
+    command by name. Raises ArtefactError (E501) if the program was compiled from another model, DataError (E401,
+    E402) for data and outputs that cannot be judged, ValueError for an invalid value or an option that the metric
+    does not accept, TypeError for an unknown name.
     """
+    from npuc.flags import expect_present
     from npuc.verification.accuracy import Subject
     from npuc.verification.accuracy import accuracy as judged
     from npuc.verification.judging.choosing import Asked
 
+    for name, value in asked.items():
+        expect_present(name, value)
     wanted = Asked(metric, **asked)
     with _model_file(model) as path, _file(inputs) as samples, TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
-        return judged(Subject(path, Path(folder) / "program"), program.program, [samples], wanted)
+        return judged(
+            Subject(path, Path(folder) / "program"), program.program, [samples], wanted, simulate=simulate
+        )
 
 
 def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:

@@ -111,7 +111,7 @@ REMEDIES: dict[str, str] = {
     "E505": "choose another output",
     "E506": "choose an output that you may write to, with room for it",
     "E507": "install it",
-    "E508": "`npuc dump OUT --full-names` lists the names",
+    "E508": "`npuc dump OUT --json` lists the names",
     "E509": "raise --memory-limit or --time-limit",
     "E601": "`npuc verify --sort` shows the layers with the largest errors",
     "E602": "`npuc verify --bisect` finds the first difference",

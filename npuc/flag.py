@@ -18,6 +18,22 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """Values of the options that all targets share."""
 
 
+OWN_METRIC = "write it as a metric of your own: --metric FILE.py:FUNCTION"
+REMOVED: Mapping[str, str] = {
+    "max_partitions": "name the nodes that are to run on the host: --deny",
+    "objective cycles": "the default, time, counts the cycles of computation and of transfers",
+    "full_names": "npuc dump --json has every name in full",
+    "layout": OWN_METRIC,
+    "box_format": OWN_METRIC,
+    "score_threshold": OWN_METRIC,
+    "nms_iou": OWN_METRIC,
+    "background": OWN_METRIC,
+    "score_function": OWN_METRIC,
+    "blank": OWN_METRIC,
+}
+"""Options that the last version had, and what to use instead: this version refuses them with that."""
+
+
 @frozen
 class Flag:
     """An option declared by a target and accepted by the command line and `npuc.compile`: `--isa documented`."""

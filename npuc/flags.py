@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from typing import Any, TypedDict
 
 from npuc.export.network_name import identifier
-from npuc.flag import CHOICES
+from npuc.flag import CHOICES, REMOVED
 from npuc.target import FLOATING, Options, Target, usual_options
 from npuc.text.terminal import closest
 
@@ -22,7 +22,6 @@ class Flags(TypedDict, total=False):
     strict: bool
     fallback: str
     deny: str | Sequence[str]
-    max_partitions: int
     bind: Mapping[str, float]
     objective: str
     weights: str
@@ -49,7 +48,9 @@ def options_of(
     """
     own = {each.name: each for each in target.flags}
     general = [each.name for each in fields(Options) if each.name in Flags.__annotations__]
-    for name in flags:
+    for name, value in flags.items():
+        if value is not None:
+            expect_present(name, value, spelled)
         if name not in (*own, *Flags.__annotations__):
             known = (*general, *own)
             hint = closest(name, known)
@@ -70,6 +71,14 @@ def options_of(
     return replace(found, flags={**found.flags, **chosen}) if chosen else found
 
 
+def expect_present(name: str, value: object, spelled: Callable[[str], str] = _same) -> None:
+    """Raises ValueError for an option, or a value of one, that was removed, with what to use instead."""
+    for key in (name, f"{name} {value}"):
+        if key in REMOVED:
+            option, _, which = key.partition(" ")
+            raise ValueError(f"{f'{spelled(option)} {which}'.rstrip()} was removed; {REMOVED[key]}")
+
+
 def _expect(target: Target, flag: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         which = ", ".join(map(repr, known)) or "none"
@@ -80,10 +89,9 @@ def _expect_together(
     target: Target, options: Options, flags: Mapping[str, Any], spelled: Callable[[str], str]
 ) -> None:
     """Raises ValueError for flags that exclude each other or do not go with the precision."""
-    host = spelled("deny") if options.deny else f"{spelled('max_partitions')} 0"
-    if (options.deny or options.max_partitions == 0) and (options.strict or options.fallback == "refuse"):
+    if options.deny and (options.strict or options.fallback == "refuse"):
         other = spelled("strict") if options.strict else f"{spelled('fallback')} refuse"
-        raise ValueError(f"{host} and {other} exclude each other")
+        raise ValueError(f"{spelled('deny')} and {other} exclude each other")
     if flags.get("scales") is not None and options.precision in FLOATING:
         what = f"{spelled('scales')} {flags['scales']}"
         raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")
@@ -121,17 +129,10 @@ def _truth(value: object) -> bool:
     return value
 
 
-def _number(value: object) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"max_partitions is {value!r}. It is a number of partitions, 0 or more")
-    return value
-
-
 READ: Mapping[str, Callable[[Any], Any]] = {
     "machine": fspath,
     "level": str,
     "strict": _truth,
-    "max_partitions": _number,
     "deny": _names,
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),

@@ -64,7 +64,7 @@ def test_accuracy_is_that_of_the_command_line(program: npuc.Compiled, images: Ar
     assert values["truth"] == "fp32" and values["simulator"]["pearson"] > 0.99
     with pytest.raises(DataError, match="no labels"):
         npuc.accuracy(MODEL, program, images)
-    for wrong in ({"metric": "map"}, {"metric": "ctc", "nms_iou": 0.5}, {"score_threshold": 2.0}):
+    for wrong in ({"metric": "map"}, {"metric": "ctc", "nms_iou": 0.5}, {"score_threshold": 0.5}):
         with pytest.raises(ValueError, match=r"may be|takes no"):
             npuc.accuracy(MODEL, program, images, **wrong)
     with pytest.raises(TypeError):

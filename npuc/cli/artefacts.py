@@ -20,6 +20,7 @@ from npuc.cli.options import (
     limit_options,
     modified_option,
     prefix_option,
+    removed_options,
 )
 from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say, write_folder
 from npuc.cli.paths import PATH
@@ -45,7 +46,7 @@ FORMATS = ("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable", *OF_MO
 @click.option("--layer", metavar="NAME", help="Show one node, layer or tensor (a part of its name will do).")
 @click.option("--segment", type=click.IntRange(min=0), metavar="K", help="Show segment K only, counted from 0.")
 @click.option("--grep", metavar="TEXT", help="Show instructions with this text in fields, word, nodes or tensor.")
-@click.option("--full-names", is_flag=True, help="Do not shorten names.")
+@removed_options("full_names")
 @modified_option
 @limit_options
 def dump(
@@ -57,7 +58,6 @@ def dump(
     layer: str | None,
     segment: int | None,
     grep: str | None,
-    full_names: bool,
     allow_modified: bool,
 ) -> None:
     """Disassemble a program, raw words or an NVDLA loadable.
@@ -70,15 +70,15 @@ def dump(
     Examples:
       npuc dump resnet8.npu
       npuc dump resnet8.npu --layer conv2d_1/Conv2D
-      npuc dump resnet8.npu --segment 0 --grep Hk=3 --full-names
+      npuc dump resnet8.npu --segment 0 --grep Hk=3
       npuc dump resnet8.npu --format csv > words.csv
       npuc dump resnet8.npu --image weight
       npuc dump --layout --target easynpu
     """
     from npuc.reports import listings
 
-    if (layout or image is not None) and (layer, segment, grep, full_names) != (None, None, None, False):
-        raise click.UsageError("--layer, --segment, --grep and --full-names are for instructions")
+    if (layout or image is not None) and (layer, segment, grep) != (None, None, None):
+        raise click.UsageError("--layer, --segment and --grep are for instructions")
     if layout:
         if path is not None or image is not None:
             raise click.UsageError("--layout takes no PATH and no --image")
@@ -90,7 +90,7 @@ def dump(
     else:
         found = _chosen(*_disassembled(path, target, allow_modified), layer, segment, grep)
         if form == "text":
-            _print(found, full_names=full_names)
+            _print(found)
         else:
             say(listings.listing(found.entries, form), exact=form == "csv")
 
@@ -168,10 +168,10 @@ COLOURS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _print(found: Disassembly, *, full_names: bool) -> None:
+def _print(found: Disassembly) -> None:
     """Prints the disassembly, on a terminal in colour and truncated to its width."""
     terminal = sys.stdout.isatty()
-    lines = found.lines(full_names=full_names, width=get_terminal_size().columns if terminal else None)
+    lines = found.lines(get_terminal_size().columns if terminal else None)
     if not terminal or os.environ.get("NO_COLOR"):
         say("\n".join(each.text for each in lines))
         return

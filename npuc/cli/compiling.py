@@ -22,6 +22,7 @@ from npuc.cli.options import (
     machine_option,
     precision_option,
     prefix_option,
+    removed_options,
     search_options,
     shape_option,
     shapes_option,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     help="host: run nodes that the target lacks on the host [default]; refuse: reject the model.",
 )
 @click.option("--deny", metavar="OP|NODE", multiple=True, help="Run an operator or a node on the host.")
-@click.option("--max-partitions", type=click.IntRange(min=0), help="Most NPU partitions; the host runs the rest.")
+@removed_options("max_partitions")
 @bind_option
 @search_options
 @click.option(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from npuc.cli.options import Choice, artefact_options, data_option, scheduler_option
+from npuc.cli.options import Choice, artefact_options, data_option, removed_options, scheduler_option
 from npuc.cli.output import answer, opened
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 
-SHARE = click.FloatRange(0, 1)
+
+def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    """A number of samples, or all."""
+    if value is None or value == "all":
+        return value
+    if not value.isdecimal() or not 0 < int(value) < 1 << 31:
+        raise click.BadParameter(f"'{value}' is neither a number of samples nor 'all'", ctx, param)
+    return int(value)
 
 
 @click.command()
@@ -22,36 +28,19 @@ SHARE = click.FloatRange(0, 1)
 @click.option("--qdq", type=PATH, help="A model from `npuc quantize`; adds a row for it.")
 @click.option(
     "--metric",
-    type=Choice(("top1", "detections", "ctc", "regression")),
-    help="How outputs are judged [default: by their shapes and the labels].",
+    metavar="NAME",
+    help="top1, detections, ctc, regression, or FILE.py:FUNCTION, which gives a sample's number for its outputs by"
+    " name and its label [default: by the shapes of outputs and labels].",
 )
 @click.option(
     "--truth", type=Choice(("labels", "fp32")), help="What outputs are compared with [default: labels, if any]."
 )
+@removed_options("layout", "box_format", "score_threshold", "nms_iou", "background", "score_function", "blank")
 @click.option(
-    "--layout",
-    type=Choice(("pair", "rows", "columns")),
-    help="Boxes and scores as two outputs; one output with a row a box (or step of a sequence), or a column.",
-)
-@click.option(
-    "--box-format",
-    type=Choice(("corners", "centre")),
-    help="x1, y1, x2, y2 or x, y, width, height [default: corners of a pair, else centre].",
-)
-@click.option("--score-threshold", type=SHARE, help="The least score of a detection [default: 0.25].")
-@click.option(
-    "--nms-iou", type=SHARE, help="Overlap above which two boxes of a class are one; 1 keeps all [default: 0.45]."
-)
-@click.option(
-    "--background", type=Choice(("first", "last", "none")), help="Which score of a pair stands for no object."
-)
-@click.option(
-    "--score-function",
-    type=Choice(("identity", "sigmoid", "softmax")),
-    help="The function from scores to probabilities [default: identity].",
-)
-@click.option(
-    "--blank", type=Choice(("first", "last")), help="The class of CTC that is no character [default: first]."
+    "--simulate",
+    metavar="N|all",
+    callback=_count,
+    help="Simulate the words of this many samples; the integer network computes the others [default: 8].",
 )
 @scheduler_option
 @artefact_options
@@ -60,21 +49,22 @@ def accuracy(
     artefact: Path,
     data: tuple[Path, ...],
     qdq: Path | None,
+    simulate: int | str | None,
     scheduler: str | None,
     allow_modified: bool,
     as_json: bool,
-    **asked: Any,
-) -> None:
+    **asked: str | None,
+) -> int:
     """Measure the accuracy of MODEL and its program. The task is to find classes, boxes, sequences or values.
 
-    Labels are `y` in the data. Without them the outputs are compared with those of MODEL in fp32.
+    Labels are `y` in the data. Without them the outputs are compared with those of MODEL in fp32. The words of the
+    first samples are simulated and compared with the integer network, which computes the others.
 
     \b
     Examples:
       npuc accuracy resnet8.onnx resnet8.npu --data test.npz
       npuc accuracy resnet8.onnx resnet8.npu --data test.npz --qdq q.onnx --json
-      npuc accuracy yolov8n.onnx yolov8n.npu --data x.npz --nms-iou 0.6
-      npuc accuracy ssd.onnx ssd.npu --data 'images/*.npz' --background first
+      npuc accuracy ssd.onnx ssd.npu --data 'images/*.npz' --metric my.py:map
     """
     from npuc.reports import judgements
     from npuc.text.progress import progress
@@ -89,7 +79,10 @@ def accuracy(
     subject = judging.Subject(model.absolute(), artefact.absolute(), qdq and qdq.absolute(), allow_modified)
     try:
         with progress("accuracy", quiet=as_json) as bar:
-            report = judging.accuracy(subject, program, data, Asked(**asked), scheduler=scheduler, bar=bar)
+            report = judging.accuracy(
+                subject, program, data, Asked(**asked), simulate=simulate, scheduler=scheduler, bar=bar
+            )
     except NotTaken as error:
         raise click.UsageError(str(error)) from None
     answer(report, judgements.as_text(shown(report)), as_json)
+    return 0 if report["status"] == "ok" else 1

@@ -13,7 +13,7 @@ import click
 
 from npuc.cli.output import say
 from npuc.cli.paths import MACHINE, PATH
-from npuc.flag import CHOICES
+from npuc.flag import CHOICES, REMOVED
 from npuc.registry import TARGETS, names, target
 from npuc.system import budget
 from npuc.targets.easynpu import flags as easynpu
@@ -33,6 +33,13 @@ class Choice(click.Choice[str]):
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """Click's message and the closest value."""
         return f"{super().get_invalid_choice_message(value, ctx)}{closest(str(value), self.choices)}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The choice. Fails with what to use instead for one that was removed."""
+        key = f"{param.name if param is not None else ''} {value}"
+        if key in REMOVED:
+            self.fail(f"'{value}' was removed; {REMOVED[key]}", param, ctx)
+        return str(super().convert(value, param, ctx))
 
 
 class TargetChoice(Choice):
@@ -250,6 +257,29 @@ def _installed(args: Sequence[str]) -> Iterator[str]:
 def _flags_of(name: str) -> Sequence[Flag]:
     """The flags of a target of an installed package; none if there is no such target."""
     return target(name).flags if name in names() else ()
+
+
+def removed_options(*names: str) -> Decorator:
+    """Options that the last version had: each is refused with what to use instead."""
+
+    def refuse(_ctx: click.Context, param: click.Parameter, value: object) -> None:
+        if value is not None:
+            raise click.UsageError(f"{param.opts[0]} was removed; {REMOVED[str(param.name)]}")
+
+    return _together(
+        *(
+            click.option(
+                option_of(name),
+                name,
+                hidden=True,
+                expose_value=False,
+                callback=refuse,
+                is_flag=name == "full_names",
+                default=None,
+            )
+            for name in names
+        )
+    )
 
 
 def asked(target: Target, **flags: Any) -> Options:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--trace", type=PATH, metavar="FILE.vcd", help="Write the signals of the first sample; implies --stepping."
 )
+@click.option("--integer", is_flag=True, help="Run the integer network under onnxruntime in place of the words.")
 @chip_options
 @artefact_options
 def run(
@@ -33,6 +34,7 @@ def run(
     output: Path,
     stepping: bool,
     trace: Path | None,
+    integer: bool,
     chip_model: str,
     allow_modified: bool,
     as_json: bool,
@@ -42,6 +44,7 @@ def run(
     \b
     Examples:
       npuc run resnet8.npu --data test.npz -o y.npz
+      npuc run resnet8.npu --data test.npz -o y.npz --integer
       npuc run resnet8.npu --data test.npz -o y.npz --stepping --trace s.vcd
     """
     from npuc import running
@@ -50,6 +53,7 @@ def run(
     from npuc.target import cycles_of
     from npuc.text.progress import progress
     from npuc.variants import chosen
+    from npuc.verification.integer_network import integer_runner
 
     artefact = chosen(artefact, data, allow_modified=allow_modified)
     found = opened(artefact, allow_modified)
@@ -57,13 +61,17 @@ def run(
     expect_chip_model(target, chip_model)
     if chip_model != "own" and (stepping or trace is not None):
         raise click.UsageError(f"--chip-model {chip_model} has no --stepping and no --trace")
+    if integer:
+        _expect_integer(program, others=chip_model != "own" or stepping or trace is not None)
     stepper = target.stepper(program, trace) if stepping or trace is not None else None
     if stepper is None and (stepping or trace is not None):
         raise click.UsageError(f"{target.name} has no simulator for --stepping and --trace")
     samples = found.samples(data)
     with progress("running", quiet=as_json) as bar:
         bar.begin("simulating", len(samples))
-        runner = stepper or target.runner(program, chip_model)
+        runner = (
+            integer_runner(found.with_evidence()) if integer else stepper or target.runner(program, chip_model)
+        )
         batch = running.batch_of(program) if stepper is None else 1
         outputs = running.run_batches(runner, samples, bar.advance, batch)
         bar.begin("writing")
@@ -74,6 +82,16 @@ def run(
     lines = [summaries.stepped(shown({"layers": [], **counts}))] if counts else []
     lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
     answer({"status": "ok", "samples": len(samples), "outputs": shapes, **counts}, "\n".join(lines), as_json)
+
+
+def _expect_integer(program: Program, *, others: bool) -> None:
+    """Raises UsageError for --integer beside options of simulators, or for a floating-point program."""
+    from npuc.verification.integer_network import has_integer_network
+
+    if others:
+        raise click.UsageError("--integer simulates nothing: it excludes --chip-model, --stepping and --trace")
+    if not has_integer_network(program):
+        raise click.UsageError(f"the program computes in {program.precision}, and has no integer network")
 
 
 @click.command()

@@ -81,11 +81,11 @@ class Disassembly:
         """The instructions that contain a text: in their own text, word, nodes or tensor."""
         return self.keeping(entry for entry in self.entries if any(asked in each for each in _texts(entry)))
 
-    def lines(self, *, full_names: bool = False, width: int | None = None) -> list[Printed]:
+    def lines(self, width: int | None = None) -> list[Printed]:
         """The lines to print. width: columns at which lines are broken; None: unlimited."""
         if not self.entries or not (self.entries[0]["word"] or any(entry["nodes"] for entry in self.entries)):
             return [Printed("instruction", terminal(entry["text"])) for entry in self.entries]
-        shown = _Names(self, full_names)
+        shown = _Names(self)
         columns = _Columns.of(self.entries, shown)
         printed = list(chain.from_iterable(_placed(self, shown, columns)))
         if width is None or width < NARROWEST:
@@ -100,8 +100,8 @@ def _texts(entry: Report) -> Iterator[str]:
 class _Names:
     """The displayed forms of names."""
 
-    def __init__(self, disassembly: Disassembly, full: bool) -> None:
-        self.short: Mapping[str, str] = {} if full else short_names(_names(disassembly.whole or disassembly))
+    def __init__(self, disassembly: Disassembly) -> None:
+        self.short: Mapping[str, str] = short_names(_names(disassembly.whole or disassembly))
 
     def line(self, line: Line) -> str:
         """A line's text, escaped for comments and terminals."""

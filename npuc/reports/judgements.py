@@ -15,13 +15,26 @@ Cells = Callable[[Shown], Sequence[object]]
 
 def as_text(report: Shown) -> str:
     """The table, the number of samples, and the reason for the choice of metric."""
-    header, cells = COLUMNS[report["metric"]]
+    header, cells = COLUMNS.get(report["metric"], OWN)
     rows = [(name, *cells(report[name])) for name in COMPUTATIONS if report[name] is not None]
     lines = [table(("run", *header), rows), f"{plural(report['samples'], 'sample')}{_more(report)}"]
     if report["metric"] == "regression":
         lines += _outputs(report)
-    told = [*_decoding(report), f"metric {report['metric']}: {report['chosen']}"]
+    told = [_simulated(report), *_decoding(report), f"metric {report['metric']}: {report['chosen']}"]
     return "\n".join([*lines, *(part for line in told for part in wrap(line, WIDTH))])
+
+
+def _simulated(report: Shown) -> str:
+    """What the words computed and what the integer network."""
+    known = report["simulated"]
+    first = "all samples" if known["others"] is None else f"the first {plural(known['samples'], 'sample')}"
+    if known["bit_exact"] is None:
+        return f"simulator: the words of {first}; nothing else computes their bits"
+    if not known["bit_exact"]:
+        rest = "" if known["others"] is None else ", so that it cannot stand for them: --simulate all"
+        return f"simulator: the words of {first} differ from the integer network{rest}"
+    rest = "" if known["others"] is None else "; the integer network computed the others"
+    return f"simulator: the words of {first}, bit-exact with the integer network{rest}"
 
 
 def _more(report: Shown) -> str:
@@ -124,6 +137,15 @@ def _regression(row: Shown) -> Sequence[object]:
     )
 
 
+def _own(row: Shown) -> Sequence[object]:
+    return (
+        f"{row['mean']:.4g}",
+        _range(row["interval"], 1, None),
+        f"{row['difference']:.4g}",
+        _range(row["difference_interval"], 1, None),
+    )
+
+
 COLUMNS: dict[str, tuple[Sequence[str], Cells]] = {
     "top1": (("top-1 %", "95 % interval", "top-5 %", "as fp32 %", "vs fp32", "95 % interval"), _top1),
     "detections": (("mAP50 %", "95 % interval", "vs fp32", "95 % interval", "recall %", "box px"), _detections),
@@ -131,6 +153,8 @@ COLUMNS: dict[str, tuple[Sequence[str], Cells]] = {
     "regression": (("Pearson", "95 % interval", "L1", "95 % interval", "vs fp32"), _regression),
 }
 """The columns after the name of the computation."""
+OWN: tuple[Sequence[str], Cells] = (("mean", "95 % interval", "vs fp32", "95 % interval"), _own)
+"""Those of a metric of the user's own."""
 
 
 def _range(limits: Sequence[float] | None, factor: float, digits: int | None = 1) -> str | None:

@@ -2,12 +2,15 @@
 
 All four computations see the same samples, so the difference from fp32 is a paired one: only samples on which they
 disagree contribute. Each computation leaves a digest per sample, from which the metric makes the report: outputs
-are not kept, and blocks of samples may be computed anywhere.
+are not kept, and blocks of samples may be computed anywhere. The simulator interprets the words of the first
+samples only; if these agree with the integer network bit for bit, that network stands for the words on all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +21,41 @@ from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, load, load_evidence
 from npuc.reference import session, values_of
-from npuc.regions.composite import target_of
+from npuc.regions.composite import Composite, parts, target_of
 from npuc.regions.feeding import samples_of
-from npuc.running import batch_of, run_batches
+from npuc.regions.running import CompositeRunner
+from npuc.running import batch_of
 from npuc.samples.loading import Samples
+from npuc.samples.structured import row
 from npuc.system import budget
 from npuc.system.cluster import on_cluster
-from npuc.target import FLOATING, quickest
+from npuc.target import Runner, quickest
 from npuc.text.progress import SILENT, Progress
+from npuc.verification.bits import Bits
 from npuc.verification.checking import check_model
 from npuc.verification.equivalence import Original
-from npuc.verification.judging.choosing import Asked, chosen
+from npuc.verification.integer_network import has_integer_network, integer_runner
+from npuc.verification.judging.choosing import Asked, NotTaken, chosen
 from npuc.verification.judging.metric import FP32, Metric, Outputs
 
 COMPUTATIONS = (FP32, "qdq", "integer", "simulator")
 BLOCKS = 4
 """Blocks per worker of a cluster: several, so that no worker waits long for the last one."""
+SIMULATED = 8
+"""The number of samples whose words are simulated, unless --simulate says another."""
+ALL = "all"
 Digests = dict[str, list[Any]]
+
+
+@frozen
+class Block:
+    """What was found for consecutive samples."""
+
+    digests: Digests
+    simulated: int
+    """The number of samples whose words were simulated."""
+    bit_exact: bool | None
+    """Whether these agree with the integer network in every bit; None if nothing was compared."""
 
 
 @frozen
@@ -58,6 +79,8 @@ class Task:
     """The labels of the samples of the block."""
     first: int
     stop: int
+    simulate: int | None
+    """The number of samples, counted from the first of all, whose words are simulated; None: every one."""
     limits: budget.Limits
     libraries: tuple[str, ...]
 
@@ -68,13 +91,16 @@ def accuracy(
     files: Sequence[Path],
     asked: Asked,
     *,
+    simulate: int | str | None = None,
     scheduler: str | None = None,
     bar: Progress = SILENT,
 ) -> dict[str, Any]:
     """The report of `npuc accuracy`.
 
-    Missing computations are None: `qdq` where no such model is given; `integer` for floating-point programs and
-    for programs with host regions, which have no integer network of the whole.
+    Missing computations are None: `qdq` where no such model is given; `integer` for floating-point programs, whose
+    words are simulated on every sample; `simulator` if its words differ from the integer network that computes the
+    other samples (the status is then "mismatch"). simulate: the number of samples whose words are simulated, or
+    "all"; None: SIMULATED.
     scheduler: of a Dask cluster, whose workers see the same files; the report is the same.
     Raises DataError (E401, E402) for data and outputs that cannot be judged, ArtefactError (E507) if the cluster
     fails, and NotTaken for options that the metric does not accept.
@@ -82,23 +108,48 @@ def accuracy(
     check_model(subject.model, program, subject.allow_modified)
     samples = samples_of(program, files)
     metric, why, truths = chosen(program, samples, asked)
+    count = _simulated(program, simulate)
     if scheduler is None:
         bar.begin("running the models and simulating", len(samples))
-        found = _digests(subject, program, metric, samples, truths, bar.advance)
+        found = _block(subject, program, metric, samples, truths, count, bar.advance)
     else:
 
         def tasks(side_by_side: int) -> list[Task]:
-            made = _tasks(subject, program, files, metric, truths, len(samples), side_by_side)
+            made = _tasks(subject, program, files, metric, truths, len(samples), count, side_by_side)
             bar.begin("running blocks of samples", len(made))
             return made
 
         found = _merged(on_cluster(computed, tasks, scheduler, bar.advance))
     bar.begin("judging")
-    report = metric.report(found, truths)
+    report = metric.report(found.digests, truths)
     rows = {name: report.pop(name, None) for name in COMPUTATIONS}
+    partly, differs = found.simulated < len(samples), found.bit_exact is False
+    if partly and differs:
+        rows["simulator"] = None
+    simulated = {
+        "samples": found.simulated,
+        "bit_exact": found.bit_exact,
+        "others": "integer network" if partly else None,
+    }
     known = {"classes": None, "truth": FP32 if truths is None else "labels", "decoding": None}
-    what = {"status": "ok", "metric": metric.name, "chosen": why, "samples": len(samples)}
-    return {**what, **known, **report, **rows}
+    what = {"metric": metric.name, "chosen": why, "samples": len(samples), "simulated": simulated}
+    return {"status": "mismatch" if differs else "ok", **what, **known, **report, **rows}
+
+
+def _simulated(program: Program, asked: int | str | None) -> int | None:
+    """The number of samples whose words are simulated; None: all. Raises NotTaken for some of a float program."""
+    if asked == ALL:
+        return None
+    if not has_integer_network(program):
+        if asked is not None:
+            reason = f"--simulate {asked}: nothing else computes the bits of a program in {program.precision}"
+            raise NotTaken(f"{reason}; its words are simulated on every sample")
+        return None
+    if asked is None:
+        return SIMULATED
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
+        raise NotTaken(f"--simulate is {asked!r}, and may be a number of samples from 1, or {ALL}")
+    return asked
 
 
 def _tasks(
@@ -108,6 +159,7 @@ def _tasks(
     metric: Metric,
     truths: Array | None,
     count: int,
+    simulate: int | None,
     side_by_side: int,
 ) -> list[Task]:
     """Blocks of whole batches, so that samples are grouped for simulation as they are without a cluster."""
@@ -122,6 +174,7 @@ def _tasks(
             None if truths is None else truths[at : at + size],
             at,
             min(at + size, count),
+            simulate,
             budget.limits(),
             libraries(),
         )
@@ -129,42 +182,52 @@ def _tasks(
     ]
 
 
-def computed(task: Task) -> Digests:
-    """The digests of one block."""
+def computed(task: Task) -> Block:
+    """One block."""
     subject = task.subject
     allowed = budget.limited(task.limits.memory, task.limits.seconds)
     with allowed, custom_ops(task.libraries):
         program = load(subject.directory, allow_modified=subject.allow_modified)
         samples = samples_of(program, task.data).part(task.first, task.stop)
-        return _digests(subject, program, task.metric, samples, task.truths, first=task.first)
+        simulate = None if task.simulate is None else max(task.simulate - task.first, 0)
+        return _block(subject, program, task.metric, samples, task.truths, simulate, first=task.first)
 
 
-def _merged(parts: Iterator[Digests]) -> Digests:
-    """The digests of consecutive blocks, concatenated."""
-    found: Digests = {}
+def _merged(parts: Iterator[Block]) -> Block:
+    """Consecutive blocks as one."""
+    digests: Digests = {}
+    simulated, exact = 0, list[bool]()
     for part in parts:
-        for name, digests in part.items():
-            found.setdefault(name, []).extend(digests)
-    return found
+        for name, found in part.digests.items():
+            digests.setdefault(name, []).extend(found)
+        simulated += part.simulated
+        exact += [] if part.bit_exact is None else [part.bit_exact]
+    return Block(digests, simulated, all(exact) if exact else None)
 
 
-def _digests(
+def _block(
     subject: Subject,
     program: Program,
     metric: Metric,
     samples: Samples,
     truths: Array | None,
+    simulate: int | None,
     advance: Callable[[int], None] = lambda _: None,
     first: int = 0,
-) -> Digests:
+) -> Block:
     """The digest of each sample for every computation. truths: the labels of these samples.
 
-    first: the number of the first sample. Raises DataError, which names the computation and the sample.
+    simulate: the number of samples whose words are simulated; None: all. first: the number of the first sample.
+    Raises DataError, which names the computation and the sample.
     """
+    evidence = load_evidence(subject.directory, program, allow_modified=subject.allow_modified)
+    program = replace(program, evidence=evidence)
     runs = _computations(subject, program, metric.judged)
-    found: Digests = {name: [] for name in runs}
+    words = Words(program, simulate, len(samples))
+    found: Digests = {name: [] for name in (*runs, "simulator")}
     for batch in samples.batches(batch_of(program)):
         outputs = {name: run(batch) for name, run in runs.items()}
+        outputs["simulator"] = words(batch, outputs.get("integer", ()))
         for at in range(len(batch)):
             position = len(found[FP32])
             truth = None if truths is None else truths[position]
@@ -174,31 +237,81 @@ def _digests(
                 except NpucError as error:
                     raise error.within(f"{name}, sample {first + position}") from None
         advance(len(batch))
-    return found
+    return Block(found, words.simulated, words.bit_exact)
 
 
 Run = Callable[[Samples], Sequence[Outputs]]
 
 
+class Words:
+    """The first samples by the words, compared with the integer network; what stands for the words on the others.
+
+    program: with its evidence. simulate: of so many samples the words are simulated; None: of all.
+    """
+
+    def __init__(self, program: Program, simulate: int | None, samples: int) -> None:
+        self.left = samples if simulate is None else min(simulate, samples)
+        self.simulated = 0
+        self._target = target_of(program)
+        self._program, self._parts = program, parts(program)
+        self._bits: list[Bits] = []
+
+    @cached_property
+    def _run(self) -> Runner:
+        return self._target.runner(self._program, quickest(self._target))
+
+    def __call__(self, batch: Samples, others: Sequence[Outputs]) -> list[Outputs]:
+        """The outputs of a batch; others: the integer network's."""
+        count = min(self.left, len(batch))
+        found = rows_of(self._simulated(batch.part(0, count).inputs)) if count else []
+        self.left, self.simulated = self.left - count, self.simulated + count
+        return [*found, *others[count:]]
+
+    @property
+    def bit_exact(self) -> bool | None:
+        """Whether all words agree with the integer network in every bit; None if none were compared."""
+        return all(each.exact for each in self._bits) if self._bits else None
+
+    def _simulated(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if not has_integer_network(self._program):
+            return self._run(feeds)
+        if not self._bits:
+            inner = self._target.inner if isinstance(self._target, Composite) else self._target
+            self._bits = [Bits(part, inner) for part in self._parts]
+
+        def compare(
+            number: int, fed: Mapping[str, Array], seen: Mapping[str, Array], given: Mapping[str, Array]
+        ) -> None:
+            for at, feed in enumerate(rows_of(fed)):
+                shown, outputs = (
+                    {name: row(each, at) for name, each in values.items()} for values in (seen, given)
+                )
+                self._bits[number].add(feed, shown, outputs)
+
+        if isinstance(self._run, CompositeRunner):
+            return self._run.watched(feeds, compare)
+        seen: dict[str, Array] = {}
+        outputs = self._run(feeds, seen.__setitem__)
+        compare(0, feeds, seen, outputs)
+        return outputs
+
+
+def rows_of(values: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """The values of every sample."""
+    count = len(next(iter(values.values())))
+    return [{name: row(each, at) for name, each in values.items()} for at in range(count)]
+
+
 def _computations(subject: Subject, program: Program, judged: Sequence[str]) -> dict[str, Run]:
-    """The available computations by name, each giving these outputs for a batch."""
-    evidence = load_evidence(subject.directory, program, allow_modified=subject.allow_modified)
-    models: dict[str, Any] = {}
-    if subject.qdq is not None:
-        models["qdq"] = parsed(subject.qdq)
-    if program.precision not in FLOATING and "reference.onnx" in evidence:
-        models["integer"] = evidence["reference.onnx"]
+    """The computations but the simulator's by name, each giving a batch's outputs. program: with its evidence."""
     original = Original(subject.model, program.bound)
     found: dict[str, Run] = {FP32: lambda batch: [original.run(feed) for feed in batch.feeds()]}
-    found |= {name: _by_onnxruntime(model, judged) for name, model in models.items()}
-    target = target_of(program)
-    runner = target.runner(program, quickest(target))
-
-    def simulated(batch: Samples) -> list[Outputs]:
-        outputs = run_batches(runner, batch, batch=len(batch))
-        return [{name: outputs[name][at] for name in judged} for at in range(len(batch))]
-
-    return {**found, "simulator": simulated}
+    if subject.qdq is not None:
+        found["qdq"] = _by_onnxruntime(parsed(subject.qdq), judged)
+    if has_integer_network(program):
+        run = integer_runner(program)
+        found["integer"] = lambda batch: rows_of(run(batch.inputs))
+    return found
 
 
 def _by_onnxruntime(model: Any, judged: Sequence[str]) -> Run:

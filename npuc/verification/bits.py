@@ -54,7 +54,7 @@ class Bits:
         seen: the tensors that the simulator shows.
         """
         with foreign_evidence():
-            feed = {name: _numbers(value) for name, value in feed.items()}
+            feed = {name: as_numbers(value) for name, value in feed.items()}
             values = values_of(self.reference, self._known, feed)
         self._expect_shapes(values)
         with foreign_evidence():
@@ -209,7 +209,7 @@ LEVELS = 2
 """In int8, ties affect at most this many integer values: equal elements come from the same real number."""
 
 
-def _numbers(value: Array) -> Array:
+def as_numbers(value: Array) -> Array:
     """The values with NaN as 0, as the host quantises it: onnxruntime converts NaN to varying integers."""
     return np.where(np.isnan(value), value.dtype.type(0), value) if value.dtype.kind == "f" else value
 

@@ -10,7 +10,7 @@ ISA = Flag(
 )
 OBJECTIVE = Flag(
     "objective",
-    ("time", "traffic", "cycles"),
+    ("time", "traffic"),
     "What tiled plans minimise; time: computation and transfers together (EasyNPU).",
 )
 FLAGS = (ISA, OBJECTIVE)

@@ -123,9 +123,9 @@ class EasyNpu(Target):
             from npuc.targets.easynpu.rtl.running import RtlRunner
 
             return RtlRunner(program)
-        from npuc.targets.easynpu.simulate.running import QuickRunner
+        from npuc.targets.easynpu.simulate.running import Runner
 
-        return QuickRunner(program)
+        return Runner(program)
 
     def hardware(
         self, machine: str | None, program: Program | None, samples: Samples | None, resources: Sequence[str]

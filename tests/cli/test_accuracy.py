@@ -68,6 +68,45 @@ def test_a_bound_input_is_a_constant_of_the_model(tmp_path: Path) -> None:
     found = npuc("accuracy", model, out, "--data", data, "--metric", "regression", "--json").json
     assert found["samples"] == 4
     assert found["simulator"]["l1"] < 1e-5
+    # nothing else computes the bits of a program in floating point
+    assert found["simulated"] == {"samples": 4, "bit_exact": None, "others": None}
+    command = ("accuracy", model, out, "--data", data, "--metric", "regression")
+    assert "fp32" in npuc(*command, "--simulate", "2").usage()
+    assert npuc(*command, "--simulate", "all", "--json").json == found
+    assert "fp32" in npuc("run", out, "--data", data, "-o", tmp_path / "y.npz", "--integer").usage()
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "bm1684"])
+@pytest.mark.parametrize("denied", [(), ("--deny", "c")])
+def test_the_integer_network_gives_what_the_words_give(
+    target: str, denied: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also of the parts around a host region, on as many samples as are not simulated."""
+    nodes = "a = Conv(x, w) b = Relu(a) c = Relu(b) d = Conv(c, w) y = Relu(d)"
+    text = f"g (float[1,4,6,6] x) => (float[1,4,6,6] y) {{ {nodes} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    random = np.random.default_rng(4)
+    w = random.normal(0, 0.5, (4, 4, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    for node in model.graph.node:
+        node.name = node.output[0]
+    path, out, data = (tmp_path / name for name in ("m.onnx", "m.npu", "x.npz"))
+    onnx.save(model, path)
+    np.savez(data, x=random.normal(0, 1, (11, 4, 6, 6)).astype(np.float32))
+    npuc(
+        "compile", path, "--target", target, "--precision", "int8", "--calibration", data, *denied, "-o", out
+    ).done()
+    for option, name in (((), "words.npz"), (("--integer",), "integers.npz")):
+        npuc("run", out, "--data", data, "-o", tmp_path / name, *option).done()
+    np.testing.assert_array_equal(arrays(tmp_path / "words.npz")["y"], arrays(tmp_path / "integers.npz")["y"])
+    found = npuc("accuracy", path, out, "--data", data, "--metric", "regression", "--json").json
+    assert found["simulated"] == {"samples": 8, "bit_exact": True, "others": "integer network"}
+    assert found["integer"] == found["simulator"]
+    command = ("run", out, "--data", data, "-o", tmp_path / "y.npz", "--integer")
+    assert (
+        "--chip-model"
+        in npuc(*command, "--chip-model", "vendor" if target == "bm1684" else "own", "--trace", "t.vcd").usage()
+    )
 
 
 def test_the_interval_is_wilson_s() -> None:

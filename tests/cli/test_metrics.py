@@ -116,19 +116,59 @@ def test_boxes_and_scores_are_a_detector_judged_by_fp32(pair: Made) -> None:
     assert found["simulator"]["interval"][0] <= found["simulator"]["map50"] <= 1
 
 
+def test_words_of_a_first_block_are_simulated_and_the_integer_network_computes_the_others(pair: Made) -> None:
+    usual = pair.judged("--truth", "fp32", "--json").json
+    assert usual["simulated"] == {"samples": 8, "bit_exact": True, "others": "integer network"}
+    every = pair.judged("--truth", "fp32", "--simulate", "all", "--json").json
+    assert every["simulated"] == {"samples": 9, "bit_exact": True, "others": None}
+    assert pair.judged("--truth", "fp32", "--simulate", "9", "--json").json == every
+    assert every["simulator"] == usual["simulator"]
+    text = " ".join(pair.judged("--truth", "fp32", "--simulate", "1").done().split())
+    assert "the words of the first sample, bit-exact" in text or "the words of the first 1 sample" in text
+    assert "the integer network computed the others" in text
+    for wrong in ("0", "-1", "some", "1.5", ""):
+        assert "--simulate" in pair.judged("--simulate", wrong).usage()
+
+
+def test_words_that_differ_from_the_integer_network_are_a_mismatch(tmp_path: Path) -> None:
+    made = Made(MAP, tmp_path)
+    words = made.program / "weight.bin"
+    data = bytearray(words.read_bytes())
+    data[80] ^= 0x40  # a weight: bias and scale are the first five words
+    words.write_bytes(data)
+    command = ("--metric", "regression", "--truth", "fp32", "--allow-modified")
+    part, every = (made.judged(*command, "--simulate", count, "--json") for count in ("2", "all"))
+    assert part.code == every.code == 1 and part.json["status"] == every.json["status"] == "mismatch"
+    assert part.json["simulated"] == {"samples": 2, "bit_exact": False, "others": "integer network"}
+    assert part.json["simulator"] is None and part.json["integer"] is not None
+    assert every.json["simulator"]["l1"] > every.json["integer"]["l1"]
+    assert "--simulate all" in made.judged(*command).out
+
+
 def test_the_detections_of_fp32_given_as_labels_are_found_and_others_are_not(pair: Made) -> None:
     labels = np.full((9, 16, 5), -1.0)
     for at, (boxes, scores) in enumerate(pair.exact):
         best = scores[0].argmax(axis=1)
-        kept = scores[0].max(axis=1) >= 0.25
+        kept = list[int]()
+        for box in np.argsort(-scores[0].max(axis=1), kind="stable").tolist():
+            rivals = [other for other in kept if best[other] == best[box]]
+            if scores[0][box].max() >= 0.25 and all(
+                _overlap(boxes[0][box], boxes[0][other]) <= 0.45 for other in rivals
+            ):
+                kept.append(box)
         labels[at, kept, 0], labels[at, kept, 1:] = best[kept], boxes[0][kept]
-    everything = ("--nms-iou", 1, "--json")
-    same = pair.judged(*everything, y=labels).json
+    same = pair.judged("--json", y=labels).json
     assert same["truth"] == "labels" and same["boxes"] == np.count_nonzero(labels[..., 0] >= 0)
     assert same["fp32"]["map50"] == 1
     away = np.where(labels[..., :1] >= 0, labels + np.array([0, 100, 100, 100, 100]), -1)
-    assert pair.judged(*everything, y=away).json["fp32"]["map50"] == 0
-    assert pair.judged(*everything, "--truth", "fp32").json["truth"] == "fp32"
+    assert pair.judged("--json", y=away).json["fp32"]["map50"] == 0
+    assert pair.judged("--json", "--truth", "fp32").json["truth"] == "fp32"
+
+
+def _overlap(one: Any, other: Any) -> float:
+    low, high = np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])
+    shared = np.clip(high - low, 0, None).prod()
+    return shared / ((one[2:] - one[:2]).prod() + (other[2:] - other[:2]).prod() - shared)
 
 
 def test_tables_fit_80_columns_and_say_what_is_assumed(pair: Made, steps: Made) -> None:
@@ -144,18 +184,49 @@ def test_tables_fit_80_columns_and_say_what_is_assumed(pair: Made, steps: Made) 
     assert "Pearson" in text and "scores" in text and max(map(len, text.splitlines())) <= 80, text
 
 
-def test_one_output_with_the_boxes_of_the_image_is_a_yolo(tmp_path: Path) -> None:
-    made = Made(CELLS, tmp_path)
-    assert "--score-function" in made.judged().refused("E402")
-    found = made.judged("--score-function", "sigmoid", "--json").json
-    assert found["metric"] == "detections" and "4 + 2 classes" in found["chosen"]
-    assert found["decoding"]["layout"] == "columns" and found["decoding"]["box_format"] == "centre"
-    assert found["simulator"]["recall"] > 0.9
-    assert "of the layout pair" in made.judged("--background", "first").usage()
-    assert "end before" in made.judged("--score-function", "sigmoid", "--box-format", "corners").refused("E402")
-    assert "detects nothing" in made.judged("--score-function", "sigmoid", "--score-threshold", "1").refused(
-        "E402"
-    )
+def test_one_output_with_the_boxes_of_the_image_is_a_yolo_and_logits_are_refused(tmp_path: Path) -> None:
+    said = Made(CELLS, tmp_path).judged().refused("E402")
+    assert "they are no probabilities" in said and "--metric FILE.py:FUNCTION" in said
+
+
+OWN = """
+def area(outputs, truth):
+    boxes = outputs["boxes"].reshape(-1, 4)
+    return float((boxes[:, 2] - boxes[:, 0]).mean()) - (0 if isinstance(truth, dict) else float(truth))
+
+def fails(outputs, truth):
+    raise KeyError("nothing")
+
+def nan(outputs, truth):
+    return float("nan")
+
+none = 3
+"""
+
+
+def test_a_metric_of_ones_own_is_a_function_of_a_sample(pair: Made, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    exact = np.array([(each[0][0][:, 2] - each[0][0][:, 0]).mean() for each in pair.exact])
+    found = pair.judged("--metric", f"{file}:area", "--truth", "fp32", "--json").json
+    assert found["truth"] == "fp32" and found["metric"] == f"{file}:area"
+    assert found["fp32"]["mean"] == pytest.approx(exact.mean(), rel=1e-5) and found["fp32"]["difference"] == 0
+    low, high = found["simulator"]["interval"]
+    assert low <= found["simulator"]["mean"] <= high and found["simulator"] == found["integer"]
+    labelled = pair.judged("--metric", f"{file}:area", "--json", y=np.full(9, 2.0)).json
+    assert labelled["truth"] == "labels" and labelled["fp32"]["mean"] == pytest.approx(exact.mean() - 2, rel=1e-4)
+    assert "mean" in pair.judged("--metric", f"{file}:area", "--truth", "fp32").done()
+    for function, said in (
+        ("fails", "KeyError"),
+        ("nan", "finite"),
+        ("none", "no function"),
+        ("other", "no function"),
+    ):
+        assert said in pair.judged("--metric", f"{file}:{function}", "--truth", "fp32").refused("E402")
+    assert "does not run" in pair.judged("--metric", f"{tmp_path}/no.py:f", "--truth", "fp32").refused("E402")
+    for wrong in (f"{file}", f"{file}:", "own:f", f"{file}:1"):
+        assert "FILE.py:FUNCTION" in pair.judged("--metric", wrong).usage()
+    np.savez(pair.data, x=pair.images)
 
 
 def test_steps_and_classes_are_a_sequence(steps: Made) -> None:
@@ -187,7 +258,7 @@ def test_heat_maps_are_refused_with_what_is_recognised_and_compared_when_asked(t
     made = Made(MAP, tmp_path)
     said = made.judged().refused("E402")
     assert "no metric is recognised" in said and "(1, 2, 8, 8)" in said and "(4 + classes, N)" in said
-    assert "--layout" in made.judged("--metric", "detections").refused("E402")
+    assert "--metric FILE.py:FUNCTION" in made.judged("--metric", "detections").refused("E402")
     found = made.judged("--metric", "regression", "--json").json
     assert found["chosen"] == "--metric" and found["truth"] == "fp32" and found["simulator"]["pearson"] > 0.99
     labels = np.stack([each[0][0] for each in made.exact]) + np.float32(0.5)
@@ -212,10 +283,19 @@ def test_one_value_is_a_regression(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--metric", "ctc", "--nms-iou", "0.5"), "the metric ctc takes no --nms-iou"),
-        (("--metric", "regression", "--layout", "rows"), "takes no --layout"),
-        (("--blank", "last"), "the metric detections takes no --blank"),
-        (("--score-threshold", "2"), "--score-threshold"),
+        *(
+            ((option, "1"), f"{option} was removed; write it as a metric of your own: --metric FILE.py:FUNCTION")
+            for option in (
+                "--nms-iou",
+                "--layout",
+                "--blank",
+                "--score-threshold",
+                "--score-function",
+                "--background",
+                "--box-format",
+            )
+        ),
+        (("--metric", "top1", "--truth", "fp32"), "the metric top1 takes no --truth"),
         (("--metric", "map"), "--metric"),
         (("--scheduler", "cluster"), "tcp://HOST:PORT"),
     ],
@@ -241,7 +321,6 @@ def test_what_a_metric_does_not_take_is_a_usage_error(
         ({"y": np.zeros((9, 3))}, ("--metric", "ctc"), "E402"),
         ({}, ("--metric", "top1"), "E401"),
         ({}, ("--truth", "labels"), "E401"),
-        ({}, ("--metric", "detections", "--layout", "columns"), "E402"),
         ({"x": np.full((9, 3, 16, 16), np.nan)}, (), "E402"),
         ({"x": np.zeros((0, 3, 16, 16))}, (), "E402"),
         ({"x": np.zeros((9, 3, 16, 15))}, (), "E402"),

@@ -68,8 +68,8 @@ def test_the_least_traffic_is_not_above_the_references(name: str, words: int, sh
 
 def test_objectives_trade_traffic_for_halo(shared: Path) -> None:
     plans = {each["objective"]: each for each in report(shared, RESNET8)["host_traffic"]["plans"]}
-    assert plans["traffic"]["bytes"] < plans["time"]["bytes"] < plans["cycles"]["bytes"]
-    assert plans["traffic"]["halo_cycles"] > plans["time"]["halo_cycles"] > plans["cycles"]["halo_cycles"] == 0
+    assert plans["traffic"]["bytes"] < plans["time"]["bytes"]
+    assert plans["traffic"]["halo_cycles"] > plans["time"]["halo_cycles"]
 
 
 @pytest.mark.parametrize("name", [RESNET8, DS_CNN])

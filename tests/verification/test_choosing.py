@@ -108,15 +108,11 @@ def test_labels_come_before_shapes() -> None:
 @pytest.mark.parametrize(
     ("outputs", "options", "error"),
     [
-        ([(1, 84, 8400)], {"layout": "pair"}, DataError),
-        ([(1, 84, 8400)], {"background": "first"}, NotTaken),
-        ([(1, 300, 4), (1, 300, 1)], {"background": "last"}, DataError),  # no class is left
-        ([(1, 300, 4), (1, 300, 9)], {"blank": "last"}, NotTaken),
+        ([(1, 20, 4)], {"metric": "detections"}, DataError),
         ([(1, 2, 3, 4)], {"metric": "ctc"}, DataError),
-        ([(1, 20, 5)], {"metric": "ctc", "layout": "pair"}, DataError),
         ([(-1, 20)], {"metric": "regression"}, DataError),
-        ([(1, 20)], {"metric": "detections", "layout": "columns"}, DataError),
-        ([(1, 4, 20)], {"metric": "detections", "layout": "columns"}, DataError),
+        ([(1, 20)], {"metric": "top1", "truth": "labels"}, NotTaken),
+        ([(1, 20)], {"metric": "no.py:function"}, DataError),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -127,14 +123,7 @@ def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"metric": "map"},
-        {"layout": "row"},
-        {"nms_iou": 1.01},
-        {"score_threshold": -0.1},
-        {"score_threshold": float("nan")},
-    ],
+    "options", [{"metric": "map"}, {"metric": "a.py:"}, {"metric": "a:f"}, {"metric": "a.py:1"}, {"truth": "mine"}]
 )
 def test_values_that_there_are_not_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(NotTaken):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from npuc.errors import DataError
+from npuc.flag import OWN_METRIC
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port, Program
@@ -14,12 +15,13 @@ from npuc.verification.judging.classes import Classes
 from npuc.verification.judging.decoding import Decoding
 from npuc.verification.judging.detections import Detections
 from npuc.verification.judging.metric import Metric
+from npuc.verification.judging.own import Own, loaded
 from npuc.verification.judging.sequences import Sequences
 from npuc.verification.judging.values import Values
 
 METRICS = ("top1", "detections", "ctc", "regression")
-LAYOUTS = ("pair", "rows", "columns")
 BY_FP32 = "fp32"
+TRUTHS = ("labels", BY_FP32)
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 """Strides, in pixels of the image, of the feature maps of single-output detectors."""
 ANCHORS = (1, 3)
@@ -34,77 +36,59 @@ RECOGNISED = (
 
 
 class NotTaken(ValueError):
-    """An option of another metric, or with an invalid value; the message names it as on the command line."""
+    """An option that a metric has no use for, or an invalid value; the message names it as on the command line."""
 
 
 @frozen
 class Asked:
-    """The user's options on outputs; None: the metric's default."""
+    """The user's options; None: by the shapes of outputs and labels."""
 
     metric: str | None = None
+    """One of METRICS, or FILE.py:FUNCTION."""
     truth: str | None = None
-    layout: str | None = None
-    box_format: str | None = None
-    score_threshold: float | None = None
-    nms_iou: float | None = None
-    background: str | None = None
-    score_function: str | None = None
-    blank: str | None = None
 
     def __post_init__(self) -> None:
         """Raises NotTaken for an invalid value."""
-        for name, values in VALUES.items():
-            if (value := getattr(self, name)) is not None and value not in values:
-                raise NotTaken(f"{_option(name)} is {value!r}, and may be {', '.join(values)}")
-        for name in ("score_threshold", "nms_iou"):
-            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
-                raise NotTaken(f"{_option(name)} is {value!r}, and may be 0..1")
+        if self.metric is not None and self.metric not in METRICS and self.own is None:
+            raise NotTaken(f"--metric is {self.metric!r}, and may be {', '.join(METRICS)} or FILE.py:FUNCTION")
+        if self.truth not in (None, *TRUTHS):
+            raise NotTaken(f"--truth is {self.truth!r}, and may be {', '.join(TRUTHS)}")
 
-
-VALUES = {
-    "metric": METRICS,
-    "truth": ("labels", BY_FP32),
-    "layout": LAYOUTS,
-    "box_format": ("corners", "centre"),
-    "background": ("first", "last", "none"),
-    "score_function": ("identity", "sigmoid", "softmax"),
-    "blank": ("first", "last"),
-}
-
-USES = {
-    "detections": ("truth", "layout", "box_format", "score_threshold", "nms_iou", "background", "score_function"),
-    "ctc": ("truth", "layout", "blank"),
-    "regression": ("truth",),
-}
-"""The options that each metric accepts."""
+    @property
+    def own(self) -> tuple[str, str] | None:
+        """File and function of a metric of the user's own."""
+        file, colon, function = (self.metric or "").rpartition(":")
+        return (file, function) if colon and file.endswith(".py") and function.isidentifier() else None
 
 
 def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, str, Array | None]:
     """The metric, the reason for choosing it, and the labels that it uses, if any.
 
-    Raises DataError (E401, E402) if the shapes are ambiguous or do not fit the options; NotTaken for options that
-    the metric does not accept.
+    Raises DataError (E401, E402) if the shapes are ambiguous or do not fit the options; NotTaken for --truth with
+    top1.
     """
+    if asked.own is not None:
+        truths = _truths(samples, asked.truth)
+        loaded(*asked.own)
+        return (
+            Own(tuple(port.name for port in program.outputs), truths is not None, *asked.own),
+            "--metric",
+            truths,
+        )
     name, why = (asked.metric, "--metric") if asked.metric else _recognised(program, samples)
-    given = [key for key in (*USES["detections"], "blank") if getattr(asked, key) is not None]
-    foreign = [key for key in given if key not in USES.get(name, ())]
-    if foreign:
-        raise NotTaken(f"the metric {name} takes no {_option(foreign[0])}")
     if name == "top1":
+        if asked.truth is not None:
+            raise NotTaken("the metric top1 takes no --truth")
         return _classes(program, samples), why, samples.labels
     truths = _truths(samples, asked.truth)
     match name:
         case "detections":
-            return _detections(program, asked), why, truths
+            return _detections(program, certain=asked.metric is not None), why, truths
         case "ctc":
             certain = asked.metric is not None or _are_sequences(truths)
-            return _sequences(program, asked, certain=certain), why, truths
+            return _sequences(program, certain=certain), why, truths
         case _:
             return _values(program, labelled=truths is not None), why, truths
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _truths(samples: Samples, asked: str | None) -> Array | None:
@@ -224,43 +208,28 @@ def _classes(program: Program, samples: Samples) -> Metric:
     return Classes(first.name, prod(first.shape))
 
 
-def _detections(program: Program, asked: Asked) -> Metric:
+def _detections(program: Program, *, certain: bool) -> Metric:
     found = _layout(program)
-    layout = asked.layout or (found and found[0])
-    if layout is None:
+    if found is None:
         reason = "the outputs are not recognised as a detector's"
         limit = "two outputs (N, 4) and (N, classes); one output (4 + classes, N) or (N, 5 + classes)"
-        remedy = f"say which with --layout {', '.join(LAYOUTS)}; heat maps are compared with --metric regression"
+        remedy = f"{OWN_METRIC}; heat maps are compared with --metric regression"
         raise DataError("E402", reason, tensor=program.outputs[0].name, limit=limit, remedy=remedy)
-    if layout == "pair":
-        pair = _pair(program.outputs) if len(program.outputs) == 2 else None
-        if pair is None:
-            raise _misfit(program.outputs[0], "two outputs (N, 4) and (N, classes), N of 2 or more, classes not 4")
-        boxes, scores = pair
-    else:
-        boxes = scores = _numbers(program.outputs[0])
-    shape = _flat(scores)
-    least = {"pair": (1, 1), "rows": (1, 6), "columns": (5, 1)}[layout]
-    if len(shape) != 2 or shape[0] < least[0] or shape[1] < least[1]:
-        raise _misfit(scores, "(N, 5 + classes)" if layout == "rows" else "(4 + classes, N)")
-    rest = {key: value for key in USES["detections"][3:] if (value := getattr(asked, key)) is not None}
-    box_format = asked.box_format or ("corners" if layout == "pair" else "centre")
-    decoding = Decoding(layout, boxes.name, scores.name, *shape, box_format, **rest)
-    if decoding.background and layout != "pair":
-        raise NotTaken(f"--background is of the layout pair, and this is {layout}")
-    if decoding.classes < 1:
-        raise _misfit(scores, "a class beside the background")
-    certain = asked.metric is not None or layout == "pair"
-    return Detections(decoding, _image(program), certain)
+    layout, _ = found
+    pair = _pair(program.outputs) if layout == "pair" else None
+    boxes, scores = pair or (program.outputs[0],) * 2
+    rows, columns = _flat(_numbers(scores))
+    decoding = Decoding(layout, boxes.name, scores.name, rows, columns, "corners" if pair else "centre")
+    return Detections(decoding, _image(program), certain or layout == "pair")
 
 
-def _sequences(program: Program, asked: Asked, *, certain: bool) -> Metric:
+def _sequences(program: Program, *, certain: bool) -> Metric:
     port = _numbers(program.outputs[0])
-    shape, layout = _squeezed(port.shape), asked.layout or "rows"
-    if layout == "pair" or len(shape) != 2:
-        raise _misfit(port, "steps and classes: two axes longer than 1, --layout rows or columns")
-    steps, classes = shape if layout == "rows" else shape[::-1]
-    return Sequences(port.name, steps, classes, layout, asked.blank or "first", certain)
+    shape = _squeezed(port.shape)
+    if len(shape) != 2:
+        raise _misfit(port, "steps and classes: two axes longer than 1")
+    steps, classes = shape
+    return Sequences(port.name, steps, classes, certain=certain)
 
 
 def _values(program: Program, *, labelled: bool) -> Metric:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import DataError
+from npuc.flag import OWN_METRIC
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.verification.judging.boxes import Boxes, average_precision, matched
@@ -82,7 +83,7 @@ class Detections:
         inside = ((corners[:, 2:] >= 0) & (corners[:, :2] <= (width, height))).all(axis=1).mean()
         if inside < INSIDE:
             reason = f"only {inside:.0%} of fp32's boxes touch the image: these are no such boxes"
-            raise _wrong(self.decoding.boxes, reason, "check --box-format; boxes must be decoded in the model")
+            raise _wrong(self.decoding.boxes, reason, OWN_METRIC)
 
     def _labels(self, truths: Array, *, unit: bool) -> list[Boxes]:
         """The true boxes of every sample. Raises DataError (E402) for labels that are not boxes."""
@@ -120,21 +121,20 @@ def _expect_sound(exact: Sequence[Decoded], decoding: Decoding) -> None:
     low, high = min(each.low for each in exact), max(each.high for each in exact)
     if low < -SURE or high > 1 + SURE:
         reason = f"the scores in fp32 lie in {low:.4g}..{high:.4g}: they are no probabilities"
-        raise _wrong(decoding.scores, reason, "say what makes them: --score-function sigmoid or softmax")
+        raise _wrong(decoding.scores, reason, OWN_METRIC)
     if not decoding.background and all(each.distributions for each in exact):
         reason = "the scores of every box sum to 1: one of the classes must be the background"
-        raise _wrong(decoding.scores, reason, "say which: --background first, last or none")
+        raise _wrong(decoding.scores, reason, OWN_METRIC)
     if not sum(len(each.boxes) for each in exact):
         reason = f"fp32 detects nothing: the largest score is {high:.4g}"
-        raise _wrong(decoding.scores, reason, f"lower --score-threshold, now {decoding.score_threshold:g}")
+        raise _wrong(decoding.scores, reason, OWN_METRIC)
     corners = np.concatenate([each.boxes.corners for each in exact])
     wrong = int(np.count_nonzero((corners[:, 2:] < corners[:, :2]).any(axis=1)))
     if wrong:
-        other = "centre" if decoding.box_format == "corners" else "corners"
         reason = (
             f"{wrong} of {len(corners)} boxes of fp32 end before they begin: not the format {decoding.box_format}"
         )
-        raise _wrong(decoding.boxes, reason, f"try --box-format {other}; boxes must be decoded in the model")
+        raise _wrong(decoding.boxes, reason, OWN_METRIC)
 
 
 def _wrong(tensor: str, reason: str, remedy: str) -> DataError:

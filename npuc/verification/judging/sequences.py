@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import DataError
+from npuc.flag import OWN_METRIC
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.verification.judging.intervals import estimated, interval, ratio
@@ -62,14 +63,16 @@ class Sequences:
         """Errors per character over all samples; intervals by the bootstrap over samples."""
         if not self.certain and not all(each.probable for each in digests[FP32]):
             reason = f"the outputs may be {self.steps} steps of {self.classes} classes, but are no probabilities"
-            remedy = "say what they are: --metric ctc, detections (with --layout) or regression"
+            remedy = "say what they are: --metric ctc, detections or regression"
             raise DataError("E402", reason, tensor=self.output, remedy=remedy)
         read = {name: [each.characters for each in found] for name, found in digests.items()}
         wanted = read[FP32] if truths is None else self._labels(truths)
         lengths = np.array([len(each) for each in wanted], np.float64)
         if not lengths.sum():
             where = "fp32 reads no character in any sample" if truths is None else "the labels have no characters"
-            raise DataError("E402", where, tensor=self.output, remedy="check --blank, --layout and the data")
+            raise DataError(
+                "E402", where, tensor=self.output, remedy=f"the first class must be the blank; else {OWN_METRIC}"
+            )
         errors = {name: _errors(found, wanted) for name, found in read.items()}
         return {
             "classes": self.classes,

@@ -10,7 +10,6 @@ from functools import lru_cache
 from math import gcd
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
@@ -52,7 +51,7 @@ class Place:
     group: int
 
     def words(self, memory: Array, height: int, width: int, groups: int) -> Array:
-        """The words as a view (samples, height, width, groups, ...) into memory (samples, words, ...).
+        """The words as a view (samples, height, width, groups, ...) into contiguous memory (samples, words, ...).
 
         Raises ArtefactError (E503) for an address outside the memory.
         """
@@ -67,7 +66,7 @@ class Place:
         sample, step = memory.strides[0], memory.strides[1]
         shape = (memory.shape[0], height, width, groups, *memory.shape[2:])
         strides = (sample, self.row * step, self.pixel * step, self.group * step, *memory.strides[2:])
-        return as_strided(memory[:, self.base :], shape, strides)
+        return np.ndarray(shape, memory.dtype, memory, self.base * step, strides)
 
 
 @frozen
@@ -78,6 +77,10 @@ class Map:
     height: int
     width: int
     groups: int
+
+    def words(self, memory: Array) -> Array:
+        """Its words as a view (samples, height, width, groups, ...) into memory (samples, words, ...)."""
+        return self.place.words(memory, self.height, self.width, self.groups)
 
     @property
     def span(self) -> tuple[int, int]:

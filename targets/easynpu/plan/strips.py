@@ -32,7 +32,7 @@ MOST_UNITS = 32
 """The most units of a range. A unit is a layer with everything that a cut never separates from it."""
 OBJECTIVES = OBJECTIVE.values
 RARELY = 1e-6
-"""The weight of the other quantity where only traffic or only cycles is minimised: it breaks ties."""
+"""The weight of cycles of computation where traffic is minimised: they break ties."""
 
 
 @frozen
@@ -80,13 +80,12 @@ def plans(
 ) -> dict[str, Plan]:
     """The best cuts and grids of a region, by objective.
 
-    "time": cycles of computation and transfer; "traffic" or "cycles": that alone, the other breaks ties. shares:
+    "time": cycles of computation and transfer; "traffic": that alone, cycles of computation break ties. shares:
     what every node streams and computes. Raises DoesNotFit (E302) where a single node fits in no tile.
     """
     weights = {
         "time": machine.word_bytes / machine.host_bytes_per_cycle,
         "traffic": 1 / RARELY,
-        "cycles": RARELY,
     }
     in_turn, readings = parts_of(graph, machine), readings_of(graph, machine)
     by_unit, by_node = units(graph, nodes, machine), range(len(nodes) + 1)

@@ -15,7 +15,7 @@ from npuc.targets.easynpu.machine import isa, registers
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.memory import LANES, Map, pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.program.artefact import Segment
+from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.rtl import build, port
 from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.running import Runner
@@ -79,9 +79,8 @@ def files(machine: Machine, program: Program | None = None, samples: Samples | N
 
 def steps(program: Program, samples: Samples) -> list[str]:
     """The lines of testbench.cpp for the first sample: the core's identity; words, maps, results."""
-    runner = Runner(program)
-    runner.simulator = recorder = Recorder(runner.contents.machine, program.files)
-    runner({name: values[:1] for name, values in samples.inputs.items()})
+    recorder = Recorder(Contents.of(program.manifest).machine, program.files)
+    Runner(program, recorder)({name: values[:1] for name, values in samples.inputs.items()})
     return recorder.lines
 
 

@@ -8,6 +8,7 @@ from npuc.host.running import one_by_one
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import Observer
+from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.rtl.simulation import Simulation
 from npuc.targets.easynpu.simulate.running import Runner
 
@@ -16,9 +17,8 @@ class RtlRunner:
     """Runs the steps of the manifest, with segments on the hardware description."""
 
     def __init__(self, program: Program) -> None:
-        self.runner = Runner(program)
-        self.simulation = Simulation(self.runner.contents.machine, program.files)
-        self.runner.simulator = self.simulation
+        self.simulation = Simulation(Contents.of(program.manifest).machine, program.files)
+        self.runner = Runner(program, self.simulation)
         self._cycles: int | None = None
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:

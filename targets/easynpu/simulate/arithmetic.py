@@ -9,13 +9,15 @@ the parts are summed as int64. Source: easynpu, PE; rounding and saturation as i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import (
@@ -28,7 +30,7 @@ from npuc.targets.easynpu.machine.memory import (
     unpack_weights,
 )
 from npuc.targets.easynpu.machine.timing import is_dense, kernel_extent
-from npuc.targets.easynpu.simulate.convolution import convolution, padding, reached
+from npuc.targets.easynpu.simulate.convolution import arranged, as_maps, convolution, padding, reached
 
 EXACT_FLOAT32 = 1 << 24
 ACCUMULATOR = 1 << 31
@@ -56,16 +58,21 @@ def quantise(acc: Array, scale: Array) -> Array:
     return np.clip(((acc << left) + half) >> right, -128, 127).astype(np.int8)
 
 
-def combine(name: str, x: Array, other: Array, block: Array) -> Array:
-    """The requantised sum or product of two maps (samples, H, W, C) int8; block: the bias-scale words.
+def add(block: Array, x: Array, other: Array) -> Array:
+    """The requantised sum of two maps (samples, H, W, C) int8; block: the bias-scale words."""
+    return _combined(block, x.astype(np.int32) + other)
 
-    Raises ArtefactError (E503) for a bias, as the second operand takes the bias input of the PE.
-    """
-    bias, scale = unpack_bias_scale(block, x.shape[-1])
+
+def multiply(block: Array, x: Array, other: Array) -> Array:
+    """Their requantised product."""
+    return _combined(block, x.astype(np.int32) * other)
+
+
+def _combined(block: Array, acc: Array) -> Array:
+    """Raises ArtefactError (E503) for a bias, as the second operand takes the bias input of the PE."""
+    bias, scale = unpack_bias_scale(block, acc.shape[-1])
     if bias.any():
         raise ArtefactError("E503", "a bias in the block of a sum or product", limit="0")
-    wide = x.astype(np.int32)
-    acc = wide + other if name == "add" else wide * other
     if (scale == scale[0]).all() and -8 <= scale[0] <= 0:
         shift = int(-scale[0])
         acc += (1 << shift) >> 1
@@ -136,22 +143,38 @@ def padded_input(x: Array, layer: Layer, value: int) -> Array:
     return np.pad(x, around, constant_values=value)
 
 
-class Convolution:
-    """A convolution, fully connected, depthwise or average-pooling word with its weight block."""
+@frozen
+class Psums:
+    """Accumulators (samples, Ho, Wo, Co); float32 where these hold every integer up to the bound, else int64."""
 
-    def __init__(self, layer: Layer, block: Array) -> None:
-        self.layer = layer
-        block = block.copy()  # the memory may have other weights by the time sessions are opened
+    values: Array
+    bound: int
+    """None has a larger magnitude."""
+
+
+class Convolution:
+    """A convolution, fully connected, depthwise or average-pooling word with its weight block.
+
+    Several blocks are those of tiles that run side by side. Maps are then (tiles * samples, H, W, C).
+    """
+
+    def __init__(self, layer: Layer, blocks: Sequence[Array]) -> None:
+        self.layer, self.tiles = layer, len(blocks)
         split = BS_WORDS * groups(layer.Co)
-        self.bias, self.scale = unpack_bias_scale(block[:split], layer.Co)
-        unpack = (layer.Hk, layer.Wk)
-        if is_dense(layer):
-            self.w = unpack_weights(block[split:], layer.Co, layer.Ci, *unpack)
-        else:
-            self.w = unpack_channel_weights(block[split:], layer.Co, *unpack)
+        heads = [unpack_bias_scale(block[:split], layer.Co) for block in blocks]
+        self.bias, self.scale = (np.stack(each) for each in zip(*heads, strict=True))
+        window = (layer.Hk, layer.Wk)
+        self.w = np.stack(
+            [
+                unpack_weights(block[split:], layer.Co, layer.Ci, *window)
+                if is_dense(layer)
+                else unpack_channel_weights(block[split:], layer.Co, *window)
+                for block in blocks
+            ]
+        )
         operation = layer.operation
         self.relu = operation is not None and operation.mnemonic.endswith("_relu")
-        taps = 128 * np.abs(self.w, dtype=np.int16).reshape(layer.Co, -1).sum(axis=1, dtype=np.int64)
+        taps = 128 * np.abs(self.w, dtype=np.int16).reshape(*self.bias.shape, -1).sum(axis=2, dtype=np.int64)
         self.bound = int((taps + np.abs(self.bias.astype(np.int64))).max())
         if self.bound >= ACCUMULATOR:
             raise ArtefactError("E503", f"an accumulator can reach {self.bound}", limit="below 2^31")
@@ -162,7 +185,8 @@ class Convolution:
     def __call__(self, x: Array) -> Array:
         """The int8 ofmap (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
         if self.exact:
-            raised: Array = self._prepared(len(x), self._requantising).run(None, {"x": self._contiguous(x)})[0]
+            run = self._prepared(len(x), self._requantising)
+            raised = as_maps(self.layer, run.run(None, {"x": arranged(self.layer, x, self.tiles)})[0], self.tiles)
             return (raised if self.relu else np.bitwise_xor(raised, 128, out=raised)).view(np.int8)
         return self.quantised(self.accumulate(x, None))
 
@@ -173,34 +197,45 @@ class Convolution:
         shifts_right = self.scale.min() >= -31 and self.scale.max() <= 0
         return self.bound + rounding < EXACT_FLOAT32 and shifts_right and 0 not in reached(self.layer)
 
-    def accumulate(self, x: Array, psums: Array | None) -> Array:
-        """Psums (samples, Ho, Wo, Co) int64: the bias or the kept psums, plus the sum of products.
+    def accumulate(self, x: Array, psums: Psums | None) -> Psums:
+        """The bias or the kept psums, plus the sum of products.
 
         Raises ArtefactError (E503) for a bias together with kept psums: the adder has one input for both.
         """
-        layer, x = self.layer, self._contiguous(x)
+        layer, given = self.layer, arranged(self.layer, x, self.tiles)
         if psums is not None and self.bias.any():
             raise ArtefactError("E503", "a bias where psums are kept", limit="0: the first word's bias is in them")
-        total = np.zeros((len(x), layer.Ho, layer.Wo, layer.Co), np.int64)
-        total += self.bias if psums is None else psums
+        bound = self.bound + (0 if psums is None else psums.bound)
+        total = np.zeros((len(x), layer.Ho, layer.Wo, layer.Co), np.float32 if bound < EXACT_FLOAT32 else np.int64)
+        if psums is None:
+            self._per_channel(total)[...] = self.bias[:, None]
+        else:
+            np.copyto(total, psums.values, casting="unsafe")
         for part in self._prepared(len(x), self._parts) if 0 not in reached(layer) else ():
-            total = total + part.run(None, {"x": x})[0].astype(np.int64)
-        if np.abs(total).max(initial=0) >= ACCUMULATOR:
+            products = as_maps(layer, part.run(None, {"x": given})[0], self.tiles)
+            np.add(total, products, out=total, casting="unsafe", dtype=total.dtype)
+        if bound >= ACCUMULATOR and np.abs(total).max(initial=0) >= ACCUMULATOR:
             raise ArtefactError("E503", "a psum leaves 32 bits", limit="below 2^31")
-        return total
+        return Psums(total, bound)
 
-    def quantised(self, acc: Array) -> Array:
+    def quantised(self, psums: Psums) -> Array:
         """int8 of psums, with ReLU where the word has it."""
-        result = quantise(acc, self.scale)
-        return np.maximum(result, 0) if self.relu else result
+        least, lowest = -int(self.scale.min()), 0 if self.relu else -128
+        if self.scale.max() > 0 or least > 31 or psums.bound + (1 << max(least - 1, 0)) >= EXACT_FLOAT32:
+            acc = self._per_channel(psums.values.astype(np.int64))
+            return np.maximum(quantise(acc, self.scale[:, None]), lowest).reshape(psums.values.shape)
+        values = self._per_channel(psums.values) * np.ldexp(np.float32(1), self.scale[:, None].astype(np.int32))
+        values += np.where(self.scale[:, None] < 0, np.float32(0.5), np.float32(0))
+        np.floor(values, out=values)
+        return np.clip(values, lowest, 127, out=values).astype(np.int8).reshape(psums.values.shape)
 
-    def _contiguous(self, x: Array) -> Array:
-        height, width = reached(self.layer)
-        return np.ascontiguousarray(x[:, :height, :width])
+    def _per_channel(self, values: Array) -> Array:
+        """Maps (tiles * samples, Ho, Wo, Co) as (tiles, pixels, Co)."""
+        return values.reshape(self.tiles, values.size // (self.tiles * self.layer.Co), self.layer.Co)
 
     def _prepared(self, samples: int, make: Callable[[bool], Any]) -> Any:
         """The session or sessions that run the word; a first sample that comes alone gets ones that open fast."""
-        alone, self.ran = samples == 1 and not self.ran, True
+        alone, self.ran = samples == self.tiles and not self.ran, True
         if alone:
             return make(True)
         if make.__name__ not in self.sessions:
@@ -210,18 +245,19 @@ class Convolution:
     def _requantising(self, few_runs: bool) -> Any:
         power = np.ldexp(np.float32(1), self.scale.astype(np.int32))
         half = np.where(self.scale < 0, np.float32(0.5), np.float32(0))
-        w = self.w.astype(np.float32) * power[:, None, None, None]
+        w = self.w.astype(np.float32) * power[..., None, None, None]
         raised, highest = (0, 127) if self.relu else (RAISED, 255)
         bias = self.bias.astype(np.float32) * power + half + np.float32(raised)
         return convolution(self.layer, w, bias, highest, few_runs=few_runs)
 
     def _parts(self, few_runs: bool) -> list[Any]:
         """Float32 convolutions over so few taps each that every sum is exact."""
-        bound = 128 * np.abs(self.w, dtype=np.int32).reshape(len(self.w), -1)
+        shape = self.w.shape[2:]
+        bound = 128 * np.abs(self.w, dtype=np.int32).reshape(-1, prod(shape))
         taps = np.arange(bound.shape[1])
         parts = int(bound.sum(axis=1).max() // EXACT_FLOAT32) + 1
         while max((bound[:, part::parts]).sum(axis=1).max() for part in range(parts)) >= EXACT_FLOAT32:
             parts += 1
-        masks = [(taps % parts == part).reshape(1, *self.w.shape[1:]) for part in range(parts)]
+        masks = [(taps % parts == part).reshape(shape) for part in range(parts)]
         weights = ((self.w * mask).astype(np.float32) for mask in masks)
         return [convolution(self.layer, each, None, None, few_runs=few_runs) for each in weights]

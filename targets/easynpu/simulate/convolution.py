@@ -43,27 +43,62 @@ def kept(layer: Layer) -> tuple[int, int]:
 
 
 def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None, *, few_runs: bool = False) -> Any:
-    """A session from x (N, reached rows, reached columns, Ci) int8 to y (N, Ho, Wo, Co).
+    """A session from `arranged` maps int8 of several tiles to results in the same arrangement.
 
-    w: (Co, Ci or 1, Hk, Wk) float32; bias: (Co,) float32. y is uint8, saturated to 0..highest and rounded down, or
-    float32 sums where highest is None. few_runs: share the session between layers that differ only in values.
+    w: (tiles, Co, Ci or 1, Hk, Wk) float32; bias: (tiles, Co) float32. Results are uint8, saturated to 0..highest
+    and rounded down, or float32 sums where highest is None. few_runs: share the session between layers that differ
+    only in values.
     """
-    product = _is_product(layer)
-    weights = {"w": w[:, :, 0, 0] if product else w} | ({} if bias is None else {"b": bias})
+    tiles, window = len(w), () if is_product(layer) else tuple(window_attributes(layer, len(w)).items())
+    if window:
+        weights = {"w": w.reshape(-1, *w.shape[2:])} | ({} if bias is None else {"b": bias.ravel()})
+    else:
+        weights = {"w": w[..., 0, 0].transpose(0, 2, 1)} | ({} if bias is None else {"b": bias[:, None]})
+        weights = {name: each[0] for name, each in weights.items()} if tiles == 1 else weights
     weights = {name: np.ascontiguousarray(each) for name, each in weights.items()}
-    window = () if product else tuple(window_attributes(layer).items())
-    shape = _Shape((*reached(layer), layer.Ci), (layer.Ho, layer.Wo, layer.Co), window, highest)
+    shape = _Shape(tiles, tuple(each.shape for each in (w, *([] if bias is None else [bias]))), window, highest)
     if not few_runs:
         return session(_model(shape, weights))
     return _Fed(_shared(shape, tuple((name, each.shape) for name, each in weights.items())), weights)
 
 
+def arranged(layer: Layer, x: Array, tiles: int) -> Array:
+    """The reached part of maps (tiles * samples, H, W, C), as a session takes it.
+
+    That is (tiles, rows, C) for matrix products, (rows, C) for those of one tile, and otherwise
+    (samples, H, W, tiles * C).
+    """
+    height, width = reached(layer)
+    x = np.ascontiguousarray(x[:, :height, :width])
+    if is_product(layer):
+        return x.reshape(-1, layer.Ci) if tiles == 1 else x.reshape(tiles, -1, layer.Ci)
+    return side_by_side(x, tiles)
+
+
+def as_maps(layer: Layer, y: Array, tiles: int) -> Array:
+    """A session's results as maps (tiles * samples, Ho, Wo, Co)."""
+    if is_product(layer):
+        return y.reshape(-1, layer.Ho, layer.Wo, layer.Co)
+    if tiles == 1:
+        return y
+    apart = y.reshape(*y.shape[:3], tiles, layer.Co).transpose(3, 0, 1, 2, 4)
+    return np.ascontiguousarray(apart).reshape(-1, *apart.shape[2:])
+
+
+def side_by_side(x: Array, tiles: int) -> Array:
+    """Maps (tiles * samples, H, W, C) as (samples, H, W, tiles * C)."""
+    if tiles == 1:
+        return x
+    apart = x.reshape(tiles, len(x) // tiles, *x.shape[1:]).transpose(1, 2, 3, 0, 4)
+    return np.ascontiguousarray(apart).reshape(*apart.shape[:3], -1)
+
+
 @frozen
 class _Shape:
-    """What a session computes, without the values: extents of x and y, the attributes of the ONNX Conv."""
+    """What a session computes, without the values: the attributes of the ONNX Conv."""
 
-    x: tuple[int, int, int]
-    y: tuple[int, int, int]
+    tiles: int
+    weights: tuple[tuple[int, ...], ...]
     window: tuple[tuple[str, Any], ...]
     """Empty for a matrix product."""
     highest: int | None
@@ -93,39 +128,40 @@ def _model(shape: _Shape, weights: Mapping[str, Array], taken: Mapping[str, tupl
 
     constants, given = dict(weights), tuple(weights or taken)
     to_float: Step = ("Cast", (), {"to": TensorProto.FLOAT})
-    saturation: list[Step] = []
+    limits, to_integer = list[Step](), list[Step]()
     if shape.highest is not None:
         constants |= {"low": np.float32(0), "high": np.float32(shape.highest)}
-        saturation = [("Clip", ("low", "high"), {}), ("Cast", (), {"to": TensorProto.UINT8})]
-    if shape.window:
-        planes: Step = ("Transpose", (), {"perm": [0, 3, 1, 2]})
-        steps = [planes, to_float, ("Conv", given, dict(shape.window)), *saturation]
-        steps.append(("Transpose", (), {"perm": [0, 2, 3, 1]}))
+        limits, to_integer = [("Clip", ("low", "high"), {})], [("Cast", (), {"to": TensorProto.UINT8})]
+    if shape.window:  # onnxruntime makes one of a Conv and the transpositions beside it
+        planes, lines = ([("Transpose", (), {"perm": perm})] for perm in ([0, 3, 1, 2], [0, 2, 3, 1]))
+        steps: list[Step] = [to_float, *planes, ("Conv", given, dict(shape.window)), *limits, *lines, *to_integer]
+    elif shape.tiles == 1:
+        steps = [to_float, ("Gemm", given, {}), *limits, *to_integer]
     else:
-        constants |= {"rows": np.array([-1, shape.x[-1]]), "map": np.array([-1, *shape.y])}
-        product: Step = ("Gemm", given, {"transB": 1})
-        steps = [to_float, ("Reshape", ("rows",), {}), product, *saturation, ("Reshape", ("map",), {})]
+        sums: list[Step] = [("MatMul", given[:1], {}), *(("Add", (name,), {}) for name in given[1:])]
+        steps = [to_float, *sums, *limits, *to_integer]
     names = ["x", *(f"t{position}" for position in range(1, len(steps))), "y"]
     nodes = [
         helper.make_node(op, [before, *given], [after], **attrs)
         for (op, given, attrs), before, after in zip(steps, names, names[1:], strict=False)
     ]
-    element = TensorProto.UINT8 if saturation else TensorProto.FLOAT
-    inputs = [helper.make_tensor_value_info("x", TensorProto.INT8, ["N", *shape.x])]
+    element = TensorProto.UINT8 if to_integer else TensorProto.FLOAT
+    rank = 4 if shape.window else 2 if shape.tiles == 1 else 3
+    inputs = [helper.make_tensor_value_info("x", TensorProto.INT8, [None] * rank)]
     inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, each) for name, each in taken.items()]
-    outputs = [helper.make_tensor_value_info("y", element, ["N", *shape.y])]
+    outputs = [helper.make_tensor_value_info("y", element, [None] * rank)]
     values = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "layer", inputs, outputs, values)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _is_product(layer: Layer) -> bool:
+def is_product(layer: Layer) -> bool:
     """Whether the word is a matrix product: an output per pixel, of all channels of that pixel."""
     return is_dense(layer) and (layer.Hk, layer.Wk, layer.Sh, layer.Sw) == (1, 1, 1, 1) and not any(padding(layer))
 
 
-def window_attributes(layer: Layer) -> dict[str, Any]:
-    """The attributes of the ONNX Conv of the rows and columns that are `kept`.
+def window_attributes(layer: Layer, tiles: int) -> dict[str, Any]:
+    """The attributes of the ONNX Conv of the rows and columns that are `kept`, of that many tiles in groups.
 
     Where all windows are in the padding, a negative number of them is added after the first one.
     """
@@ -135,5 +171,5 @@ def window_attributes(layer: Layer) -> dict[str, Any]:
         "strides": (layer.Sh, layer.Sw),
         "pads": (*pads[:2], *after),
         "dilations": (layer.Dh + 1, layer.Dw + 1),
-        "group": 1 if is_dense(layer) else layer.Co,
+        "group": tiles * (1 if is_dense(layer) else layer.Co),
     }

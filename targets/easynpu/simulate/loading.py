@@ -44,6 +44,11 @@ def load_images(segment: Segment, files: Mapping[str, bytes], machine: Machine, 
 
 def keep(move: TensorMove, words: Array, tensors: dict[str, Array]) -> None:
     """Copies words (samples, H, W, groups, 16) to their window of a host tensor, which is created if needed."""
+    put(move, unpack_feature(words, move.channels), tensors)
+
+
+def put(move: TensorMove, planes: Array, tensors: dict[str, Array]) -> None:
+    """The same for planes (samples, C, H, W)."""
     if move.tensor not in tensors:
-        tensors[move.tensor] = np.zeros((len(words), *move.shape), np.int8)
-    move.whole(tensors)[move.window] = unpack_feature(words, move.channels)
+        tensors[move.tensor] = np.zeros((len(planes), *move.shape), np.int8)
+    move.whole(tensors)[move.window] = planes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,12 +21,11 @@ from npuc.system.budget import expect_room
 from npuc.target import Observer
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
-from npuc.targets.easynpu.simulate.simulator import Simulator
+from npuc.targets.easynpu.simulate.simulator import Simulator, State
+from npuc.targets.easynpu.simulate.tiles import Tiles, Wave, planned
 
 if TYPE_CHECKING:
     from npuc.targets.easynpu.simulate.events import LayerCount
-    from npuc.targets.easynpu.simulate.program_network import ProgramNetwork
-    from npuc.targets.easynpu.simulate.segment_network import SegmentNetwork
 
 
 class Executor(Protocol):
@@ -48,34 +46,74 @@ UNCOMPUTED = 1 << 8
 """Marks elements of observed tensors that no word wrote: it differs from every int8."""
 
 
-class Runner:
-    """A program ready to run batch after batch; its kernels are created once."""
+MOST_BYTES = 1 << 26
+"""The most bytes of the memories of machines that run side by side."""
 
-    def __init__(self, program: Program) -> None:
+
+class Runner:
+    """A program ready to run batch after batch; its kernels are created once.
+
+    executor: what runs its segments, one after the other; None: the word simulator, tiles side by side.
+    """
+
+    def __init__(self, program: Program, executor: Executor | None = None) -> None:
         self.contents = Contents.of(program.manifest)
         self.outputs = program.outputs
-        self.simulator: Executor = Simulator(self.contents.machine, program.files)
+        self.executor = executor
+        self.simulator = Simulator(self.contents.machine, program.files)
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
         tensors = dict(feeds)
         samples = count_of(feeds)
-        state = self.simulator.state(samples)
+        state = (self.executor or self.simulator).state(samples)
         seen: dict[str, Array] = {}
 
         def collect(number: int, values: Array) -> None:
             self._collect(seen, number, values)
 
-        for step in self.contents.steps:
-            if isinstance(step, Segment):
-                self.simulator.run(step, state, tensors, None if observe is None else collect)
-            else:
+        watch = None if observe is None else collect
+        for step in self.contents.steps if self.executor is not None else self._plan:
+            if isinstance(step, HostStep):
                 step.run(tensors)
                 seen.update((name, tensors[name]) for name in step.outputs if tensors[name].dtype == np.int8)
+            elif isinstance(step, Segment):
+                assert self.executor is not None
+                self.executor.run(step, state, tensors, watch)
+            else:
+                self.run_wave(step, state, tensors, watch)
         if observe is not None:
             for name, values in seen.items():
                 observe(name, values)
         return outputs_among(tensors, self.outputs)
+
+    @cached_property
+    def _plan(self) -> Sequence[HostStep | Wave]:
+        return planned(self.contents.steps, self.simulator)
+
+    def run_wave(self, wave: Wave, state: State, tensors: dict[str, Array], watch: WordObserver | None) -> None:
+        """Runs all tiles; results are observed in the order of the program."""
+        shown: list[tuple[int, int, Array]] = []
+        most = max(MOST_BYTES // max(state.fmap.nbytes + state.skip.nbytes, 1), 1)
+        for tiles in (piece for each in wave for piece in each.pieces(most)):
+            try:
+                self._run_tiles(tiles, state, tensors, None if watch is None else shown)
+            except ArtefactError:
+                for part in tiles.pieces(1):  # to name the first instruction that fails
+                    self._run_tiles(part, state, tensors, None)
+                raise
+        if watch is not None:
+            for _, number, values in sorted(shown, key=lambda each: each[:2]):
+                watch(number, values)
+
+    def _run_tiles(
+        self, tiles: Tiles, state: State, tensors: dict[str, Array], shown: list[tuple[int, int, Array]] | None
+    ) -> None:
+        own = state if tiles.resumes else self.simulator.state(len(tiles.parts) * len(state.fmap))
+        for segments, words in zip(zip(*tiles.parts, strict=True), tiles.words, strict=True):
+            watches = None if shown is None else [_noted(shown, each.number) for each in segments]
+            loads, stores = [each.loads for each in segments], [each.stores for each in segments]
+            self.simulator.run_tiles(loads, words, stores, own, tensors, watches)
 
     def _collect(self, seen: dict[str, Array], number: int, values: Array) -> None:
         """Stores the result of one layer word (samples, Ho, Wo, Co), without its unused rows, in its window.
@@ -101,61 +139,8 @@ class Runner:
             window[...] = planes
 
 
-class QuickRunner:
-    """A program that runs as one network, or whose segments do; otherwise, or if observed, word by word.
-
-    Opening the network takes as long as running one to four samples word by word, so a sample alone runs that way.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self._words = Runner(program)
-        self._inputs, self._files = program.inputs, program.files
-        self._asked = 0
-
-    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
-        """Outputs (samples, *shape) for inputs (samples, *shape)."""
-        self._asked += count_of(feeds)
-        if self._asked == 1 or observe is not None:
-            return self._words(feeds, observe)
-        if self._program_network is not None and self._program_network.takes(feeds):
-            return self._program_network(feeds)
-        parts = self._parts
-        if parts is None:
-            return self._words(feeds)
-        tensors = dict(feeds)
-        for each in parts:
-            if not isinstance(each, HostStep) and not each.takes(tensors):
-                return self._words(feeds)
-            each.run(tensors)
-        return outputs_among(tensors, self._words.outputs)
-
-    @cached_property
-    def _program_network(self) -> ProgramNetwork | None:
-        from npuc.targets.easynpu.simulate.program_network import program_network
-
-        contents = self._words.contents
-        return program_network(contents.steps, self._files, contents.machine, self._inputs, self._words.outputs)
-
-    @cached_property
-    def _parts(self) -> Sequence[HostStep | SegmentNetwork] | None:
-        """Host steps, and each group of consecutive segments as one network; None where that is impossible."""
-        from npuc.targets.easynpu.simulate.segment_network import segment_network
-
-        contents = self._words.contents
-        wanted = {each.name for each in self._words.outputs}
-        wanted |= {name for step in contents.steps if isinstance(step, HostStep) for name in step.inputs}
-        parts: list[HostStep | SegmentNetwork] = []
-        for on_device, steps in groupby(contents.steps, lambda step: isinstance(step, Segment)):
-            if not on_device:
-                parts += [step for step in steps if isinstance(step, HostStep)]
-                continue
-            found = segment_network(
-                [step for step in steps if isinstance(step, Segment)], self._files, contents.machine, wanted
-            )
-            if found is None:
-                return None
-            parts.append(found)
-        return parts
+def _noted(shown: list[tuple[int, int, Array]], segment: int) -> WordObserver:
+    return lambda number, values: shown.append((segment, number, values))
 
 
 class SteppingRunner:
@@ -164,9 +149,8 @@ class SteppingRunner:
     def __init__(self, program: Program, trace: Path | None = None) -> None:
         from npuc.targets.easynpu.simulate.stepping import Stepper
 
-        self.runner = Runner(program)
-        self.stepper = Stepper(self.runner.contents.machine, program.files)
-        self.runner.simulator = self.stepper
+        self.stepper = Stepper(Contents.of(program.manifest).machine, program.files)
+        self.runner = Runner(program, self.stepper)
         self.trace = trace
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:

@@ -9,12 +9,14 @@ easynpu, Master controller (pseudo-code), Storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.targets.easynpu.machine import isa, rearrangement
 from npuc.targets.easynpu.machine.chains import Stage, chains, refused
@@ -31,12 +33,13 @@ from npuc.targets.easynpu.machine.memory import (
     pack_feature,
     to_lanes,
     to_words,
+    unpack_feature,
 )
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rules import check, expect_kept
-from npuc.targets.easynpu.program.artefact import Segment
+from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
-from npuc.targets.easynpu.simulate.loading import keep, load_images
+from npuc.targets.easynpu.simulate.loading import load_images, put
 
 Observer = Callable[[int, Array], None]
 """Called with the number of a layer word in the program and its int8 result (samples, Ho, Wo, Co)."""
@@ -59,8 +62,8 @@ class State:
     """Address of the weight stream's next word."""
     kept: isa.Layer | None = None
     """The word whose psums are in the pads."""
-    psums: Array | None = None
-    """Those psums: (samples, Ho, Wo, Co)."""
+    psums: arithmetic.Psums | None = None
+    """Those psums."""
 
     def memory(self, name: str) -> Array:
         """The Fmap or skip DTCM of all samples: (samples, words) WORD."""
@@ -69,6 +72,72 @@ class State:
     def load_weights(self, address: int, words: Array) -> None:
         """Fills the weight DTCM, which all samples share, with words (n, 16) from an address on."""
         self.weight[address : address + len(words)] = words
+
+
+Maps = tuple[Map, ...]
+"""The maps of tiles: one that all have at the same place, or one of each; none where there is no such map."""
+
+
+@frozen
+class Word:
+    """A layer or reshape word with everything that it takes from the machine.
+
+    Several words of one geometry can run side by side, on a machine each: they are the tiles of one word.
+    """
+
+    stage: Stage
+    begins: bool
+    """It is the first of its chain."""
+    ends: bool
+    """It is the last of its chain."""
+    ifmap: Maps
+    """The map that it reads; none where it continues on the result of the word before."""
+    operand: Maps
+    stored: Maps
+    ofmap: Maps
+    """The map that the chain's result goes to."""
+    numbers: tuple[int, ...]
+    """The numbers of the words in the program."""
+    blocks: tuple[bytes, ...]
+    """The words of the weight stream that they take: one that all take, or one for each."""
+
+    @property
+    def geometry(self) -> tuple[object, ...]:
+        """What words that run side by side have in common: everything but numbers, places and weights."""
+        stage, maps = self.stage, (*self.ifmap, *self.operand, *self.stored, *self.ofmap)
+        return stage.layer, stage.reshape, stage.keeps, stage.takes, self.begins, self.ends, *map(_extents, maps)
+
+    @property
+    def reads(self) -> Maps:
+        """The maps that it reads."""
+        return self.ifmap + self.operand
+
+    def tiles(self, tiles: slice) -> Word:
+        """Some of its tiles."""
+        per_tile = {name: _some(getattr(self, name), tiles) for name in PER_TILE}
+        return replace(self, numbers=self.numbers[tiles], **per_tile)
+
+
+PER_TILE = ("ifmap", "operand", "stored", "ofmap", "blocks")
+
+
+def _extents(each: Map) -> tuple[int, int, int]:
+    return each.height, each.width, each.groups
+
+
+def _some(values: tuple[Any, ...], tiles: slice) -> tuple[Any, ...]:
+    return values if len(values) < 2 else values[tiles]
+
+
+def side_by_side(words: Sequence[Word]) -> Word:
+    """Words of the same geometry as one."""
+    per_tile = {name: _distinct([each for word in words for each in getattr(word, name)]) for name in PER_TILE}
+    return replace(words[0], numbers=tuple(number for word in words for number in word.numbers), **per_tile)
+
+
+def _distinct(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The values, or the only one."""
+    return tuple(values[:1] if len(set(values)) == 1 else values)
 
 
 MOST_KEPT = 1 << 25
@@ -81,7 +150,7 @@ class Simulator:
     def __init__(self, machine: Machine, files: Mapping[str, bytes]) -> None:
         self.machine = machine
         self.files = files
-        self.kernels: dict[tuple[Layer, bytes], arithmetic.Convolution] = {}
+        self.kernels: dict[tuple[Layer, tuple[bytes, ...]], arithmetic.Convolution] = {}
         self.kept_bytes = 0
         self.checked: set[tuple[int, bool]] = set()
 
@@ -99,105 +168,197 @@ class Simulator:
         self, segment: Segment, state: State, tensors: dict[str, Array], observe: Observer | None = None
     ) -> None:
         """Loads, runs and stores a segment; tensors (samples, 1, C, H, W) int8 by name are read and added."""
-        first = load_images(segment, self.files, self.machine, state)
-        for move in segment.loads:
-            _view(state, move.map)[...] = pack_feature(move.whole(tensors)[move.window]).view(WORD)[..., 0]
-        self._execute(state, first, segment.count, observe)
-        for move in segment.stores:
-            keep(move, to_lanes(_read(state, move.map, LANES * move.map.groups)), tensors)
+        observers = None if observe is None else [observe]
+        words = self.decoded(segment, state)
+        self.run_tiles([segment.loads], words, [segment.stores], state, tensors, observers)
 
-    def _execute(self, state: State, first: int, count: int, observe: Observer | None) -> None:
+    def run_tiles(
+        self,
+        loads: Sequence[Sequence[TensorMove]],
+        words: Sequence[Word],
+        stores: Sequence[Sequence[TensorMove]],
+        state: State,
+        tensors: dict[str, Array],
+        observers: Sequence[Observer] | None,
+    ) -> None:
+        """Loads, runs and stores tiles of one geometry, whose words are the same but for their weights.
+
+        loads, stores: of each tile. state: machines for all samples of the first tile, then of the second, and so
+        on. observers: one for each tile.
+        """
+        for moves in zip(*loads, strict=True):
+            same = len({move.start for move in moves}) == 1
+            windows = [move.whole(tensors)[move.window] for move in (moves[:1] if same else moves)]
+            packed = pack_feature(windows[0] if same else np.concatenate(windows)).view(WORD)[..., 0]
+            _write(state, _distinct([move.map for move in moves]), packed)
+        self._execute(state, words, observers)
+        for moves in zip(*stores, strict=True):
+            maps = _distinct([move.map for move in moves])
+            _store(moves, to_lanes(_read(state, maps, LANES * maps[0].groups)), tensors)
+
+    def decoded(self, segment: Segment, state: State) -> list[Word]:
+        """The words that a segment runs, after its images are in the memories.
+
+        Raises ArtefactError (E503) for words that no machine executes.
+        """
+        first = load_images(segment, self.files, self.machine, state)
         state.low, state.weights_at = True, 0
-        for chain in chains(state.itcm[:count], first):
+        found: list[Word] = []
+        for chain in chains(state.itcm[: segment.count], first):
             key = (chain[0].number, state.low)
             if key not in self.checked:
                 check(chain, self.machine, state.low)
                 self.checked.add(key)
             state.kept = expect_kept(state.kept, chain)
-            self._run_chain(state, chain, observe)
+            for before, stage in zip((None, *chain), chain, strict=False):
+                found.append(self._word(state, stage, before, ends=stage is chain[-1]))
+            if not chain[-1].leaves and "dst" not in chain[-1].operands:
+                state.low = not state.low
+        return found
 
-    def _run_chain(self, state: State, chain: Sequence[Stage], observe: Observer | None) -> None:
-        """Runs a fused chain: the first stage reads the ifmap, the others the previous stage's int8 values."""
-        x, psums = self._ifmap(state, chain[0]), state.psums if chain[0].takes else None
-        for stage in chain:
-            if psums is not None:
-                x = self._ifmap(state, stage)
-            if stage.control is not None and stage.control.set_weights:
-                state.weights_at = stage.control.weights
+    def _word(self, state: State, stage: Stage, before: Stage | None, *, ends: bool) -> Word:
+        if stage.control is not None and stage.control.set_weights:
+            state.weights_at = stage.control.weights
+        return Word(
+            stage=stage,
+            begins=before is None,
+            ends=ends,
+            ifmap=(stage.ifmap(self.machine, state.low),) if before is None or before.keeps else (),
+            operand=(stage.operand(),) if stage.name in ("add", "mul") else (),
+            stored=(stage.stored(),) if stage.layer.stored and not stage.keeps else (),
+            ofmap=(stage.ofmap(self.machine, not state.low),) if ends and not stage.keeps else (),
+            numbers=(stage.number,),
+            blocks=(self._take(state, stage),),
+        )
+
+    def _take(self, state: State, stage: Stage) -> bytes:
+        """The next words of the weight stream, as many as the word takes."""
+        start, count = state.weights_at, _streamed(stage)
+        state.weights_at += count
+        if state.weights_at > len(state.weight):
+            raise refused(stage.number, f"weight words {start}..{state.weights_at - 1} are streamed", stage.layer)
+        return state.weight[start : state.weights_at].tobytes()
+
+    def _execute(self, state: State, words: Sequence[Word], observers: Sequence[Observer] | None) -> None:
+        """Runs chains: their first word reads a map, the others the previous word's int8 values or psums."""
+        x = np.zeros(0, np.int8)
+        for word in words:
+            stage = word.stage
+            if word.begins and not stage.takes:
+                state.psums = None
+            if word.ifmap:
+                x = _read(state, word.ifmap, stage.layer.Ci)
             try:
-                result = self._stage(state, stage, x, psums)
+                result = self._result(state, word, x)
             except ArtefactError as error:
                 raise error.within(f"instruction {stage.number}") from None
-            if stage.keeps:
-                psums = result
+            if isinstance(result, arithmetic.Psums):
+                state.psums = result
                 continue
-            x, psums = result, None
-            if observe is not None:
-                observe(stage.number, x)
-            if stage.layer.stored:
-                _view(state, stage.stored())[...] = to_words(x)
-        state.psums = psums
-        if psums is not None:
-            return
-        _view(state, chain[-1].ofmap(self.machine, not state.low))[...] = to_words(x)
-        if "dst" not in chain[-1].operands:
-            state.low = not state.low
+            x, state.psums = result, None
+            if observers is not None:
+                for observe, number, values in zip(observers, word.numbers, _by_tile(x, word), strict=True):
+                    observe(number, values)
+            for maps in filter(None, (word.stored, word.ofmap)):
+                _write(state, maps, to_words(x))
 
-    def _ifmap(self, state: State, stage: Stage) -> Array:
-        """The map that a stage reads from a DTCM: (samples, Hi, Wi, Ci) int8."""
-        return _read(state, stage.ifmap(self.machine, state.low), stage.layer.Ci)
-
-    def _stage(self, state: State, stage: Stage, x: Array, psums: Array | None) -> Array:
-        """The int8 result (samples, Ho, Wo, Co) of one stage, or its raw psums if they are kept."""
-        layer, name = stage.layer, stage.name
+    def _result(self, state: State, word: Word, x: Array) -> Array | arithmetic.Psums:
+        """The int8 result (tiles * samples, Ho, Wo, Co) of a word, or its psums if they are kept."""
+        stage, layer = word.stage, word.stage.layer
         if stage.reshape is not None:
             return rearrangement.rearranged(x, stage.reshape)
-        match name:
+        match stage.name:
             case "maxpool":
                 return arithmetic.max_pool(x, layer)
             case "relu":
                 return np.maximum(x, 0)
             case "act":
-                return arithmetic.activation(self._take(state, stage, TABLE_WORDS), x)
+                return _each_tile(arithmetic.activation, word, x)
             case "prelu":
-                return arithmetic.sloped(self._take(state, stage, SLOPE_WORDS * groups(layer.Co)), x)
+                return _each_tile(arithmetic.sloped, word, x)
             case "add" | "mul":
-                other = _read(state, stage.operand(), layer.Co)
-                scale = self._take(state, stage, BS_WORDS * groups(layer.Co))
-                return arithmetic.combine(name, x, other, scale)
+                other = _read(state, word.operand, layer.Co)
+                return _each_tile(arithmetic.add if stage.name == "add" else arithmetic.multiply, word, x, other)
             case _:
-                kernel = self._kernel(state, stage)
-                if psums is None and not stage.keeps:
+                kernel = self._kernel(word)
+                if state.psums is None and not stage.keeps:
                     return kernel(x)
-                total = kernel.accumulate(x, psums)
+                total = kernel.accumulate(x, state.psums)
                 return total if stage.keeps else kernel.quantised(total)
 
-    def _kernel(self, state: State, stage: Stage) -> arithmetic.Convolution:
-        """The convolution of the word and its weight block, cached."""
-        layer = stage.layer
-        block = self._take(state, stage, arithmetic.block_words(layer))
-        key = (layer, block.tobytes())
+    def _kernel(self, word: Word) -> arithmetic.Convolution:
+        """The convolution of the word and its weight blocks, cached."""
+        key = (word.stage.layer, word.blocks)
         if key not in self.kernels:
-            self.kept_bytes += block.nbytes
+            size = sum(map(len, word.blocks))
+            self.kept_bytes += size
             if self.kept_bytes > MOST_KEPT:
                 self.kernels.clear()
-                self.kept_bytes = block.nbytes
-            self.kernels[key] = arithmetic.Convolution(layer, block)
+                self.kept_bytes = size
+            self.kernels[key] = arithmetic.Convolution(word.stage.layer, list(map(_lanes, word.blocks)))
         return self.kernels[key]
 
-    def _take(self, state: State, stage: Stage, words: int) -> Array:
-        """The next words of the weight stream."""
-        start, state.weights_at = state.weights_at, state.weights_at + words
-        if state.weights_at > len(state.weight):
-            raise refused(stage.number, f"weight words {start}..{state.weights_at - 1} are streamed", stage.layer)
-        return state.weight[start : state.weights_at]
+
+def _streamed(stage: Stage) -> int:
+    """The words of the weight stream that a word takes."""
+    layer = stage.layer
+    if stage.reshape is not None:
+        return 0
+    match stage.name:
+        case "maxpool" | "relu":
+            return 0
+        case "act":
+            return TABLE_WORDS
+        case "prelu":
+            return SLOPE_WORDS * groups(layer.Co)
+        case "add" | "mul":
+            return BS_WORDS * groups(layer.Co)
+        case _:
+            return arithmetic.block_words(layer)
 
 
-def _view(state: State, each: Map) -> Array:
-    """The words of a map in the memories of all samples: (samples, height, width, groups) WORD."""
-    return each.place.words(state.memory(each.place.memory), each.height, each.width, each.groups)
+def _lanes(block: bytes) -> Array:
+    """A block's words (n, 16)."""
+    return np.frombuffer(block, np.int8).reshape(-1, LANES)
 
 
-def _read(state: State, each: Map, channels: int) -> Array:
-    """The map's values, (samples, height, width, channels) int8."""
-    return from_words(_view(state, each), channels)
+def _by_tile(x: Array, word: Word) -> Array:
+    """(tiles * samples, ...) as (tiles, samples, ...)."""
+    return x.reshape(len(word.numbers), len(x) // len(word.numbers), *x.shape[1:])
+
+
+def _each_tile(function: Callable[..., Array], word: Word, *maps: Array) -> Array:
+    """The function of a tile's block and its maps, for each tile."""
+    if len(word.blocks) == 1:
+        return function(_lanes(word.blocks[0]), *maps)
+    tiles = zip(word.blocks, *(_by_tile(each, word) for each in maps), strict=True)
+    return np.concatenate([function(_lanes(block), *each) for block, *each in tiles])
+
+
+def _views(state: State, maps: Maps) -> Iterator[Array]:
+    """The words of a map in the memories of all samples, of each tile: (samples, height, width, groups) WORD."""
+    samples = len(state.fmap) // len(maps)
+    for at, each in enumerate(maps):
+        yield each.words(state.memory(each.place.memory)[at * samples : (at + 1) * samples])
+
+
+def _read(state: State, maps: Maps, channels: int) -> Array:
+    """The values of the tiles' maps, (samples of all tiles, height, width, channels) int8."""
+    views = list(_views(state, maps))
+    return from_words(views[0] if len(views) == 1 else np.concatenate(views), channels)
+
+
+def _write(state: State, maps: Maps, words: Array) -> None:
+    """Writes words (samples of all tiles, height, width, groups), or those that all tiles share."""
+    for at, view in enumerate(_views(state, maps)):
+        count = min(len(view), len(words))
+        for start in range(0, len(view), count):
+            first = (at * len(view) + start) % len(words)
+            view[start : start + count] = words[first : first + count]
+
+
+def _store(moves: Sequence[TensorMove], words: Array, tensors: dict[str, Array]) -> None:
+    """Copies words (tiles * samples, H, W, groups, 16) to each tile's window of its host tensor."""
+    samples, planes = len(words) // len(moves), unpack_feature(words, moves[0].channels)
+    for at, move in enumerate(moves):
+        put(move, planes[at * samples : (at + 1) * samples], tensors)
