@@ -15,8 +15,8 @@ def _entry(node: str, op: str, place: str, reads: str, writes: str, **more: Any)
         "because": "", "into": (), "paths": (), "layers": (), "problems": (), "macs": 0, "macs_on_npu": 0,
         "cycles": 0.0, "bytes_in": 0, "bytes_out": 0, "within": (),
     }  # fmt: skip
-    own = {"reads": tuple(reads.split()), "tensors": {writes: more.pop("now", "")}}
-    return Entry(node, op, place, **{**fields, **own, **more})
+    fields |= {"reads": tuple(reads.split()), "tensors": {writes: more.pop("now", "")}}
+    return Entry(node, op, place, **{**fields, **more})
 
 
 NO = Problem("E201", "<none>", op="Sin")

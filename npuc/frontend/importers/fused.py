@@ -6,7 +6,6 @@ Source: onnxruntime, docs/ContribOperators.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,12 +42,8 @@ def _step(
     assert found is not None
     name = output or to.fresh(f"{node.outputs[0]}/{op.lower()}")
     own = node.name if output else to.node_name(f"{node.name}/{op}")
-    before = len(to.nodes)
-    FORMS[op](OnnxNode(own, op, tuple(inputs), (name,), {**found.defaults, **given}, OPSET), to)
-    for at in range(before, len(to.nodes)):
-        made = replace(to.nodes[at], sources=(node.name,))
-        to.nodes[at] = made
-        to.producers.update(dict.fromkeys(made.outputs, made))
+    attrs = {**found.defaults, **given}
+    FORMS[op](OnnxNode(own, op, tuple(inputs), (name,), attrs, OPSET, node.source), to)
     return to.aliases.get(name, name)
 
 
