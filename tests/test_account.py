@@ -14,10 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc.account import Entry, account_of, nodes_named
 from npuc.driver import compile_model
-from npuc.models import MODELS, families
+from npuc.models import MODELS
 from npuc.onnx_files.subgraphs import within
 from npuc.target import Options, Request, target
 from tests.cli.process import npuc
+from tests.regions.nets import model_of
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
 
@@ -32,9 +33,19 @@ def _unet() -> onnx.ModelProto:
     return model
 
 
+def _transformer() -> onnx.ModelProto:
+    """Two layers of a transformer, with one head."""
+    layer = """n{0} = LayerNormalization(h{0}, g, b) q{0} = MatMul(n{0}, w) k{0} = MatMul(n{0}, v)
+        t{0} = Transpose <perm = [0, 2, 1]> (k{0}) s{0} = MatMul(q{0}, t{0}) p{0} = Softmax(s{0})
+        a{0} = MatMul(p{0}, k{0}) o{0} = MatMul(a{0}, w) r{0} = Add(h{0}, o{0}) f{0} = MatMul(r{0}, v)
+        u{0} = Relu(f{0}) d{0} = MatMul(u{0}, w) h{1} = Add(r{0}, d{0})"""
+    text = f"g (float[1,8,16] h0) => (float[1,8,16] h2) {{ {layer.format(0, 1)} {layer.format(1, 2)} }}"
+    return model_of(text, g=(16,), b=(16,), w=(16, 16), v=(16, 16))
+
+
 NETWORKS = {
     "unet": _unet,
-    "transformer": lambda: families.build("transformer_encoder", "dynamo"),
+    "transformer": _transformer,
     "resnet8": MODELS["resnet8"],
     "bc_resnet": MODELS["bc_resnet"],
 }
