@@ -55,19 +55,19 @@ finally:
 """
 PARTS: Mapping[str, Sequence[str]] = {
     "imports": ("<frozen importlib._bootstrap>:_find_and_load",),
-    "model, samples, passes": ("driver.py:accepted", "loading.py:load"),
+    "model, samples, passes": ("planning.py:planned", "planning.py:settled", "loading.py:load"),
     "calibration": ("results.py:node_histograms",),
     "equalisation and evidence": ("search.py:_equalised", "evidence.py:sampled"),
     "scales and weights": ("build.py:quantise", "__init__.py:quantise"),
     "judge": ("acceptance.py:noise", "acceptance.py:acceptance"),
     "lockstep, integer layers": ("lockstep.py:_run",),
     "lockstep, weights and biases": ("lockstep.py:improved",),
-    "planning and words": ("lowering.py:lower", "target.py:foresee"),
+    "planning and words": ("lowering.py:lower",),
     "report and files": (
         "report.py:manifest",
         "evidence.py:evidence",
         "program.py:save",
-        "driver.py:with_rewrites",
+        "compilation.py:_with_rewrites",
     ),
     "proof": ("proof.py:proved",),
 }

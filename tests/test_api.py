@@ -175,7 +175,7 @@ def test_an_unknown_name_is_no_attribute() -> None:
 
 def test_modules_are_attributes_without_an_import_of_their_own() -> None:
     code = (
-        "import npuc; print(npuc.errors.NpucError.__name__, npuc.targets.__name__, npuc.driver.BATCH,"
+        "import npuc; print(npuc.errors.NpucError.__name__, npuc.targets.__name__, npuc.running.BATCH,"
         " *(hasattr(npuc, name) for name in ('nothing', '__nothing__', '__main__', 'error s', '')))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.account import account_of
 from npuc.errors import DataError, Mismatch, ModelError, NpucError, Problem
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph
@@ -403,7 +404,7 @@ def _untold(error: NpucError, substitute: str, program: Program) -> NpucError:
         return unproved(error)
     if not substitute:
         return _trapped(error, "the host refuses its part of the program")
-    names = [name for part in program.manifest["report"]["partitions"] for name in part["nodes"]]
+    names = [each.node for each in account_of(program.manifest)]
     node = next((name for name in names if f"Name:'{name}'" in problem.reason), problem.node)
     return unproved(ModelError("E105", problem.reason, node=node, remedy=WRITE))
 

@@ -169,7 +169,7 @@ def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> d
             except NpucError as error:
                 deny_refused(plan, outside, part, error, changes)
                 break
-            if not lowered.program.manifest["report"]["instructions"] and not plan.options.refuses_host:
+            if not lowered.program.manifest["report"]["instructions"] and not is_whole(plan, [part], graph):
                 deny(plan, part.blocks, _without_instructions(plan.target))
                 break
             found[keys[part.blocks]] = lowered if prover is None else _proved(plan, part, lowered, prover)

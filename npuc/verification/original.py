@@ -34,8 +34,8 @@ RELATIVE, OF_LARGEST = 1e-4, 1e-5
 OF_SEQUENCE = 1e-3
 """The same for a tensor within a sequence, as a whole."""
 STEPS = "steps"
-MOVED = {"float": 2.0**-14, "double": 2.0**-14, "float16": 2.0**-9, STEPS: 2.0 / 255}
-"""The most relative perturbation by element type: 1,000 times what float32 rounds, 4 times what float16 does.
+MOVED = {"float": 2.0**-14, "double": 2.0**-14, "float16": 2.0**-9, "bfloat16": 2.0**-6, STEPS: 2.0 / 255}
+"""The most relative perturbation by element type: 1,000 times what float32 rounds, 4 times what float16 and bfloat16 do.
 STEPS: of what is quantised dynamically, as a part of its range: two steps."""
 DRAWS = 3
 """The number of random perturbations."""
@@ -113,9 +113,12 @@ class Form:
         except ModelError:  # an operator of the user's own, for instance, whose result cannot be multiplied
             moving = foreign_session(with_outputs(self._proto(), names), self.folder)
 
+        kinds = {each.name: each.type.removeprefix("tensor(").removesuffix(")") for each in moving.get_inputs()}
+        size = {name: parts[kind] for name, kind in kinds.items() if kind in parts}
+
         def run(feed: Mapping[str, Array], draw: int) -> Values:
             random = np.random.default_rng(draw)
-            fed = {name: _shifted(each, random, parts["float"]) for name, each in feed.items()}
+            fed = {name: _shifted(each, random, size.get(name, parts["float"])) for name, each in feed.items()}
             return _run(moving, names, fed, self.bound)
 
         return run
@@ -179,7 +182,7 @@ def _is_text(path: Path) -> bool:
 def _perturbed(
     nodes: Iterable[onnx.NodeProto], types: Mapping[str, str], parts: Mapping[str, float], names: Names
 ) -> Iterator[onnx.NodeProto]:
-    from onnx import helper
+    from onnx import TensorProto, helper
 
     for seed, node in enumerate(nodes):
         made, behind = type(node)(), list[Any]()
@@ -197,6 +200,15 @@ def _perturbed(
                 continue
             made.output[at], factor, cast = (names.new(f"{name}/{what}") for what in ("still", "moves", "cast"))
             part, code = parts[types[name]], helper.np_dtype_to_tensor_dtype(_dtype(types[name]))
+            if types[name] == "bfloat16":  # of which onnxruntime has no product
+                wide, moved = names.new(f"{name}/wide"), names.new(f"{name}/moved")
+                behind += [
+                    helper.make_node("Cast", [made.output[at]], [wide], to=int(TensorProto.FLOAT)),
+                    _random(wide, factor, (1 - part, 1 + part), seed),
+                    helper.make_node("Mul", [wide, factor], [moved]),
+                    helper.make_node("Cast", [moved], [name], to=code),
+                ]
+                continue
             behind += [
                 _random(made.output[at], factor, (1 - part, 1 + part), seed),
                 helper.make_node("Cast", [factor], [cast], to=code),
@@ -235,11 +247,17 @@ def _random(like: str, result: str, span: tuple[float, float], seed: int) -> onn
 
 def _run(opened: Any, names: Sequence[str], feed: Mapping[str, Array], bound: Mapping[str, float]) -> Values:
     try:
-        return values_of(opened, names, {each.name: _given(each, feed, bound) for each in opened.get_inputs()})
+        found = values_of(opened, names, {each.name: _given(each, feed, bound) for each in opened.get_inputs()})
+        return {name: _computable(each) for name, each in found.items()}
     except ModelError:
         raise
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError("E105", f"onnxruntime cannot run the model: {error}") from None
+
+
+def _computable(value: Any) -> Any:
+    """A value; bfloat16, in which numpy does not compute, as float32."""
+    return value.astype(np.float32) if getattr(value, "dtype", None) == "bfloat16" else value
 
 
 def _given(port: Any, feed: Mapping[str, Array], bound: Mapping[str, float]) -> Array:
