@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "values out of bounds wrap",
         "quantiser",
-        "Mux(fits, value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign))",
+        "Mux(high.all() | ~high.any(), value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign))",
         "value[:BYTE]",
     ),
     Mutant("the sign of a shift is ignored", "quantiser", "Mux(left, 0, -self.scale)", "Mux(left, 0, self.scale)"),
@@ -79,7 +79,10 @@ MUTANTS = (
     ),
     Mutant("pads are read column by column", "sequencer", "y * now.xi + x", "x * now.xi + y"),
     Mutant(
-        "taps are taken in another order", "sequencer", "self.hki * now.dilation_h", "self.wki * now.dilation_h"
+        "taps are taken in another order",
+        "sequencer",
+        "(y + hk)[:bits]",
+        "(y + wk)[:bits]",
     ),
     Mutant(
         "the hazard of a single psum is forgotten",
@@ -90,8 +93,8 @@ MUTANTS = (
     Mutant(
         "the second operand is read at another pixel",
         "sequencer",
-        "self._address(place, y, x)",
-        "self._address(place, x, y)",
+        'self._address(m, "operand", place, y, x)',
+        'self._address(m, "operand", place, x, y)',
     ),
     Mutant(
         "channel-wise weights stay with the first group",
@@ -144,8 +147,8 @@ MUTANTS = (
     Mutant(
         "no entry is free before the last tap",
         "sequencer",
-        "Mux(follows, self.issue.pad[0], first)",
-        "Mux(follows, self.issue.pad[0], 0)",
+        "Mux(follows, self._pad_entry(self.oyi[0], self.oxi[0]), first)",
+        "Mux(follows, self._pad_entry(self.oyi[0], self.oxi[0]), 0)",
         shown_by="one set of pads",
     ),
 )

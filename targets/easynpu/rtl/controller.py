@@ -44,7 +44,8 @@ class Controller(wiring.Component):
     """Runs `count` words from ITCM address 0 after `go`, or until a halt; `busy` until all results are written.
 
     `pause`: stop after every chain, and continue on `resume`. `failed`: an undefined word ended the run. `word` is
-    the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM. `reshape` is the
+    the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM; `settles`: nor
+    will be when a word is read that is requested now. `reshape` is the
     last reshape word. While it reads a map (a word in each cycle with `rearranging`), `moving` requests the next
     piece of the word; `moved` marks the last piece, and `map_ends` the last word.
     """
@@ -93,6 +94,7 @@ class Controller(wiring.Component):
                 "moved": In(1),
                 "map_ends": In(1),
                 "quiet": In(1),
+                "settles": In(1),
             }
         )
 
@@ -357,7 +359,7 @@ class Controller(wiring.Component):
                 m.next = "LOAD"
         with m.State("LOAD"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
-            m.d.comb += self.load_enable.eq(self.quiet)
+            m.d.comb += self.load_enable.eq(self.settles)
             with m.If(self.load_enable & self.load_finished):
                 m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
                 m.next = "RUN"
@@ -379,7 +381,7 @@ class Controller(wiring.Component):
                 m.next = "READ_MAP"
         with m.State("READ_MAP"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
-            m.d.comb += self.load_enable.eq(self.quiet | ~self.first_read)
+            m.d.comb += self.load_enable.eq(self.settles | ~self.first_read)
             with m.If(self.load_enable):
                 m.d.sync += self.first_read.eq(0)
                 m.next = "WRITE_PIECES"

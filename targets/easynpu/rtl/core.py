@@ -15,10 +15,10 @@ from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.registers import identity
-from npuc.targets.easynpu.rtl.array import PeArray
+from npuc.targets.easynpu.rtl.array import RESULT, PeArray, any_of
 from npuc.targets.easynpu.rtl.controller import CYCLES as CYCLE_BITS
 from npuc.targets.easynpu.rtl.controller import Controller
-from npuc.targets.easynpu.rtl.layouts import WORD
+from npuc.targets.easynpu.rtl.layouts import AHEAD, WORD
 from npuc.targets.easynpu.rtl.loader import Loader
 from npuc.targets.easynpu.rtl.memories import ResultQueue, SinglePort
 from npuc.targets.easynpu.rtl.pads import IfmapPads, ParameterPads, Tables
@@ -39,6 +39,7 @@ from npuc.targets.easynpu.rtl.port import (
 from npuc.targets.easynpu.rtl.rearranger import Rearranger
 from npuc.targets.easynpu.rtl.sequencer import Sequencer, issue
 from npuc.targets.easynpu.rtl.weight_stream import WeightStream
+from npuc.targets.easynpu.rtl.words import delayed
 from npuc.targets.easynpu.rtl.writer import Writer
 
 
@@ -164,8 +165,6 @@ class Core(wiring.Component):
     def _steps(self, m: Module) -> None:
         """Connects the control of the steps."""
         controller, loader, sequencer = self.controller, self.loader, self.sequencer
-        self.put = Signal()
-        quiet = self.array.empty & ~self.put & self.writer.empty & self.queues[0].empty & self.queues[1].empty
         m.d.comb += [
             self.stream.start.eq(controller.begin),
             loader.start.eq(controller.begin),
@@ -178,7 +177,26 @@ class Core(wiring.Component):
             controller.step_busy.eq(sequencer.busy),
             controller.step_ends.eq(sequencer.ends),
             controller.blocked.eq(sequencer.blocked),
-            controller.quiet.eq(quiet),
+        ]
+        self._settling(m)
+
+    def _settling(self, m: Module) -> None:
+        """Whether all results are in the DTCMs, and whether they will be when a word is read that is requested now.
+
+        A result is written RESULT + 1 cycles after its position, with rows of PEs one after the other; a word is
+        read AHEAD + 1 cycles after its request.
+        """
+        rows, array, writer = self.machine.pe_rows, self.array, self.writer
+        late = RESULT - AHEAD + rows - 1
+        puts, passed = [self.sequencer.puts], self.sequencer.puts
+        for age in range(1, RESULT - AHEAD + 1):
+            passed = delayed(m, passed, 1, f"puts{age}")
+            puts.append(passed)
+        waiting = any_of(array.writes[: late + 1]) | any_of(puts)
+        queued = ~self.queues[0].empty | ~self.queues[1].empty
+        m.d.comb += [
+            self.controller.settles.eq(~waiting & ~queued & writer.ends),
+            self.controller.quiet.eq(array.empty & ~waiting & ~queued & writer.empty),
         ]
 
     def _load_enable(self) -> Value:
@@ -193,22 +211,14 @@ class Core(wiring.Component):
         loader, machine = self.loader, self.machine
         m.submodules.ifmap_pads = self.ifmap_pads = pads = IfmapPads(machine)
         loads, padding, lowest, entry = loader.loads, loader.padding, loader.lowest, loader.entry
-        for depth in range(2):
-            later = [
-                Signal.like(each, name=f"load{depth}_{at}") for at, each in enumerate((loads, padding, lowest))
-            ]
-            entry_later = Signal.like(loader.entry, name=f"load{depth}_entry")
-            m.d.sync += [after.eq(each) for after, each in zip(later, (loads, padding, lowest), strict=True)]
-            m.d.sync += entry_later.eq(entry)
-            (loads, padding, lowest), entry = later, entry_later
-        load_memory, operand = Signal(), Signal(self.sequencer.operand.shape())
-        operand_rows = [Signal.like(self.sequencer.operand_row, name=f"operand_row{depth}") for depth in range(2)]
-        m.d.sync += [
-            load_memory.eq(self.load_read.memory),
-            operand.eq(self.operand_read),
-            operand_rows[0].eq(self.sequencer.operand_row),
-            operand_rows[1].eq(operand_rows[0]),
-        ]
+        loads, entry = (delayed(m, each, AHEAD, name) for each, name in ((loads, "loads"), (entry, "entry")))
+        loads, padding, lowest, entry = (
+            delayed(m, each, 2, f"{name}_read")
+            for each, name in ((loads, "loads"), (padding, "padding"), (lowest, "lowest"), (entry, "entry"))
+        )
+        load_memory = delayed(m, self.load_read.memory, 1, "load_memory")
+        operand = delayed(m, self.operand_read, 1, "operand")
+        operand_row = delayed(m, self.sequencer.operand_row, 2 + AHEAD, "operand_row")
         fmap, skip = (dtcm.read_data for dtcm in self.maps)
         border = Mux(lowest, Value.cast(0x80).replicate(LANES), 0)
         m.d.comb += [
@@ -216,13 +226,15 @@ class Core(wiring.Component):
             pads.write_address.eq(entry),
             pads.word.eq(Mux(padding, border, Mux(load_memory, skip, fmap))),
             self.array.operand_valid.eq(operand.valid),
-            self.array.operand_row.eq(operand_rows[1]),
+            self.array.operand_row.eq(operand_row),
             self.array.operand.eq(Mux(operand.memory, skip, fmap)),
         ]
 
     def _pads(self, m: Module) -> None:
         """The array and the pads that it reads."""
-        array, put = self.array, self.controller.parameters
+        array = self.array
+        put = delayed(m, self.controller.parameters, AHEAD, "parameters")
+        word = delayed(m, self.weight.read_data, AHEAD, "parameter_word")
         m.submodules.parameter_pads = parameters = ParameterPads(self.machine)
         m.submodules.tables = tables = Tables(self.machine)
         m.d.comb += [
@@ -231,18 +243,17 @@ class Core(wiring.Component):
             self.stream.take.eq(array.take),
             parameters.write.eq(put.planes),
             parameters.write_address.eq(put.entry),
-            parameters.word.eq(self.weight.read_data),
+            parameters.word.eq(word),
             parameters.address.eq(array.address),
-            parameters.address_before.eq(array.address_before),
             tables.write.eq(put.table_planes),
             tables.write_table.eq(put.table),
-            tables.word.eq(self.weight.read_data),
+            tables.word.eq(word),
             tables.table.eq(array.table),
         ]
         for row, address in enumerate(self.ifmap_pads.address):
-            m.d.comb += [address.eq(array.pad[row]), array.entry[row].eq(self.ifmap_pads.entry[row])]
+            m.d.comb += [array.pad_ahead[row].eq(self.sequencer.pad[row]), address.eq(array.pad[row]), array.entry[row].eq(self.ifmap_pads.entry[row])]
         for lane in range(LANES):
-            m.d.comb += [array.own[lane].eq(parameters.own[lane]), array.before[lane].eq(parameters.before[lane])]
+            m.d.comb += array.own[lane].eq(parameters.own[lane])
         for number, line in enumerate(tables.line):
             m.d.comb += [tables.input[number].eq(array.fed[number]), array.line[number].eq(line)]
 
@@ -266,17 +277,17 @@ class Core(wiring.Component):
         ]
         with m.If(moving):
             m.d.sync += lane.eq(Mux(rearranger.piece.last, 0, rearranger.next_lane))
-        piece = Signal(sequencer.piece.shape())
-        m.d.sync += piece.eq(Mux(moving, Value.cast(rearranger.piece), Value.cast(sequencer.piece)))
-        m.d.sync += self.put.eq(moving | sequencer.put)
-        m.d.comb += [self.writer.put.eq(self.put), self.writer.piece.eq(piece)]
+        m.d.comb += [
+            sequencer.moving.eq(moving),
+            self.writer.put.eq(delayed(m, sequencer.put, 1, "put")),
+            self.writer.piece.eq(delayed(m, sequencer.piece, 1, "piece")),
+        ]
 
     def _results(self, m: Module) -> None:
         """Routes results, or words that a reshape has read, to the writer; results also to the test bench."""
         array, writer, pads = self.array, self.writer, self.ifmap_pads
         word, read = Signal(WORD), Signal()
-        asked, given = Signal(), Signal()
-        m.d.sync += [asked.eq(self.controller.rearranging), given.eq(asked)]
+        given = delayed(m, self.controller.rearranging, 2 + AHEAD, "rearranging")
         m.d.sync += [word.eq(pads.word), read.eq(pads.write & given)]
         m.d.comb += [
             writer.arrive.eq(array.leaving.write | read),

@@ -14,9 +14,9 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
-from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, TILE
+from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, TILE
 from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth
-from npuc.targets.easynpu.rtl.words import wrapped
+from npuc.targets.easynpu.rtl.words import address, delayed
 
 
 class Loader(wiring.Component):
@@ -24,8 +24,8 @@ class Loader(wiring.Component):
 
     `start` begins with the first step; a word is loaded in every cycle with `enable` until the sub-ifmap is
     complete. `finished`: it is complete, or will be with this cycle's word; `advance` moves on to the next step.
-    `step` is the step whose sub-ifmap is loaded, if it `exists`; none follows `last_step`. For this cycle's word,
-    `request` is the read, and `entry` the pad entry that it goes to; `padding` replaces a read outside the map,
+    `step` is the step whose sub-ifmap is loaded, if it `exists`; none follows `last_step`. This cycle's word goes
+    to the pad entry `entry`. AHEAD cycles later, `request` is its read; `padding` replaces a read outside the map,
     with -128 if `lowest`.
     """
 
@@ -169,11 +169,11 @@ class Loader(wiring.Component):
             iy.eq(now.Sh * self.oy + row - now.Ph),
             ix.eq(now.Sw * self.ox + column - now.Pw),
             outside.eq((iy < 0) | (iy >= now.Hi) | (ix < 0) | (ix >= now.Wi)),
-            self.padding.eq(outside),
-            self.lowest.eq(now.lowest),
-            self.request.valid.eq(self.loads & ~outside),
-            self.request.memory.eq(place.memory),
-            self.request.address.eq(wrapped(self.machine, place, iy, ix, self.group)),
+            self.padding.eq(delayed(m, outside, AHEAD, "outside")),
+            self.lowest.eq(delayed(m, now.lowest, AHEAD, "lowest")),
+            self.request.valid.eq(delayed(m, self.loads & ~outside, AHEAD, "reads")),
+            self.request.memory.eq(delayed(m, place.memory, AHEAD, "memory")),
+            self.request.address.eq(address(m, self.machine, "word", place, iy, ix, self.group)),
         ]
 
 

@@ -19,7 +19,7 @@ from npuc.targets.easynpu.machine.rearrangement import DIMENSIONS, ORDER, PERMUT
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, WORD
 from npuc.targets.easynpu.rtl.sizes import address_bits
-from npuc.targets.easynpu.rtl.words import Fields, wrapped
+from npuc.targets.easynpu.rtl.words import Fields
 
 
 class Rearranger(wiring.Component):
@@ -146,7 +146,7 @@ class Rearranger(wiring.Component):
             piece.last.eq(self.next_lane == lanes),
             piece.target.valid.eq(1),
             piece.target.memory.eq(self.target.memory),
-            piece.target.address.eq(wrapped(self.machine, self.target, row, column, channel >> GROUP)),
+            piece.target.address.eq(self._word(row, column, channel >> GROUP)),
             piece.rotation.eq(self.lane - to),
         ]
         m.d.comb += [piece.lanes[lane].eq((lane >= to) & (lane < to + length)) for lane in range(LANES)]
@@ -154,6 +154,10 @@ class Rearranger(wiring.Component):
         opens_last = (channel >> GROUP == self.fields.last("Co") >> GROUP) & (to == 0) & (unused != 0)
         with m.If(opens_last):
             m.d.comb += [piece.cleared[lane].eq(lane >= unused) for lane in range(LANES)]
+
+    def _word(self, row: Value, column: Value, group: Value) -> Value:
+        place, bits = self.target, address_bits(self.machine)
+        return (place.base + place.row * row + place.pixel * column + place.group * group)[:bits]
 
     def _writes(self, m: Module) -> None:
         """The cases of rearrangement.most_written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from npuc.ir import Array
 from npuc.targets.easynpu.machine.chains import Stage
 from npuc.targets.easynpu.machine.memory import LANES, SLOPE_WORDS, Map, groups
 from npuc.targets.easynpu.machine.rules import POINTWISE
-from npuc.targets.easynpu.machine.timing import DRAIN, is_dense
+from npuc.targets.easynpu.machine.timing import DRAIN, is_dense, waiting
 from npuc.targets.easynpu.simulate import datapath, streams
 from npuc.targets.easynpu.simulate.events import Executed, LayerCount, Touched, Transfers
 from npuc.targets.easynpu.simulate.hardware import Hardware
@@ -199,6 +200,7 @@ class LayerRun:
             sweeps = [self._sweep(step, step.part, passes - step.last, Access())]
             if step.last:
                 sweeps += [self._sweep(step, at, 1, self._access(at)) for at in range(step.part, len(self.chain))]
+                sweeps[1:-1] = [replace(sweep, wait=waiting(sweep.ozis * sweep.compute)) for sweep in sweeps[1:-1]]
             self._plans[key] = Plan(tuple(sweep for sweep in sweeps if sweep.passes))
         return self._plans[key]
 
