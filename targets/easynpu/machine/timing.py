@@ -37,7 +37,7 @@ class Followers:
     stages: int = 0
     bs_words: int = 0
     words: int = 0
-    """Instruction words of the chain besides its first layer words."""
+    """Instruction words of the chain besides its first layer words, and rearrangement.SETUP for a reshape."""
     ports: tuple[PortUse, ...] = ()
     """Port use of the layer's last pass and of each stage; if empty, only the last one writes."""
 

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.layouts import AHEAD, WORD
-from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS, Pe
+from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS, instance
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sequencer import issue
 from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth
@@ -93,7 +93,7 @@ class PeArray(wiring.Component):
         with m.If(self.operand_valid & (self.operand_row == row)):
             m.d.sync += gathered.eq(self.operand)
         for lane in range(LANES):
-            m.submodules[f"pe{row}_{lane}"] = pe = Pe(self.machine)
+            pe, m.submodules[f"pe{row}_{lane}"] = instance(self.machine, f"pe{row}_{lane}")
             number = row * LANES + lane
             m.d.comb += [
                 pe.back_address.eq(pipe[READ_PADS].psum),

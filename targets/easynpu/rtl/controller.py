@@ -46,7 +46,7 @@ class Controller(wiring.Component):
     `pause`: stop after every chain, and continue on `resume`. `failed`: an undefined word ended the run. `word` is
     the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM; `settles`: nor
     will be when a word is read that is requested now. `reshape` is the
-    last reshape word. While it reads a map (a word in each cycle with `rearranging`), `moving` requests the next
+    last reshape word; `divide`: it is the next cycle's. While it reads a map (a word in each cycle with `rearranging`), `moving` requests the next
     piece of the word; `moved` marks the last piece, and `map_ends` the last word.
     """
 
@@ -89,6 +89,7 @@ class Controller(wiring.Component):
                 "step_ends": In(1),
                 "blocked": In(1),
                 "reshape": Out(WORD),
+                "divide": Out(1),
                 "moving": Out(1),
                 "rearranging": Out(1),
                 "moved": In(1),
@@ -129,7 +130,7 @@ class Controller(wiring.Component):
         self.moves = Signal(init=1)
         self.entries, self.shared = Signal(len(self.run.entry) + 1), Signal(len(self.run.entry))
         self.tables = Signal(len(self.run.table) + 1)
-        self.first_read = Signal(init=1)
+        self.first_read, self.alone = Signal(init=1), Signal()
         m.d.comb += [
             self.next_word.eq(self.at),
             self.fetch.eq(self.next_word),
@@ -236,6 +237,7 @@ class Controller(wiring.Component):
         decoder, chain, layer = self.decoder, self.chain, Fields(self.word, isa.Layer)
         alone = self.stages == 0
         m.d.comb += [self.write_load.eq(alone), self.stage.eq(self.stages), self.load.eq(decoder.load)]
+        m.d.comb += self.divide.eq(1)
         m.d.sync += [
             self.reshape.eq(self.word),
             self.given.eq(0),
@@ -243,7 +245,9 @@ class Controller(wiring.Component):
             chain.scattered.eq(1),
             chain.target.eq(decoder.target),
             self.moves.eq(~self.given["dst"]),
+            self.alone.eq(alone),
         ]
+        m.next = "DIVIDE"
         with m.If(alone):
             m.d.sync += [
                 chain.dense.eq(0),
@@ -256,9 +260,6 @@ class Controller(wiring.Component):
                 chain.y.eq(1),
                 chain.x.eq(1),
             ]
-            m.next = "DIVIDE"
-        with m.Else():
-            self._begin(m, chain.dense)
 
     def _decode_block(self, m: Module, layer: Fields) -> None:
         """Registers the word's block in the weight stream, whose size is computed while parameters are loaded."""
@@ -266,7 +267,7 @@ class Controller(wiring.Component):
         groups = (layer.last("Co") >> GROUP) + 1
         self.block, self.parameter_count = Signal(Block), Signal(len(decoder.parameters))
         self.number, self.plane, self.entry = (
-            Signal(len(decoder.parameters)),
+            Signal(max(len(decoder.parameters), SETUP.bit_length())),
             Signal(range(8)),
             Signal(len(self.shared)),
         )
@@ -377,8 +378,9 @@ class Controller(wiring.Component):
         with m.State("DIVIDE"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
             with m.If(self.number == SETUP - 1):
-                m.d.comb += self.begin.eq(1)
-                m.next = "READ_MAP"
+                self._begin(m, self.chain.dense)
+                with m.If(self.alone):
+                    m.next = "READ_MAP"
         with m.State("READ_MAP"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
             m.d.comb += self.load_enable.eq(self.settles | ~self.first_read)

@@ -22,6 +22,7 @@ from npuc.targets.easynpu.rtl.layouts import AHEAD, WORD
 from npuc.targets.easynpu.rtl.loader import Loader
 from npuc.targets.easynpu.rtl.memories import ResultQueue, SinglePort
 from npuc.targets.easynpu.rtl.pads import IfmapPads, ParameterPads, Tables
+from npuc.targets.easynpu.rtl.pe import MODULE, Pe
 from npuc.targets.easynpu.rtl.port import (
     BUSY,
     CONTROL,
@@ -258,27 +259,19 @@ class Core(wiring.Component):
             m.d.comb += [tables.input[number].eq(array.fed[number]), array.line[number].eq(line)]
 
     def _pieces(self, m: Module) -> None:
-        """The destinations of results; for a map that a reshape word reads, the pieces of word after word."""
-        controller, sequencer, loader = self.controller, self.sequencer, self.loader
-        m.submodules.rearranger = rearranger = Rearranger(self.machine)
-        moving, lane = controller.moving, Signal.like(rearranger.lane)
+        """The destinations of results, and of the words of a map that a reshape word reads."""
+        controller, sequencer = self.controller, self.sequencer
+        m.submodules.rearranger = self.rearranger = rearranger = Rearranger(self.machine)
         m.d.comb += [
             rearranger.word.eq(controller.reshape),
-            rearranger.target.eq(controller.chain.target),
-            rearranger.row.eq(Mux(moving, loader.step.oy, sequencer.row)),
-            rearranger.column.eq(Mux(moving, loader.step.ox, sequencer.column)),
-            rearranger.group.eq(Mux(moving, loader.step.group, sequencer.group)),
-            rearranger.lane.eq(Mux(moving, lane, sequencer.lane)),
+            rearranger.start.eq(controller.divide),
+            rearranger.chain.eq(controller.chain),
+            rearranger.take.eq(sequencer.take),
+            sequencer.moving.eq(controller.moving),
             sequencer.scattered.eq(rearranger.piece),
-            sequencer.next_lane.eq(rearranger.next_lane),
             sequencer.scattered_writes.eq(rearranger.writes),
-            controller.moved.eq(moving & rearranger.piece.last),
-            controller.map_ends.eq(loader.last_step),
-        ]
-        with m.If(moving):
-            m.d.sync += lane.eq(Mux(rearranger.piece.last, 0, rearranger.next_lane))
-        m.d.comb += [
-            sequencer.moving.eq(moving),
+            controller.moved.eq(controller.moving & rearranger.piece.last),
+            controller.map_ends.eq(self.loader.last_step),
             self.writer.put.eq(delayed(m, sequencer.put, 1, "put")),
             self.writer.piece.eq(delayed(m, sequencer.piece, 1, "piece")),
         ]
@@ -341,7 +334,7 @@ class Core(wiring.Component):
         status = [(BUSY, controller.busy), (PAUSED, controller.paused), (FAILED, controller.failed)]
         status += [
             (LOST, self.writer.lost | self.queues[0].full | self.queues[1].full),
-            (STARVED, self.stream.starved),
+            (STARVED, self.stream.starved | self.rearranger.starved),
         ]
         m.d.sync += register.eq(0)
         with m.Switch(index):
@@ -366,11 +359,19 @@ def verilog(machine: Machine, *, observed: bool = False) -> str:
     collecting = gc.isenabled()
     gc.disable()  # Amaranth creates millions of lasting objects: scanning them takes a third of the time
     try:
-        text = convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False)
+        text = "\n".join(
+            convert(block, name=name, strip_internal_attrs=True, emit_src=False)
+            for name, block in (("easynpu", Core(machine, observed=observed)), (MODULE, Pe(machine)))
+        )
     finally:
         if collecting:
             gc.enable()
-    return CLEARED.sub(_loop, text.replace("always @*", "always_comb"))
+    text = PATH.sub(lambda found: found[1].replace(".", "_"), text.replace("always @*", "always_comb"))
+    return CLEARED.sub(_loop, text)
+
+
+PATH = re.compile(r"\\(easynpu[\w.]*) ")
+"""A module's name: its path from the top."""
 
 
 CLEARED = re.compile(r"(  initial begin)\n    (\w+)\[0\] = (\d+'h0+);\n((?:    \2\[\d+\] = \3;\n)+)(  end\n)")

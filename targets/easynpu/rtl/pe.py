@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Array, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Array, ClockSignal, Instance, Module, Mux, ResetSignal, Signal, Value, signed
 from amaranth.lib import data, enum, memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -80,6 +80,39 @@ def chosen_scale(leaving: Any, parameters: Any, negative: Value) -> Value:
     return Mux(leaving.scale == Scale.NONE, 0, kept)
 
 
+MODULE = "easynpu_pe"
+
+
+def ports(machine: Machine) -> dict[str, Any]:
+    """The ports of a PE."""
+    bits = index_bits(machine.psum_entries)
+    return {
+        "back_address": In(bits),
+        "back": In(1),
+        "ifmap": In(signed(BYTE)),
+        "fed": Out(signed(BYTE)),
+        "control": In(CONTROL),
+        "weight": In(signed(BYTE)),
+        "operand": In(signed(BYTE)),
+        "line": In(LINE),
+        "own": In(PARAMETERS),
+        "read_address": In(bits),
+        "valid": In(1),
+        "on": In(1),
+        "write_address": In(bits),
+        "psum": Out(signed(PSUM)),
+        "ofmap": Out(signed(BYTE)),
+    }
+
+
+def instance(machine: Machine, name: str) -> tuple[Any, Instance]:
+    """The ports of one more PE, and the instance of the module that all PEs share."""
+    members = ports(machine)
+    pe: Any = wiring.Signature(members).create(path=(name,))
+    connected = {f"{'i' if members[each].flow is In else 'o'}_{each}": getattr(pe, each) for each in members}
+    return pe, Instance(MODULE, i_clk=ClockSignal(), i_rst=ResetSignal(), **connected)
+
+
 class Pe(wiring.Component):
     """One PE of a row.
 
@@ -91,26 +124,7 @@ class Pe(wiring.Component):
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        bits = index_bits(machine.psum_entries)
-        super().__init__(
-            {
-                "back_address": In(bits),
-                "back": In(1),
-                "ifmap": In(signed(BYTE)),
-                "fed": Out(signed(BYTE)),
-                "control": In(CONTROL),
-                "weight": In(signed(BYTE)),
-                "operand": In(signed(BYTE)),
-                "line": In(LINE),
-                "own": In(PARAMETERS),
-                "read_address": In(bits),
-                "valid": In(1),
-                "on": In(1),
-                "write_address": In(bits),
-                "psum": Out(signed(PSUM)),
-                "ofmap": Out(signed(BYTE)),
-            }
-        )
+        super().__init__(ports(machine))
 
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""

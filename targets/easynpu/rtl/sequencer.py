@@ -53,8 +53,8 @@ class Sequencer(wiring.Component):
     `issue` enters the pipeline, `operand_row` is the row whose second operand is read; AHEAD cycles later, `pad`
     are its entries of the ifmap pads, `operand` is the read, and `put` gives the destination of the next result,
     `piece`, which `puts` announces. `blocked`: no sub-ifmap word may be read in this cycle. With one set of ifmap pads, `guards`: the
-    loader may only fill entries below `lowest`. If results are scattered, `row`, `column`, `group` and `lane`
-    request the piece that begins there. `moving`: the piece is one of a map that a reshape word reads.
+    loader may only fill entries below `lowest`. If results are scattered, `take` moves on to
+    the next piece, `scattered`. `moving`: the piece is one of a map that a reshape word reads.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -81,13 +81,9 @@ class Sequencer(wiring.Component):
                 "put": Out(1),
                 "puts": Out(1),
                 "moving": In(1),
-                "row": Out(INDEX),
-                "column": Out(INDEX),
-                "group": Out(GROUP),
-                "lane": Out(GROUP),
                 "scattered": In(layouts.piece(machine)),
-                "next_lane": In(GROUP + 1),
                 "scattered_writes": In(range(LANES + 1)),
+                "take": Out(1),
             }
         )
 
@@ -329,9 +325,7 @@ class Sequencer(wiring.Component):
             whole.eq(turn + 1 == self.pieces),
             self.puts.eq(moving | (writing & ~done)),
             self.put.eq(delayed(m, self.puts, AHEAD, "put")),
-            self.row.eq(self.running.oy + y),
-            self.column.eq(self.running.ox + x),
-            self.group.eq(self.of_group),
+            self.take.eq(self.puts & scatters),
             piece.target.valid.eq(self.is_last),
             piece.target.memory.eq(target.memory),
             piece.lanes.eq((1 << LANES) - 1),
@@ -349,9 +343,9 @@ class Sequencer(wiring.Component):
         with m.If(~delayed(m, scatters, AHEAD, "scatters")):
             m.d.comb += self.piece.target.address.eq(plain)
         with m.If(writing):
-            m.d.sync += [turn.eq(turn + 1), self.lane.eq(self.next_lane), done.eq(done | piece.last)]
+            m.d.sync += [turn.eq(turn + 1), done.eq(done | piece.last)]
         with m.If((writing & whole) | self.start):
-            m.d.sync += [turn.eq(0), self.lane.eq(0), done.eq(0)]
+            m.d.sync += [turn.eq(0), done.eq(0)]
 
     def _address(self, m: Module, name: str, place: Any, y: Value, x: Value) -> Value:
         row, column = self.running.oy + y, self.running.ox + x

@@ -12,6 +12,7 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.chains import Stage
 from npuc.targets.easynpu.machine.memory import LANES, SLOPE_WORDS, Map, groups
+from npuc.targets.easynpu.machine.rearrangement import SETUP
 from npuc.targets.easynpu.machine.rules import POINTWISE
 from npuc.targets.easynpu.machine.timing import DRAIN, is_dense, waiting
 from npuc.targets.easynpu.simulate import datapath, streams
@@ -142,7 +143,7 @@ class LayerRun:
             self.chain, hardware.weights_at, hardware.weight, hardware.parameter_pads
         )
         self.weights = [self._participating(at) for at in range(len(self.chain))]
-        self.cycle = words + sum(block.cycles for block in self.blocks)
+        self.cycle = words + sum(block.cycles for block in self.blocks) + (SETUP if self.scatter else 0)
         self.count.weight_words = sum(len(block.parameters) for block in self.blocks)
         hardware.weight_pads.reset(self.cycle)
         self.cycle += self.parts[0].Zs if self.dense else 0
