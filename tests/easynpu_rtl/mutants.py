@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant(
         "an input at a segment's start takes the one before",
         "pads",
-        "x >= halved(bounds[step :: 2 * step], found)",
-        "x > halved(bounds[step :: 2 * step], found)",
+        "(x >= bound)",
+        "(x > bound)",
     ),
     Mutant("bytes of a bias are read backwards", "pads", "Cat(*planes)", "Cat(*planes[3::-1], planes[4])"),
     Mutant(

@@ -120,6 +120,7 @@ class Controller(wiring.Component):
         """Declares the state between words."""
         machine = self.machine
         m.submodules.decoder = self.decoder = Decoder(machine)
+        m.submodules.translator = self.translator = Decoder(machine)
         self.next_word, self.at = Signal(self.addresses + 1), Signal(self.addresses + 1)
         self.low = Signal(init=1)
         self.stream = Signal(self.weights)
@@ -130,6 +131,7 @@ class Controller(wiring.Component):
         self.moves = Signal(init=1)
         self.entries, self.shared = Signal(len(self.run.entry) + 1), Signal(len(self.run.entry))
         self.tables = Signal(len(self.run.table) + 1)
+        self.decodes, self.loads = Signal(), Signal()
         self.first_read, self.alone = Signal(init=1), Signal()
         m.d.comb += [
             self.next_word.eq(self.at),
@@ -141,6 +143,23 @@ class Controller(wiring.Component):
             self.decoder.first.eq(self.stages == 0),
         ]
         m.d.sync += self.at.eq(self.next_word)
+        inputs = ("word", "places", "given", "low", "first")
+        m.d.sync += [getattr(self.translator, name).eq(getattr(self.decoder, name)) for name in inputs]
+        m.d.comb += [self.load.eq(self.translator.load), self.run.eq(self.translator.run)]
+        entry, table, target = Signal(len(self.run.entry)), Signal(len(self.run.table)), Signal()
+        m.d.sync += [
+            entry.eq(Mux(self.kept, self.shared, self.entries)),
+            table.eq(self.tables),
+            self.stage.eq(self.stages),
+            self.write_run.eq(self.decodes),
+            self.write_load.eq(self.loads),
+            target.eq(self.decodes | self.divide),
+        ]
+        m.d.comb += [self.run.entry.eq(entry), self.run.table.eq(table)]
+        with m.If(target):
+            m.d.sync += self.chain.target.eq(self.translator.target)
+        with m.If(self.write_load & (self.stage == 0)):
+            m.d.sync += self.chain.source.eq(self.load.place.memory)
 
     def _idle(self, m: Module) -> None:
         with m.State("IDLE"), m.If(self.go):
@@ -192,13 +211,8 @@ class Controller(wiring.Component):
         leaves = self.keeps & ~self.fused
         m.d.comb += [
             self.fused.eq((layer.opcode & isa.FUSED) != 0),
-            self.write_run.eq(1),
-            self.write_load.eq(first | self.kept),
-            self.stage.eq(self.stages),
-            self.load.eq(decoder.load),
-            self.run.eq(decoder.run),
-            self.run.entry.eq(Mux(self.kept, self.shared, self.entries)),
-            self.run.table.eq(self.tables),
+            self.decodes.eq(1),
+            self.loads.eq(first | self.kept),
         ]
         m.d.sync += [
             self.given.eq(0),
@@ -208,18 +222,16 @@ class Controller(wiring.Component):
             self.kept.eq(self.keeps),
             self.stages.eq(self.stages + 1),
             chain.last_stage.eq(self.stages),
-            chain.target.eq(decoder.target),
             chain.scattered.eq(0),
             chain.leaves.eq(leaves),
             self.moves.eq(~self.given["dst"] & ~leaves),
         ]
-        with m.If(self.write_load):
+        with m.If(self.loads):
             m.d.sync += chain.last_part.eq(self.stages)
         with m.If(first):
             m.d.sync += [
                 chain.dense.eq(decoder.dense),
                 chain.takes.eq(self.takes),
-                chain.source.eq(decoder.load.place.memory),
                 chain.last_row.eq(layer.last("Ho")),
                 chain.last_column.eq(layer.last("Wo")),
                 chain.last_channel.eq(layer.last("Co")),
@@ -234,16 +246,14 @@ class Controller(wiring.Component):
 
     def _decode_reshape(self, m: Module) -> None:
         """Decodes a reshape: behind other words it ends their chain; alone it reads its map word by word."""
-        decoder, chain, layer = self.decoder, self.chain, Fields(self.word, isa.Layer)
+        chain, layer = self.chain, Fields(self.word, isa.Layer)
         alone = self.stages == 0
-        m.d.comb += [self.write_load.eq(alone), self.stage.eq(self.stages), self.load.eq(decoder.load)]
-        m.d.comb += self.divide.eq(1)
+        m.d.comb += [self.loads.eq(alone), self.divide.eq(1)]
         m.d.sync += [
             self.reshape.eq(self.word),
             self.given.eq(0),
             self.number.eq(0),
             chain.scattered.eq(1),
-            chain.target.eq(decoder.target),
             self.moves.eq(~self.given["dst"]),
             self.alone.eq(alone),
         ]

@@ -175,6 +175,7 @@ class Core(wiring.Component):
             controller.load_exists.eq(loader.exists),
             sequencer.start.eq(controller.start_step),
             sequencer.step.eq(loader.step),
+            sequencer.next_part.eq(loader.next_part),
             controller.step_busy.eq(sequencer.busy),
             controller.step_ends.eq(sequencer.ends),
             controller.blocked.eq(sequencer.blocked),

@@ -109,7 +109,7 @@ class Tables(wiring.Component):
         )
 
     def elaborate(self, _platform: object) -> Module:
-        """The circuit: the number of starts that an input has reached, by binary search."""
+        """The circuit: the number of starts that an input has reached, from comparisons with all of them."""
         m = Module()
         shape = data.ArrayLayout(WORD, TABLE_WORDS - 1)
         m.submodules.tables = stored = memory.Memory(shape=shape, depth=self.depth, init=[])
@@ -123,11 +123,11 @@ class Tables(wiring.Component):
             m.d.sync += Value.cast(line).eq(Cat(*(plane.word_select(k, BYTE) for plane in planes)))
             m.d.comb += bound.eq(starts.word_select(k, BYTE))
         for number, (x, line) in enumerate(zip(self.input, self.line, strict=True)):
+            reached = Signal(LANES, name=f"reached{number}")
+            m.d.comb += reached.eq(Cat((x >= bound) for bound in bounds))
             found: list[Value] = []
             for step in (8, 4, 2, 1):
-                reached = Signal(name=f"reached{number}_{step}")
-                m.d.comb += reached.eq(x >= halved(bounds[step :: 2 * step], found))
-                found.append(reached)
+                found.append(halved(list(reached[step :: 2 * step]), found))
             segment = Signal(len(found), name=f"segment{number}")
             m.d.sync += segment.eq(Cat(*found))
             m.d.comb += Value.cast(line).eq(halved(lines, list(segment)))

@@ -48,7 +48,7 @@ def issue(machine: Machine) -> data.StructLayout:
 
 
 class Sequencer(wiring.Component):
-    """Runs a step: `start` takes over `step`; `busy` until its last cycle is over, which `ends` announces.
+    """Runs a step: `start` takes over `step`, whose part was `next_part` in an earlier cycle; `busy` until its last cycle is over, which `ends` announces.
 
     `issue` enters the pipeline, `operand_row` is the row whose second operand is read; AHEAD cycles later, `pad`
     are its entries of the ifmap pads, `operand` is the read, and `put` gives the destination of the next result,
@@ -70,6 +70,7 @@ class Sequencer(wiring.Component):
                 "stage": In(layouts.run_stage(machine)),
                 "start": In(1),
                 "step": In(layouts.step(machine)),
+                "next_part": In(self.stages),
                 "busy": Out(1),
                 "ends": Out(1),
                 "blocked": Out(1),
@@ -90,20 +91,23 @@ class Sequencer(wiring.Component):
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
-        self.at, self.following = Signal(self.stages), Signal(self.stages)
+        self.at, self.moves_on = Signal(self.stages), Signal()
         self.running = Signal(layouts.step(self.machine))
         shape = layouts.run_stage(self.machine)
         m.submodules.stages = stages = memory.Memory(shape=shape, depth=self.machine.itcm_words, init=[])
-        write, read = stages.write_port(), stages.read_port()
+        write, first, fused = stages.write_port(), stages.read_port(), stages.read_port()
+        self.now: Any = Signal(shape, name="now")
         m.d.comb += [
             write.en.eq(self.write),
             write.addr.eq(self.write_stage),
             write.data.eq(self.stage),
-            read.addr.eq(self.following),
-            self.following.eq(self.at),
+            first.addr.eq(self.next_part),
+            fused.addr.eq(self.at + 1),
         ]
-        m.d.sync += self.at.eq(self.following)
-        self.now: Any = read.data
+        with m.If(self.start):
+            m.d.sync += [self.at.eq(self.step.part), self.now.eq(first.data)]
+        with m.Elif(self.moves_on):
+            m.d.sync += [self.at.eq(self.at + 1), self.now.eq(fused.data)]
         self._counters(m)
         self._batch(m)
         self._passes(m)
@@ -117,20 +121,20 @@ class Sequencer(wiring.Component):
 
     def _counters(self, m: Module) -> None:
         """The loops' counters, and the cycle's position in them."""
-        now, rows = self.now, self.machine.pe_rows
+        rows, now = self.machine.pe_rows, self.now
         self.own, self.wait = Signal(), Signal(range(FEEDBACK))
         self.works = self.busy & (self.wait == 0)
         self.kzi, self.hki, self.wki = Signal(GROUP), Signal(len(now.last_hk)), Signal(len(now.last_wk))
         self.ozi = Signal(GROUP)
-        self.first_position, self.psum = Signal(len(self.step.positions) + 1), Signal(len(self.issue.psum))
+        self.left, self.first_batch = Signal(len(self.step.positions)), Signal()
+        self.psum = Signal(len(self.issue.psum))
+        self.last_hk, self.last_wk, self.last_k = Signal(), Signal(), Signal()
         self.cycle = Signal(range(2 * LANES * rows + 2))
         self.last_ozi, self.last_tap, self.final = Signal(GROUP), Signal(), Signal()
         self.is_last = Signal()
         m.d.comb += [
             self.last_ozi.eq(Mux(self.chain.dense, self.chain.last_channel >> GROUP, 0)),
-            self.last_tap.eq(
-                (self.kzi == self.running.last_channel) & (self.hki == now.last_hk) & (self.wki == now.last_wk)
-            ),
+            self.last_tap.eq(self.last_k & self.last_hk & self.last_wk),
             self.final.eq(~self.own | (self.running.last & self.last_tap)),
             self.is_last.eq(self.at == self.chain.last_stage),
         ]
@@ -138,7 +142,6 @@ class Sequencer(wiring.Component):
     def _batch(self, m: Module) -> None:
         """The number of positions that enter together, and their cycles (schedule.Access.cycles)."""
         rows, now = self.machine.pe_rows, self.now
-        left = Signal(len(self.first_position))
         self.count, self.last_batch = Signal(range(rows + 1)), Signal()
         self.reads, self.writes, self.apart = Signal(), Signal(), Signal()
         self.bubble, cycles = bubble, _ = Signal(), Signal(len(self.cycle))
@@ -150,9 +153,8 @@ class Sequencer(wiring.Component):
         self.pieces = Mux(self.scatters, self.scattered_writes, 1)
         m.d.comb += [
             self.scatters.eq(self.chain.scattered & self.is_last),
-            left.eq(self.running.positions - self.first_position),
-            self.last_batch.eq(left <= rows),
-            self.count.eq(Mux(self.last_batch, left, rows)),
+            self.last_batch.eq(self.left <= rows),
+            self.count.eq(Mux(self.last_batch, self.left, rows) if rows > 1 else 1),
             bubble.eq(
                 (self.running.positions <= rows) & (self.last_ozi == 0) & (not self.machine.psum_write_first)
             ),
@@ -176,11 +178,13 @@ class Sequencer(wiring.Component):
         ]
         with m.If(self.wait != 0):
             m.d.sync += self.wait.eq(self.wait - 1)
+            m.d.comb += self.moves_on.eq(self.wait == 1)
         with m.Elif(self.busy):
             m.d.sync += self.cycle.eq(Mux(self.end_batch, 0, self.cycle + 1))
             with m.If(self.end_batch):
-                m.d.sync += self.first_position.eq(
-                    Mux(self.last_batch, 0, self.first_position + self.machine.pe_rows)
+                m.d.sync += self.first_batch.eq(self.last_batch)
+                m.d.sync += self.left.eq(
+                    Mux(self.last_batch, self.running.positions, self.left - self.machine.pe_rows)
                 )
                 m.d.sync += self.psum.eq(Mux(self.end_pass, 0, self.psum + 1))
             with m.If(self.end_ozi):
@@ -190,22 +194,31 @@ class Sequencer(wiring.Component):
         with m.If(self.start):
             m.d.sync += [self.running.eq(self.step), self.busy.eq(1), self.own.eq(1)]
             m.d.sync += [self.kzi.eq(0), self.hki.eq(0), self.wki.eq(0)]
-            m.d.comb += self.following.eq(self.step.part)
+            m.d.sync += [self.left.eq(self.step.positions), self.first_batch.eq(1)]
+            m.d.sync += [self.last_hk.eq(self.step.one_hk), self.last_wk.eq(self.step.one_wk)]
+            m.d.sync += self.last_k.eq(self.step.last_channel == 0)
 
     def _next_pass(self, m: Module) -> None:
         """Moves to the next pass: taps within channels, then the fused words, one pass each."""
         with m.If(self.own & ~self.last_tap):
-            m.d.sync += self.wki.eq(self.wki + 1)
-            with m.If(self.wki == self.now.last_wk):
-                m.d.sync += [self.wki.eq(0), self.hki.eq(self.hki + 1)]
-                with m.If(self.hki == self.now.last_hk):
-                    m.d.sync += [self.hki.eq(0), self.kzi.eq(self.kzi + 1)]
+            steps = (
+                (self.wki, self.last_wk, self.now.last_wk),
+                (self.hki, self.last_hk, self.now.last_hk),
+                (self.kzi, self.last_k, self.running.last_channel),
+            )
+            carries = Const(1)
+            for index, last, most in steps:
+                with m.If(carries):
+                    m.d.sync += index.eq(Mux(last, 0, index + 1))
+                    m.d.sync += last.eq(Mux(last, most == 0, index + 1 == most))
+                carries = carries & last
         with m.Elif(self.running.last & ~self.is_last):
-            m.d.comb += self.following.eq(self.at + 1)
             m.d.sync += self.own.eq(0)
             swept = (self.psum + 1) << self.bubble
             with m.If(swept < FEEDBACK):
                 m.d.sync += self.wait.eq(FEEDBACK - swept)
+            with m.Else():
+                m.d.comb += self.moves_on.eq(1)
         with m.Else():
             m.d.comb += self.ends.eq(1)
             m.d.sync += self.busy.eq(0)
@@ -240,7 +253,7 @@ class Sequencer(wiring.Component):
             out.psum.eq(self.psum),
             out.channel.eq(self.kzi),
             out.broadcast.eq(self.chain.dense),
-            out.weight.eq(out.valid & now.weights & (self.first_position == 0)),
+            out.weight.eq(out.valid & now.weights & self.first_batch),
             out.entry.eq(now.entry + Mux(now.tabulated, 0, group)),
             out.table.eq(now.table),
             out.lanes.eq(Mux(group == last >> GROUP, (2 << last[:GROUP]) - 1, (1 << LANES) - 1)),
