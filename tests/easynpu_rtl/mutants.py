@@ -152,6 +152,66 @@ MUTANTS = (
         "Mux(follows, self._pad_entry(self.oyi[0], self.oxi[0]), 0)",
         shown_by="one set of pads",
     ),
+    Mutant(
+        "a fused pass begins a cycle too soon",
+        "sequencer",
+        "(self.psum + 1) << self.bubble",
+        "(self.psum + 2) << self.bubble",
+    ),
+    Mutant(
+        "psums of output groups overlap",
+        "sequencer",
+        "Mux(self.end_pass, 0, self.psum + 1)",
+        "Mux(self.end_ozi, 0, self.psum + 1)",
+    ),
+    Mutant(
+        "a copy lies where the result lies",
+        "sequencer",
+        'self._address(m, "copy", copy, y, x)',
+        'self._address(m, "copy", target, y, x)',
+    ),
+    Mutant("an edge tile is as wide as the others", "loader", "Mux(rest_x < chain.x, rest_x, chain.x)", "chain.x"),
+    Mutant("the last row of tiles is left out", "loader", "row <= chain.last_row", "row < chain.last_row"),
+    Mutant(
+        "a single column is not known in a step's first cycle",
+        "loader",
+        "Mux(fresh, one_column, column == last_column)",
+        "column == last_column",
+    ),
+    Mutant("slopes are those of the other sign", "pe", "fed < 0", "fed > 0"),
+    Mutant("a PE that is off gives its result", "pe", "~leaves.on", "0"),
+    Mutant("ReLU lets negative results pass", "pe", "leaves.relu & (quantiser.result < 0)", "0"),
+    Mutant(
+        "operands stay with the first row of PEs", "array", "(self.operand_row == row)", "(self.operand_row == 0)"
+    ),
+    Mutant(
+        "a result passes others that wait", "memories", "self.put & self.empty & self.take", "self.put & self.take"
+    ),
+    Mutant("the estimate of a quotient is not corrected", "rearranger", "over >= divisor", "0"),
+    Mutant(
+        "parts of a dimension are stacked where they are inserted",
+        "rearranger",
+        "Mux(insert, old, part)",
+        "Mux(insert, part, old)",
+    ),
+    Mutant("a part is always a block of indices", "rearranger", "Mux(minor, remainder, quotient)", "quotient"),
+    Mutant(
+        "lanes over the end of a word stay in it", "rearranger", "Mux(second, self.chain.target.group, 0)", "0"
+    ),
+    Mutant("lanes behind the last channel keep what was there", "rearranger", "lane >= unused", "0"),
+    Mutant("every group begins a run", "rearranger", "Mux(length == left, 0, within + length)", "0"),
+    Mutant(
+        "tiles are rearranged as if they were rows",
+        "rearranger",
+        "(oxi + 1 == chain.x) | (column == chain.last_column)",
+        "column == chain.last_column",
+    ),
+    Mutant(
+        "the next split takes the extent before",
+        "rearranger",
+        "Mux(onto == dimension, extents.quotient, old)",
+        "old",
+    ),
 )
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl
 from npuc.errors import ArtefactError
 from npuc.targets.easynpu.rtl import simulation
 from tests.easynpu import test_simulator as programs
+from tests.easynpu_reshape import test_programs as reshapes
 from tests.easynpu_rtl import mutants
 from tests.easynpu_rtl.rig import CORES, install
 
@@ -30,6 +31,7 @@ def trials(rounds: int) -> Iterator[Callable[[], None]]:
         programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest,
         programs.test_explicit_operands_lie_where_their_pitches_say,
         programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own,
+        reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter,
     )
     for seed in range(rounds):
         yield from (partial(single, op, seed) for op in programs.HEADS)

@@ -66,7 +66,10 @@ class PeArray(wiring.Component):
             m.d.sync += stage.eq(pipe[-1])
             pipe.append(stage)
         m.d.comb += [
-            *(pad.eq(delayed(m, ahead, READ_PADS - AHEAD, "pad")) for pad, ahead in zip(self.pad, self.pad_ahead, strict=True)),
+            *(
+                pad.eq(delayed(m, ahead, READ_PADS - AHEAD, "pad"))
+                for pad, ahead in zip(self.pad, self.pad_ahead, strict=True)
+            ),
             self.writes.eq(Cat(stage.valid & stage.write for stage in pipe)),
             self.take.eq(pipe[SELECT].weight),
             self.address.eq(pipe[SELECT].entry),

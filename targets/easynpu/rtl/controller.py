@@ -276,11 +276,8 @@ class Controller(wiring.Component):
         decoder = self.decoder
         groups = (layer.last("Co") >> GROUP) + 1
         self.block, self.parameter_count = Signal(Block), Signal(len(decoder.parameters))
-        self.number, self.plane, self.entry = (
-            Signal(max(len(decoder.parameters), SETUP.bit_length())),
-            Signal(range(8)),
-            Signal(len(self.shared)),
-        )
+        self.number = Signal(max(len(decoder.parameters), SETUP.bit_length()))
+        self.plane, self.entry = Signal(range(8)), Signal(len(self.shared))
         self.taps, self.size = Signal(self.weights), Signal(self.weights)
         self.channels, self.groups = Signal(layouts.held("Ci")), Signal(GROUP + 1)
         self.has_weights, self.goes_on, self.continued = Signal(), Signal(), Signal()

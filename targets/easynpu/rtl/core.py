@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +38,7 @@ from npuc.targets.easynpu.rtl.port import (
 )
 from npuc.targets.easynpu.rtl.rearranger import Rearranger
 from npuc.targets.easynpu.rtl.sequencer import Sequencer, issue
+from npuc.targets.easynpu.rtl.verilog import HEADER, modules
 from npuc.targets.easynpu.rtl.weight_stream import WeightStream
 from npuc.targets.easynpu.rtl.words import delayed
 from npuc.targets.easynpu.rtl.writer import Writer
@@ -253,7 +253,11 @@ class Core(wiring.Component):
             tables.table.eq(array.table),
         ]
         for row, address in enumerate(self.ifmap_pads.address):
-            m.d.comb += [array.pad_ahead[row].eq(self.sequencer.pad[row]), address.eq(array.pad[row]), array.entry[row].eq(self.ifmap_pads.entry[row])]
+            m.d.comb += [
+                array.pad_ahead[row].eq(self.sequencer.pad[row]),
+                address.eq(array.pad[row]),
+                array.entry[row].eq(self.ifmap_pads.entry[row]),
+            ]
         for lane in range(LANES):
             m.d.comb += array.own[lane].eq(parameters.own[lane])
         for number, line in enumerate(tables.line):
@@ -350,38 +354,11 @@ class Core(wiring.Component):
 
 @lru_cache(maxsize=2)
 def verilog(machine: Machine, *, observed: bool = False) -> str:
-    """The core as SystemVerilog, with the top module `easynpu`.
-
-    Amaranth's Verilog has processes for constants without a sensitive signal, which a simulator may never run;
-    here they are always_comb. Memories are cleared in a loop, not in a statement a word.
-    """
-    from amaranth.back.verilog import convert
-
+    """The core as SystemVerilog, with the top module `easynpu`."""
     collecting = gc.isenabled()
-    gc.disable()  # Amaranth creates millions of lasting objects: scanning them takes a third of the time
+    gc.disable()  # Amaranth creates many lasting objects, which need no scanning
     try:
-        text = "\n".join(
-            convert(block, name=name, strip_internal_attrs=True, emit_src=False)
-            for name, block in (("easynpu", Core(machine, observed=observed)), (MODULE, Pe(machine)))
-        )
+        return f"{HEADER}\n{modules('easynpu', Core(machine, observed=observed))}\n{modules(MODULE, Pe(machine))}"
     finally:
         if collecting:
             gc.enable()
-    text = PATH.sub(lambda found: found[1].replace(".", "_"), text.replace("always @*", "always_comb"))
-    return CLEARED.sub(_loop, text)
-
-
-PATH = re.compile(r"\\(easynpu[\w.]*) ")
-"""A module's name: its path from the top."""
-
-
-CLEARED = re.compile(r"(  initial begin)\n    (\w+)\[0\] = (\d+'h0+);\n((?:    \2\[\d+\] = \3;\n)+)(  end\n)")
-"""Statements that write the same to every word of a memory."""
-
-
-def _loop(found: re.Match[str]) -> str:
-    begin, memory, value, rest, end = found.groups()
-    count = rest.count("\n") + 1
-    at = f"{memory}_at"
-    loop = f"for ({at} = 0; {at} < {count}; {at} = {at} + 1) {memory}[{at}] = {value};"
-    return f"{begin} : {memory}_clear\n    integer {at};\n    {loop}\n{end}"

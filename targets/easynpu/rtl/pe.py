@@ -72,6 +72,8 @@ PARAMETERS = data.StructLayout(
     {"bias": data.UnionLayout({"value": signed(PSUM), "slopes": SLOPES}), "scale": signed(BYTE)}
 )
 """An entry of the bias and scale pads of one PE: four planes of bias (or slopes), one of scale."""
+
+
 def chosen_scale(leaving: Any, parameters: Any, negative: Value) -> Value:
     """The scale of an outgoing psum."""
     slopes = parameters.bias.slopes
@@ -147,14 +149,16 @@ class Pe(wiring.Component):
 
     def _sum(self, m: Module, stored: Value) -> None:
         """Multiplies, then adds to the psum or another addend."""
-        fed, control, own = Signal(signed(BYTE)), self.control, self.own
+        fed = Signal(signed(BYTE))
+        control, own = self.control, self.own
         slopes, negative = own.bias.slopes, fed < 0
         slope = Mux(negative, slopes.negative.factor, slopes.positive.factor)
         factors = Array([self.weight, self.operand, slope, self.line.a])
         addends = [0, own.bias.value, self.operand, self.line.b, MAXPOOL_START, 0]
         factor, other, addend = Signal(signed(BYTE)), Signal(signed(PSUM)), Signal(signed(PSUM))
         product, later = Signal(signed(2 * BYTE)), Signal(CONTROL)
-        self.leaving, self.scale = later.leaving, Signal(signed(BYTE))
+        self.leaving = later.leaving
+        self.scale = Signal(signed(BYTE))
         m.d.comb += factor.eq(factors[control.factor.as_value()])
         m.d.sync += [
             fed.eq(self.fed),
@@ -165,9 +169,7 @@ class Pe(wiring.Component):
         ]
         m.d.comb += [
             addend.eq(Mux(later.addend == Addend.PSUM, stored, other)),
-            self.psum.eq(
-                Mux(later.compare, Mux(product > addend, product, addend), product + addend)
-            ),
+            self.psum.eq(Mux(later.compare, Mux(product > addend, product, addend), product + addend)),
             self.written.data.eq(self.psum),
             self.written.addr.eq(self.write_address),
             self.written.en.eq(self.valid),

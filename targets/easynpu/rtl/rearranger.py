@@ -41,7 +41,12 @@ class Divider(wiring.Component):
         left = Signal(range(self.bits + 1))
         m.d.comb += ahead.eq((rest << 1) | self.quotient[-1])
         with m.If(self.start):
-            m.d.sync += [self.quotient.eq(self.numerator), divisor.eq(self.divisor), rest.eq(0), left.eq(self.bits)]
+            m.d.sync += [
+                self.quotient.eq(self.numerator),
+                divisor.eq(self.divisor),
+                rest.eq(0),
+                left.eq(self.bits),
+            ]
         with m.Elif(left != 0):
             m.d.sync += [
                 left.eq(left - 1),
@@ -82,7 +87,8 @@ class Rearranger(wiring.Component):
         self.extents = [Signal(self.bits, name=f"extent_{name}") for name in DIMENSIONS]
         # of a split dimension: indices that stay, divisor of the index, its reciprocal, factor of what is moved
         self.rest, self.divisor, self.factor = (
-            [Signal(self.bits, name=f"{each}_{name}") for name in DIMENSIONS] for each in ("rest", "divisor", "factor")
+            [Signal(self.bits, name=f"{each}_{name}") for name in DIMENSIONS]
+            for each in ("rest", "divisor", "factor")
         )
         self.reciprocal = [Signal(self.bits + 1, name=f"reciprocal_{name}") for name in DIMENSIONS]
         self.begins = Signal()
@@ -179,7 +185,15 @@ class Rearranger(wiring.Component):
         row, column, word_ends, row_ends, tile_ends = Signal(INDEX), Signal(INDEX), Signal(), Signal(), Signal()
         part = Signal(
             data.StructLayout(
-                {"valid": 1, "row": INDEX, "column": INDEX, "group": GROUP, "lane": GROUP, "length": len(length), "last": 1}
+                {
+                    "valid": 1,
+                    "row": INDEX,
+                    "column": INDEX,
+                    "group": GROUP,
+                    "lane": GROUP,
+                    "length": len(length),
+                    "last": 1,
+                }
             )
         )
         m.d.comb += [
@@ -225,7 +239,9 @@ class Rearranger(wiring.Component):
         carried = data.StructLayout({"lane": GROUP, "length": len(part.length), "last": 1, "valid": 1})
         rest = Signal(carried, name="carried")
         m.d.comb += [rest[name].eq(part[name]) for name in carried.members]
-        index = [delayed(m, each, 1, f"index_{name}") for name, each in zip(DIMENSIONS, self._permuted(at), strict=True)]
+        index = [
+            delayed(m, each, 1, f"index_{name}") for name, each in zip(DIMENSIONS, self._permuted(at), strict=True)
+        ]
         rest = delayed(m, rest, 1, "permuted")
         for dimension in ORDER:
             index = self._moved(m, dimension, index)
@@ -273,7 +289,8 @@ class Rearranger(wiring.Component):
     def _cut(self, m: Module, to: Any) -> None:
         """Cuts parts at the ends of the words that they go to."""
         m.submodules.parts = parts = fifo.SyncFIFOBuffered(width=to.shape().size, depth=DEPTH)
-        part, piece, second, goes = Signal(to.shape(), name="part"), self.piece, Signal(), Signal()
+        part, piece = Signal(to.shape(), name="part_out"), self.piece
+        second, goes = Signal(), Signal()
         room, fits, begin, length = Signal(range(LANES + 1)), Signal(), Signal(GROUP), Signal(range(LANES + 1))
         m.d.comb += [
             parts.w_en.eq(to.valid),

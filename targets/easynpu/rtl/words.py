@@ -32,7 +32,8 @@ class Fields:
 def delayed(m: Module, value: Value, cycles: int, name: str) -> Any:
     """A value as it was so many cycles ago."""
     for age in range(1, cycles + 1):
-        later = Signal(Value.cast(value).shape() if isinstance(value, Value) else value.shape(), name=f"{name}_{age}")
+        whole = len(Value.cast(value)) > 1  # what is not valid needs no reset
+        later = Signal(value.shape(), name=f"{name}_{age}", reset_less=whole)
         m.d.sync += later.eq(value)
         value = later
     return value
