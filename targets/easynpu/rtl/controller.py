@@ -43,10 +43,10 @@ def parameter_write(machine: Machine) -> data.StructLayout:
 class Controller(wiring.Component):
     """Runs `count` words from ITCM address 0 after `go`, or until a halt; `busy` until all results are written.
 
-    `pause`: stop after every chain, and continue on `resume`. `failed`: an undefined word ended the run. `word` is
-    the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM; `settles`: nor
-    will be when a word is read that is requested now. `reshape` is the
-    last reshape word; `divide`: it is the next cycle's. While it reads a map (a word in each cycle with `rearranging`), `moving` requests the next
+    `pause`: stop after every chain, and continue on `resume`. `failed`: an undefined word ended the run. `word`
+    is the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM; `settles`: nor
+    will be when a word is read that is requested now. `reshape` is the last reshape word; `divide`: it is the
+    next cycle's. While it reads a map (a word in each cycle with `rearranging`), `moving` requests the next
     piece of the word; `moved` marks the last piece, and `map_ends` the last word.
     """
 

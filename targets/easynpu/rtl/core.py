@@ -183,7 +183,7 @@ class Core(wiring.Component):
         self._settling(m)
 
     def _settling(self, m: Module) -> None:
-        """Whether all results are in the DTCMs, and whether they will be when a word is read that is requested now.
+        """Whether all results are in the DTCMs, and whether they will be when a word requested now is read.
 
         A result is written RESULT + 1 cycles after its position, with rows of PEs one after the other; a word is
         read AHEAD + 1 cycles after its request.

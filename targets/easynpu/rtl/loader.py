@@ -24,9 +24,9 @@ class Loader(wiring.Component):
 
     `start` begins with the first step; a word is loaded in every cycle with `enable` until the sub-ifmap is
     complete. `finished`: it is complete, or will be with this cycle's word; `advance` moves on to the next step.
-    `step` is the step whose sub-ifmap is loaded, if it `exists`; none follows `last_step`. This cycle's word goes
-    to the pad entry `entry`. `next_part`: that of `step` in the next cycle. AHEAD cycles later, `request` is its read; `padding` replaces a read outside the map,
-    with -128 if `lowest`.
+    `step` is the step whose sub-ifmap is loaded, if it `exists`; none follows `last_step`. This cycle's word
+    goes to the pad entry `entry`. `next_part`: that of `step` in the next cycle. AHEAD cycles later, `request`
+    is its read; `padding` replaces a read outside the map, with -128 if `lowest`.
     """
 
     def __init__(self, machine: Machine) -> None:

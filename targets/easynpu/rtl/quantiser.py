@@ -19,7 +19,7 @@ def saturated(value: Signal) -> Value:
 
 
 class Quantiser(wiring.Component):
-    """A cycle after its inputs, result = sat8(round_half_up(psum * 2^scale)); scale -31..31, negative = right shift.
+    """A cycle later, result = sat8(round_half_up(psum * 2^scale)); scale -31..31, negative = right shift.
 
     A right shift n is (psum >> n) + bit n - 1 of psum, as in the author's QNT block. A left shift acts on the
     saturated byte: if its result fits 32 bits, int8 is the same either way.

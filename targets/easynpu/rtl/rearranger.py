@@ -1,8 +1,8 @@
 """The rearranger: the pieces of a reshape word's map, with the destination and lanes of each.
 
-Source: easynpu, Reshape; the meaning of the fields: rearrangement.destination. Extents are divided one bit a cycle
-before a chain starts, once per word. From then on the rearranger goes ahead of the chain over the words of the map,
-part by part of adjacent lanes; a part's destination takes a pipeline of products with reciprocals.
+Source: easynpu, Reshape; the meaning of the fields: rearrangement.destination. Extents are divided one bit a
+cycle before a chain starts, once per word. From then on the rearranger goes ahead of the chain over the words of
+the map, part by part of adjacent lanes; a part's destination takes a pipeline of products with reciprocals.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class Divider(wiring.Component):
 class Rearranger(wiring.Component):
     """The pieces of the map of `word`, which is set up from `start` on, within rearrangement.SETUP cycles.
 
-    They come in the order of the `chain`'s results. `piece` is the next one, with its destination; `take` moves on;
-    `piece.last`: it is the last of a word of the map. `writes` are the cycles that a result takes behind other words
-    (rearrangement.most_written). `starved` is set permanently if a piece is ever taken before it is known.
+    They come in the order of the `chain`'s results. `piece` is the next one, with its destination; `take` moves
+    on; `piece.last`: it is the last of a word of the map. `writes` are the cycles that a result takes behind
+    other words (rearrangement.most_written). `starved` is set permanently if a piece is ever taken before it is
+    known.
     """
 
     def __init__(self, machine: Machine) -> None:

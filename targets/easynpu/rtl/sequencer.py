@@ -48,13 +48,14 @@ def issue(machine: Machine) -> data.StructLayout:
 
 
 class Sequencer(wiring.Component):
-    """Runs a step: `start` takes over `step`, whose part was `next_part` in an earlier cycle; `busy` until its last cycle is over, which `ends` announces.
+    """Runs a step: `start` takes over `step`, whose part was `next_part` in an earlier cycle; `busy` until its
+    last cycle is over, which `ends` announces.
 
     `issue` enters the pipeline, `operand_row` is the row whose second operand is read; AHEAD cycles later, `pad`
     are its entries of the ifmap pads, `operand` is the read, and `put` gives the destination of the next result,
-    `piece`, which `puts` announces. `blocked`: no sub-ifmap word may be read in this cycle. With one set of ifmap pads, `guards`: the
-    loader may only fill entries below `lowest`. If results are scattered, `take` moves on to
-    the next piece, `scattered`. `moving`: the piece is one of a map that a reshape word reads.
+    `piece`, which `puts` announces. `blocked`: no sub-ifmap word may be read in this cycle. With one set of
+    ifmap pads, `guards`: the loader may only fill entries below `lowest`. If results are scattered, `take` moves
+    on to the next piece, `scattered`. `moving`: the piece is one of a map that a reshape word reads.
     """
 
     def __init__(self, machine: Machine) -> None:

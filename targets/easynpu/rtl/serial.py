@@ -1,8 +1,8 @@
 """A minimal system: the core behind a serial line, for a board with a clock and two wires to its host.
 
-A request is a command (1 byte: r or w), an address (3 bytes) and a number of words (2 bytes), low bytes first; after
-w the words follow, after r they are the answer, 16 bytes each. Bytes have a start bit, 8 bits from the lowest on, and a
-stop bit.
+A request is a command (1 byte: r or w), an address (3 bytes) and a number of words (2 bytes), low bytes first;
+after w the words follow, after r they are the answer, 16 bytes each. Bytes have a start bit, 8 bits from the
+lowest on, and a stop bit.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class Receiver(wiring.Component):
         m = Module()
         lines, clock, left = Signal(2, init=3), Signal(range(2 * self.clocks)), Signal(range(FRAME + 1))
         m.d.sync += [lines.eq(Cat(self.line, lines[0])), self.valid.eq(0)]
-        with m.If(left == 0):
-            with m.If(~lines[1]):
-                m.d.sync += [left.eq(FRAME - 1), clock.eq(self.clocks + self.clocks // 2 - 1)]
+        with m.If((left == 0) & ~lines[1]):
+            m.d.sync += [left.eq(FRAME - 1), clock.eq(self.clocks + self.clocks // 2 - 1)]
+        with m.Elif(left == 0):
+            pass
         with m.Elif(clock != 0):
             m.d.sync += clock.eq(clock - 1)
         with m.Else():
@@ -66,9 +67,10 @@ class Sender(wiring.Component):
         bits, clock, left = Signal(FRAME), Signal(range(self.clocks)), Signal(range(FRAME + 1))
         m.d.comb += self.ready.eq(left == 0)
         m.d.sync += self.line.eq(Mux(left == 0, 1, bits[0]))
-        with m.If(self.ready):
-            with m.If(self.send):
-                m.d.sync += [bits.eq(Cat(0, self.byte, 1)), left.eq(FRAME), clock.eq(self.clocks - 1)]
+        with m.If(self.ready & self.send):
+            m.d.sync += [bits.eq(Cat(0, self.byte, 1)), left.eq(FRAME), clock.eq(self.clocks - 1)]
+        with m.Elif(self.ready):
+            pass
         with m.Elif(clock != 0):
             m.d.sync += clock.eq(clock - 1)
         with m.Else():
@@ -77,10 +79,7 @@ class Sender(wiring.Component):
 
 
 class System(wiring.Component):
-    """The core and its serial line; `busy` follows the core until its interrupt, for a lamp.
-
-    clocks: cycles per bit.
-    """
+    """The core and its serial line, with so many clocks per bit."""
 
     def __init__(self, machine: Machine, clocks: int) -> None:
         self.machine = machine

@@ -1,8 +1,8 @@
 """SystemVerilog that can be read: a module per component, with its names, its conditions, and what it is.
 
 Amaranth's own back end writes a net per operation and a block per register. Here an expression stays one, the
-registers of a module are in one block, and a comment names the component and its place in the document. Every value
-is written with exactly its width: operands are cast to the width of their result.
+registers of a module are in one block, and a comment names the component and its place in the document. Every
+value is written with exactly its width: operands are cast to the width of their result.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from amaranth.hdl._mem import MemoryInstance
 from amaranth.lib import wiring
 
 RESERVED = frozenset(
-    "always and assign automatic begin bit buf byte case cell const default design do edge else end enum event final"
-    " for force fork function if import initial inout input instance int integer join local logic macromodule module"
-    " nand new nor not null or output packed parameter pulldown pull_up real ref reg release repeat return rand"
-    " scalared signed small static strong string struct super supply table task this time tran type typedef union"
-    " unsigned use var vectored virtual void wait wand weak while wire with within wor xor".split()
+    """
+    always and assign automatic begin bit buf byte case cell const default design do edge else end enum
+    event final for force fork function if import initial inout input instance int integer join local
+    logic macromodule module nand new nor not null or output packed parameter pulldown pull_up real ref
+    reg release repeat return rand scalared signed small static strong string struct super supply table
+    task this time tran type typedef union unsigned use var vectored virtual void wait wand weak while
+    wire with within wor xor
+    """.split()  # noqa: SIM905
 )
 PLAIN = {"+": "+", "*": "*", "&": "&", "|": "|", "^": "^", "-": "-"}
 COMPARED = frozenset(("==", "!=", "<", "<=", ">", ">="))
@@ -437,7 +440,8 @@ class _Module:
         index = f"{name}_index"
         lines = [
             f"  logic [{width - 1}:0] {name} [0:{depth - 1}];",
-            f"  initial for (int {index} = 0; {index} < {depth}; {index}++) {name}[{index}] = {_constant(0, width)};",
+            f"  initial for (int {index} = 0; {index} < {depth}; {index}++)"
+            f" {name}[{index}] = {_constant(0, width)};",
         ]
         assert not any(data._init._raw), wanted
         for port in memory._write_ports:
