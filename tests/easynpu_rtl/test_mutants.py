@@ -36,8 +36,8 @@ def trials(rounds: int) -> Iterator[Callable[[], None]]:
     for seed in range(rounds):
         yield from (partial(single, op, seed) for op in programs.HEADS)
         yield from (partial(each, 4 * seed + number) for each in several for number in range(4))
-        places = reshapes.test_a_reshape_reads_and_writes_where_extension_words_say
-        yield from (partial(places, 4 * seed + number) for number in range(4))
+        over = reshapes.test_channels_that_stay_together_go_over_the_end_of_a_word
+        yield from (partial(over, fused) for fused in (False, True))
 
 
 def killed(patch: pytest.MonkeyPatch, number: int, core: str, rounds: int = ROUNDS) -> bool:

@@ -69,6 +69,11 @@ def test_a_reshape_reads_and_writes_where_extension_words_say(seed: int) -> None
     reshapes.test_a_reshape_reads_and_writes_where_extension_words_say(seed)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_channels_that_stay_together_go_over_the_end_of_a_word(fused: bool) -> None:
+    reshapes.test_channels_that_stay_together_go_over_the_end_of_a_word(fused)
+
+
 def test_a_stored_word_before_a_reshape_keeps_the_order_that_it_had() -> None:
     reshapes.test_a_stored_word_before_a_reshape_keeps_the_order_that_it_had()
 
