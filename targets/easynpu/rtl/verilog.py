@@ -447,7 +447,7 @@ class _Module:
         for port in memory._write_ports:
             clock, grain = self.names[memory.domains[port._domain].clk], port._granularity
             lines.append(f"  always_ff @(posedge {clock}) begin")
-            address, value = self.value(port._addr), port._data
+            address, value = self.value(port._addr) if len(port._addr) else "0", port._data
             for at in range(len(port._en)):
                 enable, low = self.value(port._en[at]), at * grain
                 cut = "" if grain == width else _bits(low, low + grain)
@@ -458,7 +458,7 @@ class _Module:
         for port in memory._read_ports:
             if port._data not in self.names:
                 continue
-            target, address = self._target(port._data), self.value(port._addr)
+            target, address = self._target(port._data), self.value(port._addr) if len(port._addr) else "0"
             if port._domain == "comb":
                 lines.append(f"  assign {target} = {name}[{address}];")
                 continue
