@@ -150,7 +150,7 @@ class _Step(NamedTuple):
         return swept + (len(self.uses) - 1) * self.wait(machine)
 
     def wait(self, machine: Machine) -> int:
-        """Cycles before a fused pass, which follows six after the products of the pass before, bubbles included."""
+        """Cycles before a fused pass: its products follow six cycles after those of the pass before."""
         batches = -(-self.y * self.x // machine.pe_rows) * self.zs
         return max(0, 6 - (2 if batches == 1 and not machine.psum_write_first else batches))
 

@@ -308,5 +308,5 @@ def verilog(machine: Machine, *, observed: bool) -> str:
             one = pe.Pe(machine)
             return one, one
 
-        array.instance = inside
+        setattr(array, "instance", inside)  # noqa: B010
         return str(import_module(f"{PACKAGE}.core").verilog(machine, observed=observed))

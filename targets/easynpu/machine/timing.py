@@ -76,7 +76,7 @@ def of_a_row(positions: Extent, machine: Machine) -> Extent:
     return -(-positions // machine.pe_rows)
 
 
-def waiting(sweep: Extent) -> Extent:
+def waiting(sweep: Array | int) -> Array:
     """Cycles before a fused word's pass: one of `sweep` computing cycles may be over before its first result."""
     return np.maximum(FEEDBACK - sweep, 0)
 

@@ -5,6 +5,8 @@ registers of a module are in one block, and a comment names the component and it
 value is written with exactly its width: operands are cast to the width of their result.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+# (Amaranth's syntax tree has no public interface)
 from __future__ import annotations
 
 import inspect
@@ -103,7 +105,8 @@ class _Module:
 
     def __init__(self, design: Any, fragment: Any, name: str) -> None:
         self.fragment, self.name, self.drivers, self.design = fragment, name, design.drivers, design
-        self.names, self.taken = SignalDict(), set[str]()
+        self.names: Any = SignalDict()
+        self.taken = set[str]()
         ports = {id(signal): port for port, signal, _ in design.ports} if fragment is design.fragment else {}
         info = design.fragments[fragment]
         self.taken.update(ports.values())
@@ -113,7 +116,6 @@ class _Module:
             wanted = wanted or info.signal_names.get(signal, "unnamed")
             self.names[signal] = ports.get(id(signal)) or self._new(wanted)
         self.extra: list[str] = []
-        self.init: dict[str, str] = {}
 
     def _of_memories(self) -> Any:
         """Names for the signals at the ports of memories, which Amaranth names alike."""
@@ -146,7 +148,7 @@ class _Module:
         head = [f"// {line}" for line in _description(self.fragment)]
         listed = ",\n".join(f"  {port}" for port in ports)
         lines = [*head, f"module {self.name} (\n{listed}\n);", *nets, *self.extra, *body, "endmodule", ""]
-        return "\n".join(line for line in lines if line is not None)
+        return "\n".join(lines)
 
     def _inside(self, driver: Any) -> bool:
         """Whether a driver is this fragment or in it."""

@@ -201,7 +201,9 @@ class LayerRun:
             sweeps = [self._sweep(step, step.part, passes - step.last, Access())]
             if step.last:
                 sweeps += [self._sweep(step, at, 1, self._access(at)) for at in range(step.part, len(self.chain))]
-                sweeps[1:-1] = [replace(sweep, wait=waiting(sweep.ozis * sweep.compute)) for sweep in sweeps[1:-1]]
+                sweeps[1:-1] = [
+                    replace(sweep, wait=int(waiting(sweep.ozis * sweep.compute))) for sweep in sweeps[1:-1]
+                ]
             self._plans[key] = Plan(tuple(sweep for sweep in sweeps if sweep.passes))
         return self._plans[key]
 
