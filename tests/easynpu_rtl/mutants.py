@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         "the hazard of a single psum is forgotten",
         "sequencer",
-        "(self.running.positions <= rows) & (self.last_ozi == 0) & (not self.machine.psum_write_first)",
+        "(self.step.positions <= self.machine.pe_rows)",
         "0",
     ),
     Mutant(

@@ -167,7 +167,7 @@ class Core(wiring.Component):
         """Connects the control of the steps."""
         controller, loader, sequencer = self.controller, self.loader, self.sequencer
         m.d.comb += [
-            self.stream.start.eq(controller.begin),
+            self.stream.start.eq(delayed(m, controller.begin, 1, "begun")),
             loader.start.eq(controller.begin),
             loader.enable.eq(self._load_enable()),
             loader.advance.eq(controller.advance),
@@ -190,15 +190,16 @@ class Core(wiring.Component):
         """
         rows, array, writer = self.machine.pe_rows, self.array, self.writer
         late = RESULT - AHEAD + rows - 1
-        puts, passed = [self.sequencer.puts], self.sequencer.puts
+        puts: list[Value] = []
+        passed = self.sequencer.puts  # none in this cycle, as the sequencer rests when a chain begins
         for age in range(1, RESULT - AHEAD + 1):
             passed = delayed(m, passed, 1, f"puts{age}")
             puts.append(passed)
-        waiting = any_of(array.writes[: late + 1]) | any_of(puts)
+        waiting = any_of(array.writes[1 : late + 1]) | any_of(puts)
         queued = ~self.queues[0].empty | ~self.queues[1].empty
         m.d.comb += [
             self.controller.settles.eq(~waiting & ~queued & writer.ends),
-            self.controller.quiet.eq(array.empty & ~waiting & ~queued & writer.empty),
+            self.controller.quiet.eq(array.empty & ~self.sequencer.puts & ~waiting & ~queued & writer.empty),
         ]
 
     def _load_enable(self) -> Value:

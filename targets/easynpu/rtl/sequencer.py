@@ -92,7 +92,7 @@ class Sequencer(wiring.Component):
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
-        self.at, self.moves_on = Signal(self.stages), Signal()
+        self.at, self.moves_on, self.is_last = Signal(self.stages), Signal(), Signal()
         self.running = Signal(layouts.step(self.machine))
         shape = layouts.run_stage(self.machine)
         m.submodules.stages = stages = memory.Memory(shape=shape, depth=self.machine.itcm_words, init=[])
@@ -107,8 +107,10 @@ class Sequencer(wiring.Component):
         ]
         with m.If(self.start):
             m.d.sync += [self.at.eq(self.step.part), self.now.eq(first.data)]
+            m.d.sync += self.is_last.eq(self.step.part == self.chain.last_stage)
         with m.Elif(self.moves_on):
             m.d.sync += [self.at.eq(self.at + 1), self.now.eq(fused.data)]
+            m.d.sync += self.is_last.eq(self.at + 1 == self.chain.last_stage)
         self._counters(m)
         self._batch(m)
         self._passes(m)
@@ -132,12 +134,10 @@ class Sequencer(wiring.Component):
         self.last_hk, self.last_wk, self.last_k = Signal(), Signal(), Signal()
         self.cycle = Signal(range(2 * LANES * rows + 2))
         self.last_ozi, self.last_tap, self.final = Signal(GROUP), Signal(), Signal()
-        self.is_last = Signal()
         m.d.comb += [
             self.last_ozi.eq(Mux(self.chain.dense, self.chain.last_channel >> GROUP, 0)),
             self.last_tap.eq(self.last_k & self.last_hk & self.last_wk),
             self.final.eq(~self.own | (self.running.last & self.last_tap)),
-            self.is_last.eq(self.at == self.chain.last_stage),
         ]
 
     def _batch(self, m: Module) -> None:
@@ -145,7 +145,7 @@ class Sequencer(wiring.Component):
         rows, now = self.machine.pe_rows, self.now
         self.count, self.last_batch = Signal(range(rows + 1)), Signal()
         self.reads, self.writes, self.apart = Signal(), Signal(), Signal()
-        self.bubble, cycles = bubble, _ = Signal(), Signal(len(self.cycle))
+        self.bubble, cycles = Signal(), Signal(len(self.cycle))
         self.begin, self.end_batch = Signal(len(self.cycle)), Signal()
         results = Signal(len(self.cycle))
         meets_copy = now.stored & (now.copy.memory == now.operand.memory)
@@ -156,15 +156,12 @@ class Sequencer(wiring.Component):
             self.scatters.eq(self.chain.scattered & self.is_last),
             self.last_batch.eq(self.left <= rows),
             self.count.eq(Mux(self.last_batch, self.left, rows) if rows > 1 else 1),
-            bubble.eq(
-                (self.running.positions <= rows) & (self.last_ozi == 0) & (not self.machine.psum_write_first)
-            ),
             self.reads.eq(self.final & now.reads),
             self.writes.eq(self.final & (now.stored | self.is_last)),
             self.apart.eq(self.reads & self.writes & (meets_copy | meets_target)),
             self.begin.eq(Mux(self.apart, self.count, 0)),
             results.eq(Mux(self.writes, self.count * self.pieces, 0)),
-            cycles.eq(largest(self.begin + largest(results, 1 + bubble), Mux(self.reads, self.count, 0))),
+            cycles.eq(largest(self.begin + largest(results, 1 + self.bubble), Mux(self.reads, self.count, 0))),
             self.end_batch.eq(self.cycle + 1 == cycles),
         ]
         self.writing = Signal()
@@ -198,6 +195,11 @@ class Sequencer(wiring.Component):
             m.d.sync += [self.left.eq(self.step.positions), self.first_batch.eq(1)]
             m.d.sync += [self.last_hk.eq(self.step.one_hk), self.last_wk.eq(self.step.one_wk)]
             m.d.sync += self.last_k.eq(self.step.last_channel == 0)
+            m.d.sync += self.bubble.eq(
+                (self.step.positions <= self.machine.pe_rows)
+                & (self.last_ozi == 0)
+                & (not self.machine.psum_write_first)
+            )
 
     def _next_pass(self, m: Module) -> None:
         """Moves to the next pass: taps within channels, then the fused words, one pass each."""
