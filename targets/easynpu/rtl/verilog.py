@@ -241,13 +241,10 @@ class _Module:
         if operator in ("u", "s"):
             return self.value(operands[0])
         if operator in REDUCED:
-            return (
-                f"({REDUCED[operator]}{self.value(operands[0])})"
-                if len(operands[0]) > 1
-                else self.value(operands[0])
-            )
+            inner = self.value(operands[0])
+            return _unary(REDUCED[operator], inner) if len(operands[0]) > 1 else inner
         if len(operands) == 1:
-            return f"({operator}{self.wide(operands[0], width)})"
+            return _unary(operator, self.wide(operands[0], width))
         first, second = operands
         if operator in COMPARED:
             shared = [first.shape(), second.shape()]
@@ -514,6 +511,11 @@ def _description(fragment: Any) -> list[str]:
 def _constant(value: int, width: int) -> str:
     value &= (1 << width) - 1
     return f"{width}'d{value}" if value < 1 << 16 else f"{width}'h{value:x}"
+
+
+def _unary(operator: str, text: str) -> str:
+    """An operator before an expression, in parentheses: Yosys takes ~8'(x) for (~8)'(x)."""
+    return f"({operator}{text})" if text.isidentifier() or text[0] in "({" else f"({operator}({text}))"
 
 
 def _cast(width: int, text: str) -> str:
