@@ -261,6 +261,8 @@ class _Import:
         self.nodes: list[ImportedNode] = []
         self.broken: set[str] = set()
         """Results of nodes that npuc cannot import."""
+        self.strange: set[str] = set()
+        """What is computed behind a tensor of a type that npuc does not run."""
         self.undecided: set[str] = set()
         """Those of them that might have been shapes, or arithmetic on shapes."""
         self.protos: dict[str, TypeProto] = {}
@@ -363,6 +365,8 @@ class _Import:
             self._foreign(name, source, proto, error.problems[0])
             return {}
         made = tuple(to.nodes[before:])
+        if not self.strange.isdisjoint(reads):
+            self.strange.update(proto.output)
         self.protos |= {each: proto_of(to.types[each]) for each in proto.output if each in to.types}
         if made:
             self.nodes.append(ImportedNode(name, proto, made, None, source))
@@ -408,7 +412,10 @@ class _Import:
         reads = {*captured(proto)} - to.constants.keys()
         of_shapes = bool(reads) and reads <= self.undecided
         follows = of_shapes or (told.code != "E201" and not self.broken.isdisjoint(reads))
+        follows |= told.code == "E107" and not self.strange.isdisjoint(reads)
         self.broken.update(proto.output)
+        if told.code == "E107":
+            self.strange.update(proto.output)
         if of_shapes or proto.op_type in ("Shape", "Size"):
             self.undecided.update(proto.output)
         self.nodes.append(ImportedNode(name, proto, (), where, source, follows))

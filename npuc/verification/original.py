@@ -35,8 +35,8 @@ OF_SEQUENCE = 1e-3
 """The same for a tensor within a sequence, as a whole."""
 STEPS = "steps"
 MOVED = {"float": 2.0**-14, "double": 2.0**-14, "float16": 2.0**-9, "bfloat16": 2.0**-6, STEPS: 2.0 / 255}
-"""The most relative perturbation by element type: 1,000 times what float32 rounds, 4 times what float16 and bfloat16 do.
-STEPS: of what is quantised dynamically, as a part of its range: two steps."""
+"""The most relative perturbation by element type: 1,000 times what float32 rounds, 4 times what
+float16 and bfloat16 do. STEPS: of what is quantised dynamically, as a part of its range: two steps."""
 DRAWS = 3
 """The number of random perturbations."""
 FACTOR = 2.0

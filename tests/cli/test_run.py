@@ -100,7 +100,16 @@ def test_the_simulator_opens_no_evidence(digits: Digits, copy: Path, tmp_path: P
     npuc("verify", digits.model, copy, "--data", digits.few).refused("E502")
 
 
-@pytest.mark.parametrize("output", [".", "/", "..", "nowhere/y.npz", "folder"])
+@pytest.mark.parametrize("output", ["/", ".."])
+def test_an_output_that_holds_what_is_read_is_a_usage_error(
+    digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "would be replaced" in npuc("run", digits.program, "--data", digits.few, "-o", output).usage()
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("output", [".", "nowhere/y.npz", "folder"])
 def test_an_output_that_cannot_be_written_is_refused(
     digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:

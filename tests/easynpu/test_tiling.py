@@ -146,7 +146,13 @@ class _Step(NamedTuple):
         return [(computing, True)] * (self.channels * self.taps - 1) + ending
 
     def cycles(self, machine: Machine) -> int:
-        return sum(self.zs * sum(cycles for _, cycles, _ in batches) for batches, _ in self.passes(machine))
+        swept = sum(self.zs * sum(cycles for _, cycles, _ in batches) for batches, _ in self.passes(machine))
+        return swept + (len(self.uses) - 1) * self.wait(machine)
+
+    def wait(self, machine: Machine) -> int:
+        """Cycles before a fused pass: its products follow six cycles after those of the pass before."""
+        batches = -(-self.y * self.x // machine.pe_rows) * self.zs
+        return max(0, 6 - (2 if batches == 1 and not machine.psum_write_first else batches))
 
     def address(self, tap: int, position: int) -> int:
         hki, wki = divmod(tap, self.word.Wk)
@@ -169,7 +175,7 @@ def _wait(step: _Step, following: _Step, machine: Machine) -> int:
         channel, tap = divmod(number, step.taps)
         in_a_pass = sum(free for _, _, free in batches)
         if not reads:
-            load(step.zs * in_a_pass, following.pitch * len(entries))
+            load(step.wait(machine) + step.zs * in_a_pass, following.pitch * len(entries))
             continue
         first = step.address(tap, 0) if channel == step.channels - 1 else 0
         follows = channel == step.channels - 1 and tap == step.taps - 1

@@ -84,6 +84,18 @@ def test_a_reshape_reads_and_writes_where_extension_words_say(seed: int) -> None
     compare(writer, *noise(random))
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_channels_that_stay_together_go_over_the_end_of_a_word(fused: bool) -> None:
+    """Pixels of 20 channels side by side: the second begins at lane 4 of the second word."""
+    random = np.random.default_rng(7)
+    writer = Writer(random)
+    shape = (2, 6, 20)
+    if fused:
+        writer.emit(writer.head(RELU, shape), FUSED)
+    writer.words.append(encode(Reshape(Hi=2, Wi=6, Ci=20, Ho=2, Wo=2, Co=60, split_w=3, onto_w=3)))
+    compare(writer, *noise(random))
+
+
 def test_a_stored_word_before_a_reshape_keeps_the_order_that_it_had() -> None:
     """Both addresses of the document: the skip DTCM has the map as it was, the Fmap DTCM as it is reshaped."""
     writer = Writer(np.random.default_rng(5))

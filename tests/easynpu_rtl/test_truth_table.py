@@ -40,28 +40,38 @@ class Bench:
     def __init__(self, context: Any, pe: Pe) -> None:
         self.context = context
         self.pe = pe
+        self.due: list[dict[str, Any]] = [{}, {}, {}, {}]
+        """The inputs of this cycle and the next ones."""
+
+    def _apply(self) -> None:
+        for name, value in ({"valid": 0} | self.due.pop(0)).items():
+            self.context.set(getattr(self.pe, name), value)
+        self.due.append({})
+
+    async def bubble(self) -> None:
+        """A cycle in which no operation is issued."""
+        self._apply()
+        await self.context.tick()
 
     async def issue(self, psum: int, ifmap: int, weight: int = 1, **control: Any) -> None:
         """An operation on a psum, without a bubble behind it."""
-        bias, scale = control.pop("bias", 0), control.pop("scale", 0)
-        self.context.set(self.pe.read_address, psum)
-        await self.context.tick()
-        inputs = {"ifmap": ifmap, "weight": weight, "write_address": psum, "on": 1, "valid": 1}
-        inputs |= {"control": {**MULTIPLY, **control}, "own": {"bias": {"value": bias}, "scale": scale}}
-        for name, value in inputs.items():
-            self.context.set(getattr(self.pe, name), value)
-
-    async def bubble(self) -> None:
-        """The operation that was issued last writes its psum."""
-        await self.context.tick()
-        self.context.set(self.pe.valid, 0)
+        own = {"bias": {"value": control.pop("bias", 0)}, "scale": control.pop("scale", 0)}
+        self.due[1] |= {"ifmap": ifmap}
+        self.due[2] |= {"weight": weight, "read_address": psum, "control": {**MULTIPLY, **control}, "own": own}
+        self.due[3] |= {"valid": 1, "on": 1, "write_address": psum}
+        await self.bubble()
 
     async def result(self, psum: int, scale: int = 0, **control: Any) -> tuple[int, int]:
         """A psum as the sum with zero finds it, and as it leaves."""
         await self.issue(psum, 0, scale=scale, **control)
+        for _ in range(2):
+            await self.bubble()
+        self._apply()
         await self.context.delay(1e-9)
         found = int(self.context.get(self.pe.psum))
-        await self.bubble()
+        await self.context.tick()
+        for _ in range(2):
+            await self.bubble()
         return found, int(self.context.get(self.pe.ofmap))
 
 
@@ -124,10 +134,11 @@ def quantised(cases: Sequence[tuple[int, int]]) -> list[int]:
         for psum, scale in cases:
             context.set(dut.psum, psum)
             context.set(dut.scale, scale)
-            await context.delay(1e-9)
+            await context.tick()
             found.append(int(context.get(dut.result)))
 
     simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
     simulator.add_testbench(bench)
     simulator.run()
     return found

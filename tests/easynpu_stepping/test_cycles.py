@@ -128,10 +128,10 @@ def test_a_fused_word_takes_one_pass_and_the_result_leaves_in_it() -> None:
 
 
 def test_a_reshape_that_keeps_pixels_whole_is_free_behind_another_word() -> None:
-    """Rows and columns exchanged: every result is one word elsewhere. One more word to decode."""
+    """Rows and columns exchanged: every result is one word elsewhere. One more word, and its divisions."""
     head = layer(CONV | FUSED, (4, 4), 3, 1, 16, 16, (4, 4))
     (found,) = run([head, Reshape(perm=2, Hi=4, Wi=4, Ci=16, Ho=4, Wo=4, Co=16)]).layers
-    assert found.cycles == 2 + 6 + 36 + 144 * 16 + 3
+    assert found.cycles == 2 + 192 + 6 + 36 + 144 * 16 + 3
     assert (found.ofmap_words, found.compute_cycles) == (16, 144 * 16)
 
 
@@ -142,7 +142,7 @@ def test_a_result_whose_channels_become_pixels_is_written_once_for_each_pixel() 
         Hi=4, Wi=4, Ci=16, Ho=8, Wo=8, Co=4, split_c=4, onto_c=1, insert_c=1, split_h=2, onto_h=2, insert_h=1
     )
     (found,) = run([head, word]).layers
-    assert found.cycles == 2 + 6 + 36 + 143 * 16 + 4 * 16 + 3
+    assert found.cycles == 2 + 192 + 6 + 36 + 143 * 16 + 4 * 16 + 3
     assert (found.ofmap_words, found.compute_cycles) == (64, 144 * 16)
 
 
@@ -186,12 +186,15 @@ def test_a_stored_copy_and_a_kept_operand_share_the_skip_dtcm() -> None:
 
 
 def test_the_bubble_of_a_single_psum_follows_its_operand_and_result() -> None:
-    """One pixel: the sum's operand, then its result and copy, then the bubble; two cycles for the ReLU behind."""
+    """One pixel: the sum's operand, then its result and copy, then the bubble; two cycles for the ReLU behind.
+
+    The ReLU's pass begins six cycles after the sum, whose two cycles leave four; with a write-first port five.
+    """
     head = pointwise(ADD | FUSED | STORED, layer(CONV, (1, 1), 1, 0, 16, 16, (1, 1)))
     (found,) = run([head, replace(head, opcode=RELU)]).layers
-    assert found.cycles == 2 + 5 + 1 + 3 + 2 + 3
+    assert found.cycles == 2 + 5 + 1 + 3 + 4 + 2 + 3
     (ideal,) = run([head, replace(head, opcode=RELU)], machine=Machine(psum_write_first=True)).layers
-    assert ideal.cycles == 2 + 5 + 1 + 2 + 1 + 3
+    assert ideal.cycles == 2 + 5 + 1 + 2 + 5 + 1 + 3
 
 
 def test_kept_psums_take_the_steps_of_both_words_for_every_tile() -> None:

@@ -89,7 +89,7 @@ def expect_modelled(hardware: Hardware, count: int, layers: Sequence[LayerCount]
 def modelled(chain: Sequence[Stage], words: int, machine: Machine, low: bool) -> tuple[int, int, int]:
     if chain[0].reshape is not None:  # a word is read, and written to every word that it has lanes for
         read, written = chain[0].ifmap(machine, low).grid.size, sum(scattered(chain[0].reshape))
-        return words + 5 + read + written, 0, read + written
+        return words + 192 + read + written, 0, read + written
     last, target = chain[-1], chain[-1].ofmap(machine, not low)
     times = 1
     if last.reshape is not None:
@@ -105,7 +105,8 @@ def modelled(chain: Sequence[Stage], words: int, machine: Machine, low: bool) ->
         source = chain[0].ifmap(machine, low).place.memory
         ports.append(port_use(reads, writes, source, times if stage is chain[-1] else 1))
     loaded = sum(parameter_words(stage) for stage in fused)
-    followers = Followers(len(fused), loaded, words - len(parts), tuple(ports))
+    extra = words - len(parts) + (192 if last.reshape is not None else 0)
+    followers = Followers(len(fused), loaded, extra, tuple(ports))
     y, x = (np.array([extent]) for extent in (parts[0].y, parts[0].x))
     cost = chain_cost(parts, y, x, machine, followers)
     return int(cost.cycles[0]), int(cost.compute[0]), int(cost.bus[0])

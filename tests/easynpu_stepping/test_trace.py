@@ -176,10 +176,10 @@ def test_a_fused_word_feeds_psums_back_and_reads_no_pad() -> None:
 def test_a_reshape_reads_a_word_and_writes_its_pieces_one_by_one() -> None:
     """8 of 32 channels a pixel: each word of 16 lanes becomes two pixels of 8 channels; 12 words, 24 results."""
     waves = vcd.read(run(PROGRAMS["channels to pixels"]).vcd)
-    assert waves["bus_kind"][6:].tolist() == [IFMAP, OFMAP, OFMAP] * 12
-    assert waves["bus_addr"][6::3].tolist() == list(range(12))
+    assert waves["bus_kind"][193:].tolist() == [IFMAP, OFMAP, OFMAP] * 12
+    assert waves["bus_addr"][193::3].tolist() == list(range(12))
     ends = [600 - 1 - pixel for pixel in range(24)]  # the other end of the Fmap DTCM
-    assert waves["bus_addr"][7:13:3].tolist() + waves["bus_addr"][8:14:3].tolist() == [
+    assert waves["bus_addr"][194:200:3].tolist() + waves["bus_addr"][195:201:3].tolist() == [
         ends[0],
         ends[2],
         ends[1],

@@ -23,8 +23,8 @@ from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.memory import LANES
 
-SETUP = 5
-"""Cycles to divide the extents of a word that reads a map, as many as other words take to load parameters."""
+SETUP = 192
+"""Cycles to divide the extents of a word, one bit a cycle, before its chain starts."""
 DIMENSIONS = "nhwc"
 N, H, W, C = range(4)
 ORDER = (C, W, H, N)

@@ -25,7 +25,9 @@ from npuc.targets.easynpu.machine.refilling import Load, Refilled, Step, Sweep
 
 Extent = TypeVar("Extent", int, Array)
 DRAIN = 3
-"""Cycles from the last MAC until its result is in the DTCM: the registers of the PE."""
+"""Cycles that the controller waits behind the last MAC, as its results leave the PEs."""
+FEEDBACK = 6
+"""Cycles from an operation on a psum to a fused word's operation on its int8 result: the registers of the PE."""
 
 
 @frozen
@@ -35,7 +37,7 @@ class Followers:
     stages: int = 0
     bs_words: int = 0
     words: int = 0
-    """Instruction words of the chain besides its first layer words."""
+    """Instruction words of the chain besides its first layer words, and rearrangement.SETUP for a reshape."""
     ports: tuple[PortUse, ...] = ()
     """Port use of the layer's last pass and of each stage; if empty, only the last one writes."""
 
@@ -72,6 +74,11 @@ def tile_input(layer: Layer, y: Array | int, x: Array | int) -> tuple[Array | in
 def of_a_row(positions: Extent, machine: Machine) -> Extent:
     """Positions of a tile in the fullest row of PEs: its psums per ozi, and its cycles per pass."""
     return -(-positions // machine.pe_rows)
+
+
+def waiting(sweep: Array | int) -> Array:
+    """Cycles before a fused word's pass: one of `sweep` computing cycles may be over before its first result."""
+    return np.maximum(FEEDBACK - sweep, 0)
 
 
 def is_dense(layer: Layer) -> bool:
@@ -220,9 +227,10 @@ class _Passes:
         """A step with these channels of a part; uses: the port use of its last pass and of the passes after it."""
         positions, sweep = self.y * self.x * self.zs, self.sweep
         before = (channels * part.Hk * part.Wk - 1) * sweep
-        cycles = before + sum(use.taken(sweep, positions) for use in uses)
-        free = [use.free(sweep, positions) for use in uses]
+        waits = (len(uses) - 1) * waiting(sweep)
+        cycles = before + sum(use.taken(sweep, positions) for use in uses) + waits
+        free = [waits, *(use.free(sweep, positions) for use in uses)]
         if self.machine.ifmap_pad_sets > 1:
             return Step(cycles, before + sum(free))
         shape = Sweep(part, self.x, self.y * self.x, self.zs, self.machine.pe_rows, pitch, sweep)
-        return Refilled(cycles, before + sum(free), shape, uses[0], sum(free[1:], np.zeros_like(sweep)))
+        return Refilled(cycles, before + sum(free), shape, uses[0], sum(free) - free[1])

@@ -123,7 +123,7 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
         bs_words=sum(
             min(len(stage.block), parameter_words(layer)) for stage, layer in zip(rest, behind, strict=True)
         ),
-        words=len(job.stages) - len(parts) + _extra_words(placed),
+        words=len(job.stages) - len(parts) + _extra_words(placed) + SETUP * (len(layers) < len(job.stages)),
         ports=_ports(placed, (parts[-1], *rest)),
     )
     undivided, name = job.takes or job.leaves, job.stages[0].node.name

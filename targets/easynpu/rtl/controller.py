@@ -43,9 +43,10 @@ def parameter_write(machine: Machine) -> data.StructLayout:
 class Controller(wiring.Component):
     """Runs `count` words from ITCM address 0 after `go`, or until a halt; `busy` until all results are written.
 
-    `pause`: stop after every chain, and continue on `resume`. `failed`: an undefined word ended the run. `word` is
-    the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM. `reshape` is the
-    last reshape word. While it reads a map (a word in each cycle with `rearranging`), `moving` requests the next
+    `pause`: stop after every chain, and continue on `resume`. `failed`: an undefined word ended the run. `word`
+    is the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM; `settles`: nor
+    will be when a word is read that is requested now. `reshape` is the last reshape word; `divide`: it is the
+    next cycle's. While it reads a map (a word in each cycle with `rearranging`), `moving` requests the next
     piece of the word; `moved` marks the last piece, and `map_ends` the last word.
     """
 
@@ -88,11 +89,13 @@ class Controller(wiring.Component):
                 "step_ends": In(1),
                 "blocked": In(1),
                 "reshape": Out(WORD),
+                "divide": Out(1),
                 "moving": Out(1),
                 "rearranging": Out(1),
                 "moved": In(1),
                 "map_ends": In(1),
                 "quiet": In(1),
+                "settles": In(1),
             }
         )
 
@@ -117,6 +120,7 @@ class Controller(wiring.Component):
         """Declares the state between words."""
         machine = self.machine
         m.submodules.decoder = self.decoder = Decoder(machine)
+        m.submodules.translator = self.translator = Decoder(machine)
         self.next_word, self.at = Signal(self.addresses + 1), Signal(self.addresses + 1)
         self.low = Signal(init=1)
         self.stream = Signal(self.weights)
@@ -127,7 +131,8 @@ class Controller(wiring.Component):
         self.moves = Signal(init=1)
         self.entries, self.shared = Signal(len(self.run.entry) + 1), Signal(len(self.run.entry))
         self.tables = Signal(len(self.run.table) + 1)
-        self.first_read = Signal(init=1)
+        self.decodes, self.loads = Signal(), Signal()
+        self.first_read, self.alone = Signal(init=1), Signal()
         m.d.comb += [
             self.next_word.eq(self.at),
             self.fetch.eq(self.next_word),
@@ -138,6 +143,23 @@ class Controller(wiring.Component):
             self.decoder.first.eq(self.stages == 0),
         ]
         m.d.sync += self.at.eq(self.next_word)
+        inputs = ("word", "places", "given", "low", "first")
+        m.d.sync += [getattr(self.translator, name).eq(getattr(self.decoder, name)) for name in inputs]
+        m.d.comb += [self.load.eq(self.translator.load), self.run.eq(self.translator.run)]
+        entry, table, target = Signal(len(self.run.entry)), Signal(len(self.run.table)), Signal()
+        m.d.sync += [
+            entry.eq(Mux(self.kept, self.shared, self.entries)),
+            table.eq(self.tables),
+            self.stage.eq(self.stages),
+            self.write_run.eq(self.decodes),
+            self.write_load.eq(self.loads),
+            target.eq(self.decodes | self.divide),
+        ]
+        m.d.comb += [self.run.entry.eq(entry), self.run.table.eq(table)]
+        with m.If(target):
+            m.d.sync += self.chain.target.eq(self.translator.target)
+        with m.If(self.write_load & (self.stage == 0)):
+            m.d.sync += self.chain.source.eq(self.load.place.memory)
 
     def _idle(self, m: Module) -> None:
         with m.State("IDLE"), m.If(self.go):
@@ -189,13 +211,8 @@ class Controller(wiring.Component):
         leaves = self.keeps & ~self.fused
         m.d.comb += [
             self.fused.eq((layer.opcode & isa.FUSED) != 0),
-            self.write_run.eq(1),
-            self.write_load.eq(first | self.kept),
-            self.stage.eq(self.stages),
-            self.load.eq(decoder.load),
-            self.run.eq(decoder.run),
-            self.run.entry.eq(Mux(self.kept, self.shared, self.entries)),
-            self.run.table.eq(self.tables),
+            self.decodes.eq(1),
+            self.loads.eq(first | self.kept),
         ]
         m.d.sync += [
             self.given.eq(0),
@@ -205,18 +222,16 @@ class Controller(wiring.Component):
             self.kept.eq(self.keeps),
             self.stages.eq(self.stages + 1),
             chain.last_stage.eq(self.stages),
-            chain.target.eq(decoder.target),
             chain.scattered.eq(0),
             chain.leaves.eq(leaves),
             self.moves.eq(~self.given["dst"] & ~leaves),
         ]
-        with m.If(self.write_load):
+        with m.If(self.loads):
             m.d.sync += chain.last_part.eq(self.stages)
         with m.If(first):
             m.d.sync += [
                 chain.dense.eq(decoder.dense),
                 chain.takes.eq(self.takes),
-                chain.source.eq(decoder.load.place.memory),
                 chain.last_row.eq(layer.last("Ho")),
                 chain.last_column.eq(layer.last("Wo")),
                 chain.last_channel.eq(layer.last("Co")),
@@ -231,17 +246,18 @@ class Controller(wiring.Component):
 
     def _decode_reshape(self, m: Module) -> None:
         """Decodes a reshape: behind other words it ends their chain; alone it reads its map word by word."""
-        decoder, chain, layer = self.decoder, self.chain, Fields(self.word, isa.Layer)
+        chain, layer = self.chain, Fields(self.word, isa.Layer)
         alone = self.stages == 0
-        m.d.comb += [self.write_load.eq(alone), self.stage.eq(self.stages), self.load.eq(decoder.load)]
+        m.d.comb += [self.loads.eq(alone), self.divide.eq(1)]
         m.d.sync += [
             self.reshape.eq(self.word),
             self.given.eq(0),
             self.number.eq(0),
             chain.scattered.eq(1),
-            chain.target.eq(decoder.target),
             self.moves.eq(~self.given["dst"]),
+            self.alone.eq(alone),
         ]
+        m.next = "DIVIDE"
         with m.If(alone):
             m.d.sync += [
                 chain.dense.eq(0),
@@ -254,20 +270,14 @@ class Controller(wiring.Component):
                 chain.y.eq(1),
                 chain.x.eq(1),
             ]
-            m.next = "DIVIDE"
-        with m.Else():
-            self._begin(m, chain.dense)
 
     def _decode_block(self, m: Module, layer: Fields) -> None:
         """Registers the word's block in the weight stream, whose size is computed while parameters are loaded."""
         decoder = self.decoder
         groups = (layer.last("Co") >> GROUP) + 1
         self.block, self.parameter_count = Signal(Block), Signal(len(decoder.parameters))
-        self.number, self.plane, self.entry = (
-            Signal(len(decoder.parameters)),
-            Signal(range(8)),
-            Signal(len(self.shared)),
-        )
+        self.number = Signal(max(len(decoder.parameters), SETUP.bit_length()))
+        self.plane, self.entry = Signal(range(8)), Signal(len(self.shared))
         self.taps, self.size = Signal(self.weights), Signal(self.weights)
         self.channels, self.groups = Signal(layouts.held("Ci")), Signal(GROUP + 1)
         self.has_weights, self.goes_on, self.continued = Signal(), Signal(), Signal()
@@ -357,7 +367,7 @@ class Controller(wiring.Component):
                 m.next = "LOAD"
         with m.State("LOAD"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
-            m.d.comb += self.load_enable.eq(self.quiet)
+            m.d.comb += self.load_enable.eq(self.settles)
             with m.If(self.load_enable & self.load_finished):
                 m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
                 m.next = "RUN"
@@ -375,11 +385,12 @@ class Controller(wiring.Component):
         with m.State("DIVIDE"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
             with m.If(self.number == SETUP - 1):
-                m.d.comb += self.begin.eq(1)
-                m.next = "READ_MAP"
+                self._begin(m, self.chain.dense)
+                with m.If(self.alone):
+                    m.next = "READ_MAP"
         with m.State("READ_MAP"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
-            m.d.comb += self.load_enable.eq(self.quiet | ~self.first_read)
+            m.d.comb += self.load_enable.eq(self.settles | ~self.first_read)
             with m.If(self.load_enable):
                 m.d.sync += self.first_read.eq(0)
                 m.next = "WRITE_PIECES"

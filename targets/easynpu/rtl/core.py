@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from functools import lru_cache
 from typing import Any
 
@@ -15,13 +14,14 @@ from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.registers import identity
-from npuc.targets.easynpu.rtl.array import PeArray
+from npuc.targets.easynpu.rtl.array import RESULT, PeArray, any_of
 from npuc.targets.easynpu.rtl.controller import CYCLES as CYCLE_BITS
 from npuc.targets.easynpu.rtl.controller import Controller
-from npuc.targets.easynpu.rtl.layouts import WORD
+from npuc.targets.easynpu.rtl.layouts import AHEAD, WORD
 from npuc.targets.easynpu.rtl.loader import Loader
 from npuc.targets.easynpu.rtl.memories import ResultQueue, SinglePort
 from npuc.targets.easynpu.rtl.pads import IfmapPads, ParameterPads, Tables
+from npuc.targets.easynpu.rtl.pe import MODULE, Pe
 from npuc.targets.easynpu.rtl.port import (
     BUSY,
     CONTROL,
@@ -38,7 +38,9 @@ from npuc.targets.easynpu.rtl.port import (
 )
 from npuc.targets.easynpu.rtl.rearranger import Rearranger
 from npuc.targets.easynpu.rtl.sequencer import Sequencer, issue
+from npuc.targets.easynpu.rtl.verilog import HEADER, modules
 from npuc.targets.easynpu.rtl.weight_stream import WeightStream
+from npuc.targets.easynpu.rtl.words import delayed
 from npuc.targets.easynpu.rtl.writer import Writer
 
 
@@ -164,10 +166,8 @@ class Core(wiring.Component):
     def _steps(self, m: Module) -> None:
         """Connects the control of the steps."""
         controller, loader, sequencer = self.controller, self.loader, self.sequencer
-        self.put = Signal()
-        quiet = self.array.empty & ~self.put & self.writer.empty & self.queues[0].empty & self.queues[1].empty
         m.d.comb += [
-            self.stream.start.eq(controller.begin),
+            self.stream.start.eq(delayed(m, controller.begin, 1, "begun")),
             loader.start.eq(controller.begin),
             loader.enable.eq(self._load_enable()),
             loader.advance.eq(controller.advance),
@@ -175,10 +175,31 @@ class Core(wiring.Component):
             controller.load_exists.eq(loader.exists),
             sequencer.start.eq(controller.start_step),
             sequencer.step.eq(loader.step),
+            sequencer.next_part.eq(loader.next_part),
             controller.step_busy.eq(sequencer.busy),
             controller.step_ends.eq(sequencer.ends),
             controller.blocked.eq(sequencer.blocked),
-            controller.quiet.eq(quiet),
+        ]
+        self._settling(m)
+
+    def _settling(self, m: Module) -> None:
+        """Whether all results are in the DTCMs, and whether they will be when a word requested now is read.
+
+        A result is written RESULT + 1 cycles after its position, with rows of PEs one after the other; a word is
+        read AHEAD + 1 cycles after its request.
+        """
+        rows, array, writer = self.machine.pe_rows, self.array, self.writer
+        late = RESULT - AHEAD + rows - 1
+        puts: list[Value] = []
+        passed = self.sequencer.puts  # none in this cycle, as the sequencer rests when a chain begins
+        for age in range(1, RESULT - AHEAD + 1):
+            passed = delayed(m, passed, 1, f"puts{age}")
+            puts.append(passed)
+        waiting = any_of(array.writes[1 : late + 1]) | any_of(puts)
+        queued = ~self.queues[0].empty | ~self.queues[1].empty
+        m.d.comb += [
+            self.controller.settles.eq(~waiting & ~queued & writer.ends),
+            self.controller.quiet.eq(array.empty & ~self.sequencer.puts & ~waiting & ~queued & writer.empty),
         ]
 
     def _load_enable(self) -> Value:
@@ -193,22 +214,14 @@ class Core(wiring.Component):
         loader, machine = self.loader, self.machine
         m.submodules.ifmap_pads = self.ifmap_pads = pads = IfmapPads(machine)
         loads, padding, lowest, entry = loader.loads, loader.padding, loader.lowest, loader.entry
-        for depth in range(2):
-            later = [
-                Signal.like(each, name=f"load{depth}_{at}") for at, each in enumerate((loads, padding, lowest))
-            ]
-            entry_later = Signal.like(loader.entry, name=f"load{depth}_entry")
-            m.d.sync += [after.eq(each) for after, each in zip(later, (loads, padding, lowest), strict=True)]
-            m.d.sync += entry_later.eq(entry)
-            (loads, padding, lowest), entry = later, entry_later
-        load_memory, operand = Signal(), Signal(self.sequencer.operand.shape())
-        operand_rows = [Signal.like(self.sequencer.operand_row, name=f"operand_row{depth}") for depth in range(2)]
-        m.d.sync += [
-            load_memory.eq(self.load_read.memory),
-            operand.eq(self.operand_read),
-            operand_rows[0].eq(self.sequencer.operand_row),
-            operand_rows[1].eq(operand_rows[0]),
-        ]
+        loads, entry = (delayed(m, each, AHEAD, name) for each, name in ((loads, "loads"), (entry, "entry")))
+        loads, padding, lowest, entry = (
+            delayed(m, each, 2, f"{name}_read")
+            for each, name in ((loads, "loads"), (padding, "padding"), (lowest, "lowest"), (entry, "entry"))
+        )
+        load_memory = delayed(m, self.load_read.memory, 1, "load_memory")
+        operand = delayed(m, self.operand_read, 1, "operand")
+        operand_row = delayed(m, self.sequencer.operand_row, 2 + AHEAD, "operand_row")
         fmap, skip = (dtcm.read_data for dtcm in self.maps)
         border = Mux(lowest, Value.cast(0x80).replicate(LANES), 0)
         m.d.comb += [
@@ -216,13 +229,15 @@ class Core(wiring.Component):
             pads.write_address.eq(entry),
             pads.word.eq(Mux(padding, border, Mux(load_memory, skip, fmap))),
             self.array.operand_valid.eq(operand.valid),
-            self.array.operand_row.eq(operand_rows[1]),
+            self.array.operand_row.eq(operand_row),
             self.array.operand.eq(Mux(operand.memory, skip, fmap)),
         ]
 
     def _pads(self, m: Module) -> None:
         """The array and the pads that it reads."""
-        array, put = self.array, self.controller.parameters
+        array = self.array
+        put = delayed(m, self.controller.parameters, AHEAD, "parameters")
+        word = delayed(m, self.weight.read_data, AHEAD, "parameter_word")
         m.submodules.parameter_pads = parameters = ParameterPads(self.machine)
         m.submodules.tables = tables = Tables(self.machine)
         m.d.comb += [
@@ -231,52 +246,47 @@ class Core(wiring.Component):
             self.stream.take.eq(array.take),
             parameters.write.eq(put.planes),
             parameters.write_address.eq(put.entry),
-            parameters.word.eq(self.weight.read_data),
+            parameters.word.eq(word),
             parameters.address.eq(array.address),
-            parameters.address_before.eq(array.address_before),
             tables.write.eq(put.table_planes),
             tables.write_table.eq(put.table),
-            tables.word.eq(self.weight.read_data),
+            tables.word.eq(word),
             tables.table.eq(array.table),
         ]
         for row, address in enumerate(self.ifmap_pads.address):
-            m.d.comb += [address.eq(array.pad[row]), array.entry[row].eq(self.ifmap_pads.entry[row])]
+            m.d.comb += [
+                array.pad_ahead[row].eq(self.sequencer.pad[row]),
+                address.eq(array.pad[row]),
+                array.entry[row].eq(self.ifmap_pads.entry[row]),
+            ]
         for lane in range(LANES):
-            m.d.comb += [array.own[lane].eq(parameters.own[lane]), array.before[lane].eq(parameters.before[lane])]
+            m.d.comb += array.own[lane].eq(parameters.own[lane])
         for number, line in enumerate(tables.line):
             m.d.comb += [tables.input[number].eq(array.fed[number]), array.line[number].eq(line)]
 
     def _pieces(self, m: Module) -> None:
-        """The destinations of results; for a map that a reshape word reads, the pieces of word after word."""
-        controller, sequencer, loader = self.controller, self.sequencer, self.loader
-        m.submodules.rearranger = rearranger = Rearranger(self.machine)
-        moving, lane = controller.moving, Signal.like(rearranger.lane)
+        """The destinations of results, and of the words of a map that a reshape word reads."""
+        controller, sequencer = self.controller, self.sequencer
+        m.submodules.rearranger = self.rearranger = rearranger = Rearranger(self.machine)
         m.d.comb += [
             rearranger.word.eq(controller.reshape),
-            rearranger.target.eq(controller.chain.target),
-            rearranger.row.eq(Mux(moving, loader.step.oy, sequencer.row)),
-            rearranger.column.eq(Mux(moving, loader.step.ox, sequencer.column)),
-            rearranger.group.eq(Mux(moving, loader.step.group, sequencer.group)),
-            rearranger.lane.eq(Mux(moving, lane, sequencer.lane)),
+            rearranger.start.eq(controller.divide),
+            rearranger.chain.eq(controller.chain),
+            rearranger.take.eq(sequencer.take),
+            sequencer.moving.eq(controller.moving),
             sequencer.scattered.eq(rearranger.piece),
-            sequencer.next_lane.eq(rearranger.next_lane),
             sequencer.scattered_writes.eq(rearranger.writes),
-            controller.moved.eq(moving & rearranger.piece.last),
-            controller.map_ends.eq(loader.last_step),
+            controller.moved.eq(controller.moving & rearranger.piece.last),
+            controller.map_ends.eq(self.loader.last_step),
+            self.writer.put.eq(delayed(m, sequencer.put, 1, "put")),
+            self.writer.piece.eq(delayed(m, sequencer.piece, 1, "piece")),
         ]
-        with m.If(moving):
-            m.d.sync += lane.eq(Mux(rearranger.piece.last, 0, rearranger.next_lane))
-        piece = Signal(sequencer.piece.shape())
-        m.d.sync += piece.eq(Mux(moving, Value.cast(rearranger.piece), Value.cast(sequencer.piece)))
-        m.d.sync += self.put.eq(moving | sequencer.put)
-        m.d.comb += [self.writer.put.eq(self.put), self.writer.piece.eq(piece)]
 
     def _results(self, m: Module) -> None:
         """Routes results, or words that a reshape has read, to the writer; results also to the test bench."""
         array, writer, pads = self.array, self.writer, self.ifmap_pads
         word, read = Signal(WORD), Signal()
-        asked, given = Signal(), Signal()
-        m.d.sync += [asked.eq(self.controller.rearranging), given.eq(asked)]
+        given = delayed(m, self.controller.rearranging, 2 + AHEAD, "rearranging")
         m.d.sync += [word.eq(pads.word), read.eq(pads.write & given)]
         m.d.comb += [
             writer.arrive.eq(array.leaving.write | read),
@@ -330,7 +340,7 @@ class Core(wiring.Component):
         status = [(BUSY, controller.busy), (PAUSED, controller.paused), (FAILED, controller.failed)]
         status += [
             (LOST, self.writer.lost | self.queues[0].full | self.queues[1].full),
-            (STARVED, self.stream.starved),
+            (STARVED, self.stream.starved | self.rearranger.starved),
         ]
         m.d.sync += register.eq(0)
         with m.Switch(index):
@@ -345,30 +355,11 @@ class Core(wiring.Component):
 
 @lru_cache(maxsize=2)
 def verilog(machine: Machine, *, observed: bool = False) -> str:
-    """The core as SystemVerilog, with the top module `easynpu`.
-
-    Amaranth's Verilog has processes for constants without a sensitive signal, which a simulator may never run;
-    here they are always_comb. Memories are cleared in a loop, not in a statement a word.
-    """
-    from amaranth.back.verilog import convert
-
+    """The core as SystemVerilog, with the top module `easynpu`."""
     collecting = gc.isenabled()
-    gc.disable()  # Amaranth creates millions of lasting objects: scanning them takes a third of the time
+    gc.disable()  # Amaranth creates many lasting objects, which need no scanning
     try:
-        text = convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False)
+        return f"{HEADER}\n{modules('easynpu', Core(machine, observed=observed))}\n{modules(MODULE, Pe(machine))}"
     finally:
         if collecting:
             gc.enable()
-    return CLEARED.sub(_loop, text.replace("always @*", "always_comb"))
-
-
-CLEARED = re.compile(r"(  initial begin)\n    (\w+)\[0\] = (\d+'h0+);\n((?:    \2\[\d+\] = \3;\n)+)(  end\n)")
-"""Statements that write the same to every word of a memory."""
-
-
-def _loop(found: re.Match[str]) -> str:
-    begin, memory, value, rest, end = found.groups()
-    count = rest.count("\n") + 1
-    at = f"{memory}_at"
-    loop = f"for ({at} = 0; {at} < {count}; {at} = {at} + 1) {memory}[{at}] = {value};"
-    return f"{begin} : {memory}_clear\n    integer {at};\n    {loop}\n{end}"

@@ -174,6 +174,8 @@ class Decoder(wiring.Component):
             load.place.eq(self.source),
             load.last_channel.eq(layer.last("Ci")),
             load.lowest.eq(self.one_of("maxpool")),
+            load.one_hk.eq(layer.last("Hk") == 0),
+            load.one_wk.eq(layer.last("Wk") == 0),
         ]
         m.d.comb += [load.Hi.eq(layer.Hi), load.Wi.eq(layer.Wi)]
         with m.If(self.kind == Kind.RESHAPE):  # its map is read word by word

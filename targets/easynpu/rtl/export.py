@@ -24,10 +24,13 @@ from npuc.targets.easynpu.simulate.simulator import Simulator, State
 from npuc.text.escaping import verilog_comment
 
 FOLDER = Path(__file__).parent
-SOURCES = ("board.h", "axi_board.h", "testbench.cpp")
+SOURCES = ("board.h", "axi_board.h", "serial_board.h", "testbench.cpp")
+BIT_CLOCKS = 8
+"""Cycles of a bit on the serial line of easynpu_serial: 6.25 Mbaud at 50 MHz."""
 CYCLES_MOST = 100_000_000
 MAKEFILE = """\
-# Builds the test bench with Verilator and runs the steps, if there are any: make, or behind AXI: make axi
+# Builds the test bench with Verilator and runs the steps, if there are any: make; behind AXI: make axi; behind
+# the serial line: make serial
 VERILATOR ?= verilator
 CXX ?= g++
 CXXFLAGS ?= -O2
@@ -44,6 +47,9 @@ test: testbench
 axi: axi_testbench
 	if [ -f steps.txt ]; then ./axi_testbench steps.txt; fi
 
+serial: serial_testbench
+	if [ -f steps.txt ]; then ./serial_testbench steps.txt; fi
+
 testbench: easynpu.sv board.h testbench.cpp
 	$(VERILATE) -Mdir obj --top-module easynpu --prefix Veasynpu
 	$(call UNIT,obj)
@@ -54,7 +60,12 @@ axi_testbench: easynpu.sv easynpu_axi.sv axi_board.h testbench.cpp
 	$(call UNIT,axi_obj)
 	$(COMPILE) -DAXI -DADDRESS_BITS=@BITS@ -Iaxi_obj -o $@ axi_obj/unit.cc
 
-.PHONY: test axi
+serial_testbench: easynpu.sv easynpu_serial.sv serial_board.h testbench.cpp
+	$(VERILATE) -Mdir serial_obj --top-module easynpu_serial --prefix Veasynpu_serial
+	$(call UNIT,serial_obj)
+	$(COMPILE) -DCLOCKS=@CLOCKS@ -Iserial_obj -o $@ serial_obj/unit.cc
+
+.PHONY: test axi serial
 """
 
 
@@ -67,9 +78,12 @@ def files(machine: Machine, program: Program | None = None, samples: Samples | N
     found = {
         "easynpu.sv": f"{written_for}\n{build.verilog(machine, observed=False)}".encode(),
         "easynpu_axi.sv": f"{written_for}\n{build.axi_verilog(machine)}".encode(),
-        "easynpu.f": b"easynpu.sv\neasynpu_axi.sv\n",
+        "easynpu_serial.sv": f"{written_for}\n{build.serial_verilog(machine, BIT_CLOCKS)}".encode(),
+        "easynpu.f": b"easynpu.sv\neasynpu_axi.sv\neasynpu_serial.sv\n",
         "machine.json": canonical_json({**machine.as_dict(), "regions": list(port.REGIONS)}),
-        "Makefile": MAKEFILE.replace("@BITS@", str(port.address_bits(machine))).encode(),
+        "Makefile": MAKEFILE.replace("@BITS@", str(port.address_bits(machine)))
+        .replace("@CLOCKS@", str(BIT_CLOCKS))
+        .encode(),
         **{name: (FOLDER / name).read_bytes() for name in SOURCES},
     }
     if program is not None and samples is not None:

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kLanes = 16;
 // A chain's last results leave the PEs some cycles behind its end, the next one's first still later.
-constexpr int kBehind = 8;
+constexpr int kBehind = 10;
 
 struct Seen {  // a word's result for one pixel and 16 channels
   uint32_t chain;

@@ -27,6 +27,8 @@ def held(name: str) -> int:
     return places(Layer)[name].most.bit_length()
 
 
+AHEAD = 3
+"""Cycles from a loop's counters until an address that they give is used: factors, products, sums."""
 INDEX = stored("Ho")
 """Bits of a row or column of a map."""
 TILE = stored("y")
@@ -50,6 +52,8 @@ def load_stage(machine: Machine) -> data.StructLayout:
             "Pw": stored("Pw"),
             "reach_h": TILE,  # last row and column of the kernel
             "reach_w": TILE,
+            "one_hk": 1,  # a single row of the kernel, a single column
+            "one_wk": 1,
             "xi": held("xi"),
             "Hi": held("Hi"),
             "Wi": held("Wi"),
@@ -127,6 +131,8 @@ def step(machine: Machine) -> data.StructLayout:
             "part": index_bits(machine.itcm_words),
             "group": GROUP,
             "last_channel": GROUP,
+            "one_hk": 1,
+            "one_wk": 1,
             "first": 1,
             "last": 1,
             "side": 1,

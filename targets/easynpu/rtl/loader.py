@@ -14,9 +14,9 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
-from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, TILE
+from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, TILE
 from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth
-from npuc.targets.easynpu.rtl.words import wrapped
+from npuc.targets.easynpu.rtl.words import address, delayed
 
 
 class Loader(wiring.Component):
@@ -24,9 +24,9 @@ class Loader(wiring.Component):
 
     `start` begins with the first step; a word is loaded in every cycle with `enable` until the sub-ifmap is
     complete. `finished`: it is complete, or will be with this cycle's word; `advance` moves on to the next step.
-    `step` is the step whose sub-ifmap is loaded, if it `exists`; none follows `last_step`. For this cycle's word,
-    `request` is the read, and `entry` the pad entry that it goes to; `padding` replaces a read outside the map,
-    with -128 if `lowest`.
+    `step` is the step whose sub-ifmap is loaded, if it `exists`; none follows `last_step`. This cycle's word
+    goes to the pad entry `entry`. `next_part`: that of `step` in the next cycle. AHEAD cycles later, `request`
+    is its read; `padding` replaces a read outside the map, with -128 if `lowest`.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -42,6 +42,7 @@ class Loader(wiring.Component):
                 "enable": In(1),
                 "advance": In(1),
                 "step": Out(layouts.step(machine)),
+                "next_part": Out(self.stages),
                 "exists": Out(1),
                 "last_step": Out(1),
                 "finished": Out(1),
@@ -97,6 +98,9 @@ class Loader(wiring.Component):
             step.part.eq(self.part),
             step.group.eq(self.group),
             step.side.eq(self.side),
+            step.one_hk.eq(now.one_hk),
+            step.one_wk.eq(now.one_wk),
+            self.next_part.eq(self.following),
             step.last_channel.eq(
                 Mux(chain.dense, Mux(self.group == last_group, now.last_channel[:GROUP], (1 << GROUP) - 1), 0)
             ),
@@ -140,17 +144,24 @@ class Loader(wiring.Component):
         step, now = self.step, self.now
         row, column = Signal(TILE), Signal(TILE)
         first_entry = Signal(len(self.entry))
-        last_row = ((step.y - 1) * now.Sh + now.reach_h)[:TILE]
-        last_column = ((step.x - 1) * now.Sw + now.reach_w)[:TILE]
-        at_end = Signal()
+        last_row, last_column = Signal(TILE), Signal(TILE)
+        fresh, at_end, row_ends = Signal(), Signal(), Signal()
+        # in the step's first cycle, only whether there is a single row or column is known
+        one_row, one_column = (step.y == 1) & (now.reach_h == 0), (step.x == 1) & (now.reach_w == 0)
+        m.d.sync += [
+            fresh.eq(self.start | self.advance),
+            last_row.eq((step.y - 1) * now.Sh + now.reach_h),
+            last_column.eq((step.x - 1) * now.Sw + now.reach_w),
+        ]
         m.d.comb += [
             self.loads.eq(self.enable & self.running & ~self.complete),
-            at_end.eq((row == last_row) & (column == last_column)),
+            row_ends.eq(Mux(fresh, one_column, column == last_column)),
+            at_end.eq(row_ends & Mux(fresh, one_row, row == last_row)),
             self.finished.eq(self.complete | ~self.running | (self.loads & at_end)),
         ]
         with m.If(self.loads):
             m.d.sync += column.eq(column + 1)
-            with m.If(column == last_column):
+            with m.If(row_ends):
                 m.d.sync += [column.eq(0), row.eq(row + 1), first_entry.eq(first_entry + now.xi)]
             with m.If(at_end & ~self.advance):
                 m.d.sync += self.complete.eq(1)
@@ -169,11 +180,11 @@ class Loader(wiring.Component):
             iy.eq(now.Sh * self.oy + row - now.Ph),
             ix.eq(now.Sw * self.ox + column - now.Pw),
             outside.eq((iy < 0) | (iy >= now.Hi) | (ix < 0) | (ix >= now.Wi)),
-            self.padding.eq(outside),
-            self.lowest.eq(now.lowest),
-            self.request.valid.eq(self.loads & ~outside),
-            self.request.memory.eq(place.memory),
-            self.request.address.eq(wrapped(self.machine, place, iy, ix, self.group)),
+            self.padding.eq(delayed(m, outside, AHEAD, "outside")),
+            self.lowest.eq(delayed(m, now.lowest, AHEAD, "lowest")),
+            self.request.valid.eq(delayed(m, self.loads & ~outside, AHEAD, "reads")),
+            self.request.memory.eq(delayed(m, place.memory, AHEAD, "memory")),
+            self.request.address.eq(address(m, self.machine, "word", place, iy, ix, self.group)),
         ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import data, fifo, memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -44,7 +44,7 @@ class SinglePort(wiring.Component):
 
 
 class ResultQueue(wiring.Component):
-    """Results that wait for a DTCM, where reads have priority.
+    """Results that wait for a DTCM, where reads have priority; one that need not wait passes in the same cycle.
 
     `full` is set permanently if a result ever finds no room.
     """
@@ -67,17 +67,18 @@ class ResultQueue(wiring.Component):
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
-        m.submodules.queue = queue = fifo.SyncFIFOBuffered(width=self.layout.size, depth=self.depth)
-        lost = Signal()
+        m.submodules.queue = queue = fifo.SyncFIFO(width=self.layout.size, depth=self.depth)
+        lost, passes = Signal(), Signal()
         m.d.comb += [
-            queue.w_en.eq(self.put),
+            self.empty.eq(~queue.r_rdy),
+            passes.eq(self.put & self.empty & self.take),
+            queue.w_en.eq(self.put & ~passes),
             queue.w_data.eq(self.result),
             queue.r_en.eq(self.take),
-            self.next.eq(queue.r_data),
-            self.valid.eq(queue.r_rdy),
-            self.empty.eq(queue.level == 0),
+            self.next.eq(Mux(queue.r_rdy, queue.r_data, Value.cast(self.result))),
+            self.valid.eq(queue.r_rdy | self.put),
             self.full.eq(lost),
         ]
-        with m.If(self.put & ~queue.w_rdy):
+        with m.If(queue.w_en & ~queue.w_rdy):
             m.d.sync += lost.eq(1)
         return m

@@ -55,7 +55,7 @@ class IfmapPads(wiring.Component):
 class ParameterPads(wiring.Component):
     """Bias and scale of all PEs, written plane by plane: byte planes of the bias (or slopes), then the scale.
 
-    Two read ports, with data a cycle later: for the running word, and for the word whose psums are fed back.
+    Data follow an address a cycle later.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -67,9 +67,7 @@ class ParameterPads(wiring.Component):
                 "write_address": In(bits),
                 "word": In(WORD),
                 "address": In(bits),
-                "address_before": In(bits),
                 "own": Out(PARAMETERS).array(LANES),
-                "before": Out(PARAMETERS).array(LANES),
             }
         )
 
@@ -81,19 +79,18 @@ class ParameterPads(wiring.Component):
         write = pads.write_port(granularity=1)
         m.d.comb += [write.en.eq(self.write), write.addr.eq(self.write_address)]
         m.d.comb += [plane.eq(self.word) for plane in write.data]
-        for address, lanes in ((self.address, self.own), (self.address_before, self.before)):
-            read = pads.read_port()
-            m.d.comb += read.addr.eq(address)
-            for lane in range(LANES):
-                planes = [plane.word_select(lane, BYTE) for plane in read.data]
-                m.d.comb += Value.cast(lanes[lane]).eq(Cat(*planes))
+        read = pads.read_port()
+        m.d.comb += read.addr.eq(self.address)
+        for lane in range(LANES):
+            planes = [plane.word_select(lane, BYTE) for plane in read.data]
+            m.d.comb += Value.cast(self.own[lane]).eq(Cat(*planes))
         return m
 
 
 class Tables(wiring.Component):
     """Activation tables: a lane is a segment, and every PE selects the segment of its input.
 
-    A table is read a cycle after its number is set; the lines follow the inputs combinationally.
+    A table is read a cycle after its number is set; the lines follow the inputs a cycle later.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -112,7 +109,7 @@ class Tables(wiring.Component):
         )
 
     def elaborate(self, _platform: object) -> Module:
-        """The circuit: the number of starts that an input has reached, by binary search."""
+        """The circuit: the number of starts that an input has reached, from comparisons with all of them."""
         m = Module()
         shape = data.ArrayLayout(WORD, TABLE_WORDS - 1)
         m.submodules.tables = stored = memory.Memory(shape=shape, depth=self.depth, init=[])
@@ -123,15 +120,17 @@ class Tables(wiring.Component):
         lines = [Signal(LINE, name=f"line{k}") for k in range(LANES)]
         bounds = [Signal(signed(BYTE), name=f"start{k}") for k in range(LANES)]
         for k, (line, bound) in enumerate(zip(lines, bounds, strict=True)):
-            m.d.comb += Value.cast(line).eq(Cat(*(plane.word_select(k, BYTE) for plane in planes)))
+            m.d.sync += Value.cast(line).eq(Cat(*(plane.word_select(k, BYTE) for plane in planes)))
             m.d.comb += bound.eq(starts.word_select(k, BYTE))
         for number, (x, line) in enumerate(zip(self.input, self.line, strict=True)):
+            reached = Signal(LANES, name=f"reached{number}")
+            m.d.comb += reached.eq(Cat((x >= bound) for bound in bounds))
             found: list[Value] = []
             for step in (8, 4, 2, 1):
-                reached = Signal(name=f"reached{number}_{step}")
-                m.d.comb += reached.eq(x >= halved(bounds[step :: 2 * step], found))
-                found.append(reached)
-            m.d.comb += Value.cast(line).eq(halved(lines, found))
+                found.append(halved(list(reached[step :: 2 * step]), found))
+            segment = Signal(len(found), name=f"segment{number}")
+            m.d.sync += segment.eq(Cat(*found))
+            m.d.comb += Value.cast(line).eq(halved(lines, list(segment)))
         return m
 
 

@@ -1,16 +1,16 @@
-"""A processing element: multiplier, adder or comparator, psums, and quantisers at its two outputs.
+"""A processing element: multiplier, adder or comparator, psums, and a quantiser.
 
-A position takes three cycles: its psum is addressed; then everything up to the psum's new value is computed
-between registers; then the result is requantised. Two operations on one psum are therefore two cycles apart, or
-one with a write-first psum port (machine.psum_write_first). Source: easynpu, PE; decisions: docs/decisions.md,
-EasyNPU.
+A position takes five cycles: its ifmap, or the int8 result of the word before, is selected; multiplied; added to
+its psum; and requantised in two cycles. Two operations on one psum are therefore two cycles apart, or one with a
+write-first psum port (machine.psum_write_first); an operation on a psum's int8 result follows timing.FEEDBACK
+cycles after. Source: easynpu, PE; decisions: docs/decisions.md, EasyNPU.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Array, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Array, ClockSignal, Instance, Module, Mux, ResetSignal, Signal, Value, signed
 from amaranth.lib import data, enum, memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -54,8 +54,7 @@ LEAVING = data.StructLayout({"scale": Scale, "relu": 1})
 """How psums of a word become int8."""
 CONTROL = data.StructLayout(
     {
-        "back": 1,  # the multiplier takes the requantised psum (Pe_ps_back_en), not the ifmap
-        "before": LEAVING,  # of the word whose psum is fed back
+        "back": 1,  # the multiplier takes the int8 result of the psum (Pe_ps_back_en), not the ifmap
         "bypass": 1,  # the multiplier is bypassed (Pe_byp_mul_en)
         "factor": Factor,
         "addend": Addend,
@@ -73,8 +72,6 @@ PARAMETERS = data.StructLayout(
     {"bias": data.UnionLayout({"value": signed(PSUM), "slopes": SLOPES}), "scale": signed(BYTE)}
 )
 """An entry of the bias and scale pads of one PE: four planes of bias (or slopes), one of scale."""
-STORED = data.StructLayout({"value": signed(PSUM), "negative": 1})
-"""A psum; for a product with a slope also the sign of the input, which selects the scale."""
 
 
 def chosen_scale(leaving: Any, parameters: Any, negative: Value) -> Value:
@@ -85,94 +82,118 @@ def chosen_scale(leaving: Any, parameters: Any, negative: Value) -> Value:
     return Mux(leaving.scale == Scale.NONE, 0, kept)
 
 
+MODULE = "easynpu_pe"
+
+
+def ports(machine: Machine) -> dict[str, Any]:
+    """The ports of a PE."""
+    bits = index_bits(machine.psum_entries)
+    return {
+        "back_address": In(bits),
+        "back": In(1),
+        "ifmap": In(signed(BYTE)),
+        "fed": Out(signed(BYTE)),
+        "control": In(CONTROL),
+        "weight": In(signed(BYTE)),
+        "operand": In(signed(BYTE)),
+        "line": In(LINE),
+        "own": In(PARAMETERS),
+        "read_address": In(bits),
+        "valid": In(1),
+        "on": In(1),
+        "write_address": In(bits),
+        "psum": Out(signed(PSUM)),
+        "ofmap": Out(signed(BYTE)),
+    }
+
+
+def instance(machine: Machine, name: str) -> tuple[Any, Instance]:
+    """The ports of one more PE, and the instance of the module that all PEs share."""
+    members = ports(machine)
+    pe: Any = wiring.Signature(members).create(path=(name,))
+    connected = {f"{'i' if members[each].flow is In else 'o'}_{each}": getattr(pe, each) for each in members}
+    return pe, Instance(MODULE, i_clk=ClockSignal(), i_rst=ResetSignal(), **connected)
+
+
 class Pe(wiring.Component):
     """One PE of a row.
 
-    Cycle t: `read_address` addresses the psum. Cycle t + 1: `valid`, `control`, the inputs and `write_address`;
-    `fed` is the multiplier's first input, `psum` the new psum. Cycle t + 2: `ofmap` is the int8 result, 0 unless
-    `on` was set (PEs beyond the last output channel are off).
+    Cycle t: `back_address` addresses a psum's int8 result, which `fed` is in t + 1 if `back` is set, or the
+    `ifmap`. Cycle t + 2: `control`, the other inputs, and `read_address` of the psum. Cycle t + 3: `valid` and
+    `write_address`; `psum` is the new psum. Cycle t + 6: `ofmap` is its int8 result, 0 unless `on` was set with
+    `valid` (PEs beyond the last output channel are off).
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        bits = index_bits(machine.psum_entries)
-        super().__init__(
-            {
-                "read_address": In(bits),
-                "valid": In(1),
-                "on": In(1),
-                "control": In(CONTROL),
-                "write_address": In(bits),
-                "ifmap": In(signed(BYTE)),
-                "weight": In(signed(BYTE)),
-                "operand": In(signed(BYTE)),
-                "line": In(LINE),
-                "own": In(PARAMETERS),
-                "before": In(PARAMETERS),
-                "fed": Out(signed(BYTE)),
-                "psum": Out(signed(PSUM)),
-                "ofmap": Out(signed(BYTE)),
-            }
-        )
+        super().__init__(ports(machine))
 
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
-        stored = self._psums(m)
-        self._feed(m, stored)
-        negative = Signal()
-        m.d.comb += [negative.eq(self.fed < 0), self.psum.eq(self._sum(m, stored, negative))]
-        m.d.comb += [self.written.value.eq(self.psum), self.written.negative.eq(negative)]
-        self._leave(m, negative)
-        return m
-
-    def _psums(self, m: Module) -> Any:
-        """The psum file; returns the addressed psum."""
-        m.submodules.psums = file = memory.Memory(shape=STORED, depth=self.machine.psum_entries, init=[])
-        write = file.write_port()
         # rows share the operand path and gather operands, which leaves no bubble even with a single psum
         first = self.machine.psum_write_first or self.machine.pe_rows > 1
-        read = file.read_port(transparent_for=(write,) if first else ())
-        self.written = write.data
-        m.d.comb += [read.addr.eq(self.read_address), write.addr.eq(self.write_address), write.en.eq(self.valid)]
-        return read.data
+        psums, self.written = self._file(m, "psums", signed(PSUM), first)
+        backs, self.fed_back = self._file(m, "backs", signed(BYTE), self.machine.pe_rows > 1)
+        m.d.comb += [backs.addr.eq(self.back_address), self.fed.eq(Mux(self.back, backs.data, self.ifmap))]
+        m.d.comb += psums.addr.eq(self.read_address)
+        self._sum(m, psums.data)
+        self._leave(m)
+        return m
 
-    def _feed(self, m: Module, stored: Any) -> None:
-        """The multiplier's first input: the ifmap, or the previous word's int8 result."""
-        m.submodules.back = back = Quantiser()
-        before = self.control.before
-        m.d.comb += [
-            back.psum.eq(stored.value),
-            back.scale.eq(chosen_scale(before, self.before, stored.negative)),
-            self.fed.eq(Mux(self.control.back, Mux(before.relu & (back.result < 0), 0, back.result), self.ifmap)),
-        ]
+    def _file(self, m: Module, name: str, shape: Any, first: bool) -> tuple[Any, Any]:
+        """The ports of a file with an entry per psum; first: it is written first."""
+        m.submodules[name] = file = memory.Memory(shape=shape, depth=self.machine.psum_entries, init=[])
+        write = file.write_port()
+        return file.read_port(transparent_for=(write,) if first else ()), write
 
-    def _sum(self, m: Module, stored: Any, negative: Signal) -> Value:
-        """The new psum."""
-        slopes = self.own.bias.slopes
+    def _sum(self, m: Module, stored: Value) -> None:
+        """Multiplies, then adds to the psum or another addend."""
+        fed = Signal(signed(BYTE))
+        control, own = self.control, self.own
+        slopes, negative = own.bias.slopes, fed < 0
         slope = Mux(negative, slopes.negative.factor, slopes.positive.factor)
         factors = Array([self.weight, self.operand, slope, self.line.a])
-        addends = [stored.value, self.own.bias.value, self.operand, self.line.b, MAXPOOL_START, 0]
-        factor, addend = Signal(signed(BYTE)), Signal(signed(PSUM))
-        m.d.comb += factor.eq(factors[self.control.factor.as_value()])
-        m.d.comb += addend.eq(Array(map(Value.cast, addends))[self.control.addend.as_value()])
-        product = Signal(signed(2 * BYTE))
-        m.d.comb += product.eq(Mux(self.control.bypass, self.fed, self.fed * factor))
-        return Mux(self.control.compare, Mux(product > addend, product, addend), product + addend)
-
-    def _leave(self, m: Module, negative: Signal) -> None:
-        """The result, requantised after a register."""
-        m.submodules.out = out = Quantiser()
-        leaving = Signal(LEAVING)
-        on = Signal()
-        scale = Signal(signed(BYTE))
-        psum = Signal(signed(PSUM))
+        addends = [0, own.bias.value, self.operand, self.line.b, MAXPOOL_START, 0]
+        factor, other, addend = Signal(signed(BYTE)), Signal(signed(PSUM)), Signal(signed(PSUM))
+        product, later = Signal(signed(2 * BYTE)), Signal(CONTROL)
+        self.leaving = later.leaving
+        self.scale = Signal(signed(BYTE))
+        m.d.comb += factor.eq(factors[control.factor.as_value()])
         m.d.sync += [
-            psum.eq(self.psum),
-            scale.eq(chosen_scale(self.control.leaving, self.own, negative)),
-            leaving.eq(self.control.leaving),
-            on.eq(self.on),
+            fed.eq(self.fed),
+            product.eq(Mux(control.bypass, fed, fed * factor)),
+            other.eq(Array(map(Value.cast, addends))[control.addend.as_value()]),
+            later.eq(control),
+            self.scale.eq(chosen_scale(control.leaving, own, negative)),
         ]
-        m.d.comb += [out.psum.eq(psum), out.scale.eq(scale)]
-        nothing = ~on | (leaving.relu & (out.result < 0))
-        m.d.comb += self.ofmap.eq(Mux(nothing, 0, out.result))
+        m.d.comb += [
+            addend.eq(Mux(later.addend == Addend.PSUM, stored, other)),
+            self.psum.eq(Mux(later.compare, Mux(product > addend, product, addend), product + addend)),
+            self.written.data.eq(self.psum),
+            self.written.addr.eq(self.write_address),
+            self.written.en.eq(self.valid),
+        ]
+
+    def _leave(self, m: Module) -> None:
+        """Requantises the new psum, and keeps the result for the word that is fused behind."""
+        m.submodules.quantiser = quantiser = Quantiser()
+        psum, scale, result = Signal(signed(PSUM)), Signal(signed(BYTE)), Signal(signed(BYTE))
+        m.d.sync += [psum.eq(self.psum), scale.eq(self.scale), self.ofmap.eq(result)]
+        gives = Signal(data.StructLayout({"valid": 1, "on": 1, "relu": 1, "address": len(self.write_address)}))
+        leaves = Signal.like(gives)
+        m.d.sync += [
+            gives.valid.eq(self.valid),
+            gives.on.eq(self.on),
+            gives.relu.eq(self.leaving.relu),
+            gives.address.eq(self.write_address),
+            leaves.eq(gives),
+        ]
+        m.d.comb += [
+            quantiser.psum.eq(psum),
+            quantiser.scale.eq(scale),
+            result.eq(Mux(~leaves.on | (leaves.relu & (quantiser.result < 0)), 0, quantiser.result)),
+            self.fed_back.data.eq(result),
+            self.fed_back.addr.eq(leaves.address),
+            self.fed_back.en.eq(leaves.valid),
+        ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,15 +12,14 @@ SHIFT = 5
 """Bits of a shift amount, 0..31."""
 
 
-def saturated(m: Module, value: Signal, result: Signal) -> None:
-    """Drives an int8 with a wider value, saturated."""
-    fits = (value[BYTE - 1 :] == 0) | (value[BYTE - 1 :] == (1 << (len(value) - BYTE + 1)) - 1)
-    sign = value[-1]
-    m.d.comb += result.eq(Mux(fits, value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign)))
+def saturated(value: Signal) -> Value:
+    """A value of more than 8 bits as int8."""
+    high, sign = value[BYTE - 1 :], value[-1]
+    return Mux(high.all() | ~high.any(), value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign))
 
 
 class Quantiser(wiring.Component):
-    """Combinational: result = sat8(round_half_up(psum * 2^scale)); scale -31..31, negative = right shift.
+    """A cycle later, result = sat8(round_half_up(psum * 2^scale)); scale -31..31, negative = right shift.
 
     A right shift n is (psum >> n) + bit n - 1 of psum, as in the author's QNT block. A left shift acts on the
     saturated byte: if its result fits 32 bits, int8 is the same either way.
@@ -30,7 +29,7 @@ class Quantiser(wiring.Component):
         super().__init__({"psum": In(signed(PSUM)), "scale": In(signed(BYTE)), "result": Out(signed(BYTE))})
 
     def elaborate(self, _platform: object) -> Module:
-        """The circuit."""
+        """The circuit: shifts, then rounds and saturates."""
         m = Module()
         left = Signal()
         amount = Signal(SHIFT)
@@ -39,18 +38,18 @@ class Quantiser(wiring.Component):
         rounded = Signal(signed(PSUM))
         near = Signal(signed(BYTE))
         raised = Signal(signed(2 * BYTE))
+        reach = Signal(range(BYTE + 1))
         m.d.comb += [
             left.eq(self.scale > 0),
             amount.eq(Mux(left, 0, -self.scale)),
             extended.eq(Cat(0, self.psum)),
-            shifted.eq(extended >> amount),
             rounded.eq((shifted >> 1) + shifted[0]),
-        ]
-        saturated(m, rounded, near)
-        reach = Signal(range(BYTE + 1))
-        m.d.comb += [
-            reach.eq(Mux(left, Mux(self.scale >= BYTE, BYTE, self.scale[:4]), 0)),
+            near.eq(saturated(rounded)),
             raised.eq(near << reach),
+            self.result.eq(saturated(raised)),
         ]
-        saturated(m, raised, self.result)
+        m.d.sync += [
+            shifted.eq(extended >> amount),
+            reach.eq(Mux(left, Mux(self.scale >= BYTE, BYTE, self.scale[:4]), 0)),
+        ]
         return m

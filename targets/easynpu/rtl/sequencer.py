@@ -14,11 +14,12 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import FEEDBACK
 from npuc.targets.easynpu.rtl import layouts
-from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, held, stored
+from npuc.targets.easynpu.rtl.layouts import AHEAD, GROUP, INDEX, held, stored
 from npuc.targets.easynpu.rtl.pe import CONTROL, Addend
 from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth, tables
-from npuc.targets.easynpu.rtl.words import wrapped
+from npuc.targets.easynpu.rtl.words import address, delayed
 
 
 def issue(machine: Machine) -> data.StructLayout:
@@ -29,12 +30,10 @@ def issue(machine: Machine) -> data.StructLayout:
             "valid": 1,
             "control": CONTROL,
             "psum": index_bits(machine.psum_entries),
-            "pad": data.ArrayLayout(index_bits(pad_depth(machine)), rows),
             "channel": GROUP,
             "broadcast": 1,
             "weight": 1,  # they use the next weight word
             "entry": entry,
-            "entry_before": entry,
             "table": index_bits(tables(machine)),
             "lanes": LANES,
             "result": 1,
@@ -49,12 +48,14 @@ def issue(machine: Machine) -> data.StructLayout:
 
 
 class Sequencer(wiring.Component):
-    """Runs a step: `start` takes over `step`; `busy` until its last cycle is over, which `ends` announces.
+    """Runs a step: `start` takes over `step`, whose part was `next_part` in an earlier cycle; `busy` until its
+    last cycle is over, which `ends` announces.
 
-    `issue` enters the pipeline, `operand` is a read of a second operand for row `operand_row`, `piece` is the
-    destination of the next result. `blocked`: no sub-ifmap word may be read in this cycle. With one set of ifmap
-    pads, `guards`: the loader may only fill entries below `lowest`. If results are scattered, `row`, `column`,
-    `group` and `lane` request the piece that begins there.
+    `issue` enters the pipeline, `operand_row` is the row whose second operand is read; AHEAD cycles later, `pad`
+    are its entries of the ifmap pads, `operand` is the read, and `put` gives the destination of the next result,
+    `piece`, which `puts` announces. `blocked`: no sub-ifmap word may be read in this cycle. With one set of
+    ifmap pads, `guards`: the loader may only fill entries below `lowest`. If results are scattered, `take` moves
+    on to the next piece, `scattered`. `moving`: the piece is one of a map that a reshape word reads.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -70,42 +71,46 @@ class Sequencer(wiring.Component):
                 "stage": In(layouts.run_stage(machine)),
                 "start": In(1),
                 "step": In(layouts.step(machine)),
+                "next_part": In(self.stages),
                 "busy": Out(1),
                 "ends": Out(1),
                 "blocked": Out(1),
                 "issue": Out(issue(machine)),
+                "pad": Out(index_bits(pad_depth(machine))).array(machine.pe_rows),
                 "operand": Out(layouts.request(machine)),
                 "operand_row": Out(range(machine.pe_rows)),
                 "piece": Out(layouts.piece(machine)),
                 "put": Out(1),
-                "row": Out(INDEX),
-                "column": Out(INDEX),
-                "group": Out(GROUP),
-                "lane": Out(GROUP),
+                "puts": Out(1),
+                "moving": In(1),
                 "scattered": In(layouts.piece(machine)),
-                "next_lane": In(GROUP + 1),
                 "scattered_writes": In(range(LANES + 1)),
+                "take": Out(1),
             }
         )
 
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
-        self.at, self.following = Signal(self.stages), Signal(self.stages)
+        self.at, self.moves_on, self.is_last = Signal(self.stages), Signal(), Signal()
         self.running = Signal(layouts.step(self.machine))
         shape = layouts.run_stage(self.machine)
         m.submodules.stages = stages = memory.Memory(shape=shape, depth=self.machine.itcm_words, init=[])
-        write, read = stages.write_port(), stages.read_port()
+        write, first, fused = stages.write_port(), stages.read_port(), stages.read_port()
+        self.now: Any = Signal(shape, name="now")
         m.d.comb += [
             write.en.eq(self.write),
             write.addr.eq(self.write_stage),
             write.data.eq(self.stage),
-            read.addr.eq(self.following),
-            self.following.eq(self.at),
+            first.addr.eq(self.next_part),
+            fused.addr.eq(self.at + 1),
         ]
-        m.d.sync += self.at.eq(self.following)
-        self.now: Any = read.data
-        self.before = Signal(shape)
+        with m.If(self.start):
+            m.d.sync += [self.at.eq(self.step.part), self.now.eq(first.data)]
+            m.d.sync += self.is_last.eq(self.step.part == self.chain.last_stage)
+        with m.Elif(self.moves_on):
+            m.d.sync += [self.at.eq(self.at + 1), self.now.eq(fused.data)]
+            m.d.sync += self.is_last.eq(self.at + 1 == self.chain.last_stage)
         self._counters(m)
         self._batch(m)
         self._passes(m)
@@ -119,30 +124,28 @@ class Sequencer(wiring.Component):
 
     def _counters(self, m: Module) -> None:
         """The loops' counters, and the cycle's position in them."""
-        now, rows = self.now, self.machine.pe_rows
-        self.own = Signal()
+        rows, now = self.machine.pe_rows, self.now
+        self.own, self.wait = Signal(), Signal(range(FEEDBACK))
+        self.works = self.busy & (self.wait == 0)
         self.kzi, self.hki, self.wki = Signal(GROUP), Signal(len(now.last_hk)), Signal(len(now.last_wk))
         self.ozi = Signal(GROUP)
-        self.first_position, self.psum = Signal(len(self.step.positions) + 1), Signal(len(self.issue.psum))
+        self.left, self.first_batch = Signal(len(self.step.positions)), Signal()
+        self.psum = Signal(len(self.issue.psum))
+        self.last_hk, self.last_wk, self.last_k = Signal(), Signal(), Signal()
         self.cycle = Signal(range(2 * LANES * rows + 2))
         self.last_ozi, self.last_tap, self.final = Signal(GROUP), Signal(), Signal()
-        self.is_last = Signal()
         m.d.comb += [
             self.last_ozi.eq(Mux(self.chain.dense, self.chain.last_channel >> GROUP, 0)),
-            self.last_tap.eq(
-                (self.kzi == self.running.last_channel) & (self.hki == now.last_hk) & (self.wki == now.last_wk)
-            ),
+            self.last_tap.eq(self.last_k & self.last_hk & self.last_wk),
             self.final.eq(~self.own | (self.running.last & self.last_tap)),
-            self.is_last.eq(self.at == self.chain.last_stage),
         ]
 
     def _batch(self, m: Module) -> None:
         """The number of positions that enter together, and their cycles (schedule.Access.cycles)."""
         rows, now = self.machine.pe_rows, self.now
-        left = Signal(len(self.first_position))
         self.count, self.last_batch = Signal(range(rows + 1)), Signal()
         self.reads, self.writes, self.apart = Signal(), Signal(), Signal()
-        bubble, cycles = Signal(), Signal(len(self.cycle))
+        self.bubble, cycles = Signal(), Signal(len(self.cycle))
         self.begin, self.end_batch = Signal(len(self.cycle)), Signal()
         results = Signal(len(self.cycle))
         meets_copy = now.stored & (now.copy.memory == now.operand.memory)
@@ -151,18 +154,14 @@ class Sequencer(wiring.Component):
         self.pieces = Mux(self.scatters, self.scattered_writes, 1)
         m.d.comb += [
             self.scatters.eq(self.chain.scattered & self.is_last),
-            left.eq(self.running.positions - self.first_position),
-            self.last_batch.eq(left <= rows),
-            self.count.eq(Mux(self.last_batch, left, rows)),
-            bubble.eq(
-                (self.running.positions <= rows) & (self.last_ozi == 0) & (not self.machine.psum_write_first)
-            ),
+            self.last_batch.eq(self.left <= rows),
+            self.count.eq(Mux(self.last_batch, self.left, rows) if rows > 1 else 1),
             self.reads.eq(self.final & now.reads),
             self.writes.eq(self.final & (now.stored | self.is_last)),
             self.apart.eq(self.reads & self.writes & (meets_copy | meets_target)),
             self.begin.eq(Mux(self.apart, self.count, 0)),
             results.eq(Mux(self.writes, self.count * self.pieces, 0)),
-            cycles.eq(largest(self.begin + largest(results, 1 + bubble), Mux(self.reads, self.count, 0))),
+            cycles.eq(largest(self.begin + largest(results, 1 + self.bubble), Mux(self.reads, self.count, 0))),
             self.end_batch.eq(self.cycle + 1 == cycles),
         ]
         self.writing = Signal()
@@ -175,11 +174,15 @@ class Sequencer(wiring.Component):
             self.end_ozi.eq(self.end_batch & self.last_batch),
             self.end_pass.eq(self.end_ozi & (self.ozi == self.last_ozi)),
         ]
-        with m.If(self.busy):
+        with m.If(self.wait != 0):
+            m.d.sync += self.wait.eq(self.wait - 1)
+            m.d.comb += self.moves_on.eq(self.wait == 1)
+        with m.Elif(self.busy):
             m.d.sync += self.cycle.eq(Mux(self.end_batch, 0, self.cycle + 1))
             with m.If(self.end_batch):
-                m.d.sync += self.first_position.eq(
-                    Mux(self.last_batch, 0, self.first_position + self.machine.pe_rows)
+                m.d.sync += self.first_batch.eq(self.last_batch)
+                m.d.sync += self.left.eq(
+                    Mux(self.last_batch, self.running.positions, self.left - self.machine.pe_rows)
                 )
                 m.d.sync += self.psum.eq(Mux(self.end_pass, 0, self.psum + 1))
             with m.If(self.end_ozi):
@@ -189,19 +192,36 @@ class Sequencer(wiring.Component):
         with m.If(self.start):
             m.d.sync += [self.running.eq(self.step), self.busy.eq(1), self.own.eq(1)]
             m.d.sync += [self.kzi.eq(0), self.hki.eq(0), self.wki.eq(0)]
-            m.d.comb += self.following.eq(self.step.part)
+            m.d.sync += [self.left.eq(self.step.positions), self.first_batch.eq(1)]
+            m.d.sync += [self.last_hk.eq(self.step.one_hk), self.last_wk.eq(self.step.one_wk)]
+            m.d.sync += self.last_k.eq(self.step.last_channel == 0)
+            m.d.sync += self.bubble.eq(
+                (self.step.positions <= self.machine.pe_rows)
+                & (self.last_ozi == 0)
+                & (not self.machine.psum_write_first)
+            )
 
     def _next_pass(self, m: Module) -> None:
         """Moves to the next pass: taps within channels, then the fused words, one pass each."""
         with m.If(self.own & ~self.last_tap):
-            m.d.sync += self.wki.eq(self.wki + 1)
-            with m.If(self.wki == self.now.last_wk):
-                m.d.sync += [self.wki.eq(0), self.hki.eq(self.hki + 1)]
-                with m.If(self.hki == self.now.last_hk):
-                    m.d.sync += [self.hki.eq(0), self.kzi.eq(self.kzi + 1)]
+            steps = (
+                (self.wki, self.last_wk, self.now.last_wk),
+                (self.hki, self.last_hk, self.now.last_hk),
+                (self.kzi, self.last_k, self.running.last_channel),
+            )
+            carries = Const(1)
+            for index, last, most in steps:
+                with m.If(carries):
+                    m.d.sync += index.eq(Mux(last, 0, index + 1))
+                    m.d.sync += last.eq(Mux(last, most == 0, index + 1 == most))
+                carries = carries & last
         with m.Elif(self.running.last & ~self.is_last):
-            m.d.comb += self.following.eq(self.at + 1)
-            m.d.sync += [self.own.eq(0), self.before.eq(self.now)]
+            m.d.sync += self.own.eq(0)
+            swept = (self.psum + 1) << self.bubble
+            with m.If(swept < FEEDBACK):
+                m.d.sync += self.wait.eq(FEEDBACK - swept)
+            with m.Else():
+                m.d.comb += self.moves_on.eq(1)
         with m.Else():
             m.d.comb += self.ends.eq(1)
             m.d.sync += self.busy.eq(0)
@@ -215,7 +235,7 @@ class Sequencer(wiring.Component):
         for row, (oyi, oxi) in enumerate(zip(self.oyi, self.oxi, strict=True)):
             column = oxi + along
             wraps = column >= width
-            with m.If(self.busy & self.end_batch):
+            with m.If(self.works & self.end_batch):
                 m.d.sync += [oyi.eq(oyi + down + wraps), oxi.eq(Mux(wraps, column - width, column))]
                 with m.If(self.last_batch):
                     first_down, first_along = divided(row, width)
@@ -232,13 +252,12 @@ class Sequencer(wiring.Component):
         last = self.chain.last_channel
         m.d.comb += [
             group.eq(Mux(self.chain.dense, self.ozi, running.group)),
-            out.valid.eq(self.busy & (self.cycle == begins)),
+            out.valid.eq(self.works & (self.cycle == begins)),
             out.psum.eq(self.psum),
             out.channel.eq(self.kzi),
             out.broadcast.eq(self.chain.dense),
-            out.weight.eq(out.valid & now.weights & (self.first_position == 0)),
+            out.weight.eq(out.valid & now.weights & self.first_batch),
             out.entry.eq(now.entry + Mux(now.tabulated, 0, group)),
-            out.entry_before.eq(self.before.entry + Mux(self.before.tabulated, 0, group)),
             out.table.eq(now.table),
             out.lanes.eq(Mux(group == last >> GROUP, (2 << last[:GROUP]) - 1, (1 << LANES) - 1)),
             out.result.eq(out.valid & self.final),
@@ -250,14 +269,14 @@ class Sequencer(wiring.Component):
         for row in range(self.machine.pe_rows):
             m.d.comb += out.row[row].eq(running.oy + self.oyi[row])
             m.d.comb += out.column[row].eq(running.ox + self.oxi[row])
-            m.d.comb += out.pad[row].eq(self._pad_entry(self.oyi[row], self.oxi[row]))
+            self._pad(m, row)
         self._control(m, out.control)
         self.of_group = group
 
     def _guard(self, m: Module) -> None:
         """The lowest entry that may still be read; docs/decisions.md, one set of ifmap pads."""
         follows, first = self.last_tap & (self.ozi == self.last_ozi), self._pad_entry(Const(0), Const(0))
-        read = Mux(follows, self.issue.pad[0], first)
+        read = Mux(follows, self._pad_entry(self.oyi[0], self.oxi[0]), first)
         m.d.comb += [
             self.guards.eq(self.busy & self.own),
             self.lowest.eq(Mux(self.kzi == self.running.last_channel, read, 0)),
@@ -265,10 +284,23 @@ class Sequencer(wiring.Component):
 
     def _pad_entry(self, oyi: Value, oxi: Value) -> Value:
         """The entry IF_PAD[sh*oyi + hki*(dh+1)][sw*oxi + wki*(dw+1)] in the step's set of pads."""
-        now, bits = self.now, len(self.issue.pad[0])
+        now, bits = self.now, len(self.pad[0])
         y = (now.Sh * oyi + self.hki * now.dilation_h)[:bits]
         x = (now.Sw * oxi + self.wki * now.dilation_w)[:bits]
         return (y * now.xi + x + Mux(self.running.side, self.machine.ifmap_pad_entries, 0))[:bits]
+
+    def _pad(self, m: Module, row: int) -> None:
+        """_pad_entry, in three cycles: products, sums, and the product with x'."""
+        now, bits = self.now, len(self.pad[row])
+        products = (
+            ("y", now.Sh * self.oyi[row]), ("x", now.Sw * self.oxi[row]),
+            ("hk", self.hki * now.dilation_h), ("wk", self.wki * now.dilation_w),
+        )  # fmt: skip
+        y, x, hk, wk = (delayed(m, value[:bits], 1, f"pad{row}_{name}") for name, value in products)
+        y, x = delayed(m, (y + hk)[:bits], 1, f"pad{row}_row"), delayed(m, (x + wk)[:bits], 1, f"pad{row}_column")
+        xi, side = delayed(m, now.xi, 2, f"pad{row}_pitch"), delayed(m, self.running.side, 2, f"pad{row}_side")
+        entry = y * xi + x + Mux(side, self.machine.ifmap_pad_entries, 0)
+        m.d.comb += self.pad[row].eq(delayed(m, entry[:bits], 1, f"pad{row}_entry"))
 
     def _control(self, m: Module, control: Any) -> None:
         """The PEs' switches, constant within a word except for the adder's second input."""
@@ -276,7 +308,6 @@ class Sequencer(wiring.Component):
         first = ~self.own | (self.running.first & (Cat(self.kzi, self.hki, self.wki) == 0))
         m.d.comb += [
             control.back.eq(~self.own),
-            control.before.eq(self.before.leaving),
             control.bypass.eq(now.bypass),
             control.factor.eq(now.factor),
             control.addend.eq(Mux(first, now.start.as_value(), Addend.PSUM)),
@@ -290,47 +321,51 @@ class Sequencer(wiring.Component):
         reading = Signal()
         y, x = self._walked(m, "operand", reading, Const(1))
         m.d.comb += [
-            reading.eq(self.busy & self.reads & (self.cycle < self.count)),
-            self.operand.valid.eq(reading),
-            self.operand.memory.eq(place.memory),
-            self.operand.address.eq(self._address(place, y, x)),
+            reading.eq(self.works & self.reads & (self.cycle < self.count)),
+            self.operand.valid.eq(delayed(m, reading, AHEAD, "reading")),
+            self.operand.memory.eq(delayed(m, place.memory, AHEAD, "operand_memory")),
+            self.operand.address.eq(self._address(m, "operand", place, y, x)),
             self.operand_row.eq(self.cycle),
-            self.blocked.eq(self.busy & (self.writing | (reading & (place.memory == self.chain.source)))),
+            self.blocked.eq(self.works & (self.writing | (reading & (place.memory == self.chain.source)))),
         ]
 
     def _piece(self, m: Module) -> None:
         """The destination of a position's result: whole in one cycle, or scattered over several."""
-        target, copy, piece = self.chain.target, self.now.copy, self.piece
+        target, copy, piece = self.chain.target, self.now.copy, Signal(self.piece.shape(), name="piece_now")
         writing, whole = Signal(), Signal()
         turn, done = Signal(range(LANES)), Signal()
         y, x = self._walked(m, "result", writing, whole)
+        moving, scatters = self.moving, self.moving | self.scatters
         m.d.comb += [
-            writing.eq(self.busy & self.writing),
+            writing.eq(self.works & self.writing),
             whole.eq(turn + 1 == self.pieces),
-            self.put.eq(writing & ~done),
-            self.row.eq(self.running.oy + y),
-            self.column.eq(self.running.ox + x),
-            self.group.eq(self.of_group),
+            self.puts.eq(moving | (writing & ~done)),
+            self.put.eq(delayed(m, self.puts, AHEAD, "put")),
+            self.take.eq(self.puts & scatters),
             piece.target.valid.eq(self.is_last),
             piece.target.memory.eq(target.memory),
-            piece.target.address.eq(self._address(target, y, x)),
             piece.lanes.eq((1 << LANES) - 1),
             piece.last.eq(1),
         ]
-        with m.If(self.scatters):
+        with m.If(scatters):
             m.d.comb += piece.eq(self.scattered)
         m.d.comb += [
-            piece.copy.valid.eq(self.now.stored & (turn == 0)),
+            piece.copy.valid.eq(self.now.stored & (turn == 0) & ~moving),
             piece.copy.memory.eq(copy.memory),
-            piece.copy.address.eq(self._address(copy, y, x)),
+            self.piece.eq(delayed(m, piece, AHEAD, "piece")),
+            self.piece.copy.address.eq(self._address(m, "copy", copy, y, x)),
         ]
+        plain = self._address(m, "target", target, y, x)
+        with m.If(~delayed(m, scatters, AHEAD, "scatters")):
+            m.d.comb += self.piece.target.address.eq(plain)
         with m.If(writing):
-            m.d.sync += [turn.eq(turn + 1), self.lane.eq(self.next_lane), done.eq(done | self.piece.last)]
+            m.d.sync += [turn.eq(turn + 1), done.eq(done | piece.last)]
         with m.If((writing & whole) | self.start):
-            m.d.sync += [turn.eq(0), self.lane.eq(0), done.eq(0)]
+            m.d.sync += [turn.eq(0), done.eq(0)]
 
-    def _address(self, place: Any, y: Value, x: Value) -> Value:
-        return wrapped(self.machine, place, self.running.oy + y, self.running.ox + x, self.of_group)
+    def _address(self, m: Module, name: str, place: Any, y: Value, x: Value) -> Value:
+        row, column = self.running.oy + y, self.running.ox + x
+        return address(m, self.machine, name, place, row, column, self.of_group)
 
     def _walked(self, m: Module, name: str, goes_on: Value, whole: Value) -> tuple[Value, Value]:
         """The row and column in the tile of the position whose word is transferred; rows of PEs take turns."""

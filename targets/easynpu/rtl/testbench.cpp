@@ -4,7 +4,8 @@
 //   write ADDRESS WORD     a word, or a register
 //   run CYCLES             clock until the interrupt, at most this many cycles (decimal)
 //   expect ADDRESS WORD    the word must be there
-// Neighbouring words are transferred together. With AXI defined the core is behind its AXI wrapper.
+// Neighbouring words are transferred together. With AXI defined the core is behind its AXI wrapper, with CLOCKS
+// behind its serial line, with so many cycles a bit.
 // Exit code 0: everything was as expected; 1: a difference; 2: the file cannot be used.
 #include <cstdio>
 #include <cstdlib>
@@ -14,8 +15,10 @@
 #include <string>
 #include <vector>
 
-#ifdef AXI
+#if defined AXI
 #include "axi_board.h"
+#elif defined CLOCKS
+#include "serial_board.h"
 #else
 #include "board.h"
 #endif

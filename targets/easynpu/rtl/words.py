@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amaranth.hdl import Value
+from amaranth.hdl import Module, Signal, Value
 
 from npuc.bits import places
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -29,9 +29,33 @@ class Fields:
         return self._word[place.low : place.high + 1]
 
 
-def wrapped(machine: Machine, place: Any, row: Value, column: Value, group: Value) -> Value:
-    """The address of a map's word, modulo the address width, which preserves every address inside a memory."""
+def delayed(m: Module, value: Value, cycles: int, name: str) -> Any:
+    """A value as it was so many cycles ago."""
+    for age in range(1, cycles + 1):
+        whole = len(Value.cast(value)) > 1  # what is not valid needs no reset
+        later = Signal(value.shape(), name=f"{name}_{age}", reset_less=whole)
+        m.d.sync += later.eq(value)
+        value = later
+    return value
+
+
+def address(m: Module, machine: Machine, name: str, place: Any, row: Value, column: Value, group: Value) -> Value:
+    """The address of a map's word, AHEAD cycles later: its factors, their products, and the sum in registers.
+
+    Modulo the address width, which preserves every address inside a memory.
+    """
     bits = address_bits(machine)
-    rows = (place.row * row)[:bits]
-    columns = (place.pixel * column)[:bits]
-    return (place.base + rows + columns + (place.group * group)[:bits])[:bits]
+    factors = [
+        delayed(m, each, 1, f"{name}_{part}")
+        for part, each in (
+            ("row", row[:bits]), ("column", column[:bits]), ("group", group), ("row_pitch", place.row),
+            ("pixel_pitch", place.pixel), ("group_pitch", place.group),
+        )
+    ]  # fmt: skip
+    products = [
+        delayed(m, (pitch * index)[:bits], 1, f"{name}_{part}_words")
+        for part, index, pitch in zip(("row", "column", "group"), factors[:3], factors[3:], strict=True)
+    ]
+    first, second, third = products
+    base = delayed(m, place.base, 2, f"{name}_base")
+    return delayed(m, (base + first + second + third)[:bits], 1, f"{name}_address")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +12,9 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.chains import Stage
 from npuc.targets.easynpu.machine.memory import LANES, SLOPE_WORDS, Map, groups
+from npuc.targets.easynpu.machine.rearrangement import SETUP
 from npuc.targets.easynpu.machine.rules import POINTWISE
-from npuc.targets.easynpu.machine.timing import DRAIN, is_dense
+from npuc.targets.easynpu.machine.timing import DRAIN, is_dense, waiting
 from npuc.targets.easynpu.simulate import datapath, streams
 from npuc.targets.easynpu.simulate.events import Executed, LayerCount, Touched, Transfers
 from npuc.targets.easynpu.simulate.hardware import Hardware
@@ -141,7 +143,7 @@ class LayerRun:
             self.chain, hardware.weights_at, hardware.weight, hardware.parameter_pads
         )
         self.weights = [self._participating(at) for at in range(len(self.chain))]
-        self.cycle = words + sum(block.cycles for block in self.blocks)
+        self.cycle = words + sum(block.cycles for block in self.blocks) + (SETUP if self.scatter else 0)
         self.count.weight_words = sum(len(block.parameters) for block in self.blocks)
         hardware.weight_pads.reset(self.cycle)
         self.cycle += self.parts[0].Zs if self.dense else 0
@@ -199,6 +201,9 @@ class LayerRun:
             sweeps = [self._sweep(step, step.part, passes - step.last, Access())]
             if step.last:
                 sweeps += [self._sweep(step, at, 1, self._access(at)) for at in range(step.part, len(self.chain))]
+                sweeps[1:-1] = [
+                    replace(sweep, wait=int(waiting(sweep.ozis * sweep.compute))) for sweep in sweeps[1:-1]
+                ]
             self._plans[key] = Plan(tuple(sweep for sweep in sweeps if sweep.passes))
         return self._plans[key]
 

@@ -60,7 +60,7 @@ class Reads:
         begin = before = 0
         for sweep in self.plan.sweeps:
             if sweep.stage == self.step.part:
-                block, within = np.divmod(np.arange(sweep.cycles), len(sweep.issue))
+                block, within = np.divmod(np.arange(sweep.swept), len(sweep.issue))
                 number, ozi = np.divmod(block, sweep.ozis)
                 yield begin, sweep, before + number, ozi, sweep.position[within]
                 before += sweep.passes

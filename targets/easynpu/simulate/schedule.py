@@ -146,11 +146,18 @@ class Sweep:
     """Cycles in which every result is written."""
     blocked: Array
     """Whether no sub-ifmap word can be loaded."""
+    wait: int = 0
+    """Cycles behind them until the pass of a fused word can begin."""
+
+    @property
+    def swept(self) -> int:
+        """Cycles of all passes."""
+        return self.passes * self.ozis * len(self.issue)
 
     @property
     def cycles(self) -> int:
-        """Cycles of all passes."""
-        return self.passes * self.ozis * len(self.issue)
+        """Cycles of all passes, and the wait behind them."""
+        return self.swept + self.wait
 
     @classmethod
     def of(
@@ -225,7 +232,10 @@ class Plan:
     @cached_property
     def free(self) -> Array:
         """The cycles in which a sub-ifmap word can be loaded."""
-        blocked = [np.tile(sweep.blocked, sweep.passes * sweep.ozis) for sweep in self.sweeps]
+        blocked = [
+            np.append(np.tile(sweep.blocked, sweep.passes * sweep.ozis), np.zeros(sweep.wait, np.bool_))
+            for sweep in self.sweeps
+        ]
         return np.flatnonzero(~np.concatenate(blocked))
 
     @cached_property

@@ -147,11 +147,11 @@ class Tracer:
             own = sweep.stage == step.step.part
             columns = _pass_columns(run, step.step, sweep, passes if own else 0)
             if sweep.words:
-                block = np.arange(sweep.cycles) // len(sweep.issue)
+                block = np.arange(sweep.swept) // len(sweep.issue)
                 columns["w_och_gcnt"] = step.weights[0][words + block]
                 words += sweep.passes * sweep.words
             columns |= _touching(run, step, sweep)
-            chunk.put(at, sweep.cycles, state=RUN, if_set=step.side, **columns)
+            chunk.put(at, sweep.swept, state=RUN, if_set=step.side, **columns)
             at += sweep.cycles
             passes += sweep.passes
 
@@ -178,7 +178,7 @@ class Tracer:
 def _pass_columns(run: LayerRun, step: PadStep, sweep: Sweep, before: int) -> dict[str, Array | int]:
     """The controller's signals in the passes of a sweep; before: number of earlier passes of the same word."""
     rows = run.hardware.machine.pe_rows
-    cycle = np.arange(sweep.cycles)
+    cycle = np.arange(sweep.swept)
     block, within = cycle // len(sweep.issue), cycle % len(sweep.issue)
     ozi, number = block % sweep.ozis, before + block // sweep.ozis
     position = sweep.position[within]

@@ -63,7 +63,7 @@ class Chain:
             )
             for stage in computing[kept:]
         )
-        words = self.words - len(self.parts)
+        words = self.words - len(self.parts) + (SETUP if end is not None else 0)
         return Followers(len(behind), sum(map(parameter_words, behind)), words, ports)
 
     @property

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from amaranth.back.verilog import convert
 from amaranth.hdl import ClockDomain, Instance, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -21,6 +20,7 @@ from npuc.targets.easynpu.rtl.axi import channels as axi
 from npuc.targets.easynpu.rtl.axi.memories import MemoryReads, MemoryWrites
 from npuc.targets.easynpu.rtl.axi.registers import RegisterReads, RegisterWrites
 from npuc.targets.easynpu.rtl.layouts import WORD
+from npuc.targets.easynpu.rtl.verilog import HEADER, modules
 
 
 def core_port(machine: Machine) -> wiring.Signature:
@@ -160,5 +160,4 @@ def _signals(adapter: Adapter) -> Iterator[tuple[str, tuple[Any, Any]]]:
 @lru_cache(maxsize=2)
 def verilog(machine: Machine) -> str:
     """The top module `easynpu_axi` as SystemVerilog, without the module `easynpu`."""
-    text: str = convert(Attached(machine), name="easynpu_axi", strip_internal_attrs=True, emit_src=False)
-    return text.replace("always @*", "always_comb")
+    return HEADER + modules("easynpu_axi", Attached(machine))
