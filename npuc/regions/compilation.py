@@ -19,13 +19,14 @@ from npuc.account import ACCOUNT, as_json
 from npuc.errors import HOST_STEP, ArtefactError, Defect, NpucError, Problem
 from npuc.export.network_name import named
 from npuc.ir import Graph, TensorType
+from npuc.onnx_files.export import to_onnx
 from npuc.pipeline import Step, recorder
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
 from npuc.regions import partition
 from npuc.regions.accounting import account_of
 from npuc.regions.assembling import Lowered, assembled, entire, is_whole
 from npuc.regions.crossing import crossing
-from npuc.regions.graphs import crossing_inputs, region_model
+from npuc.regions.graphs import crossing_inputs, part_graph, region_model
 from npuc.regions.hosting import expect_host
 from npuc.regions.planning import (
     Key,
@@ -225,10 +226,13 @@ def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prover: Prover) 
     if is_whole(plan, [part], lowered.graph) and not plan.options.bind:
         return replace(lowered, program=prover.part(lowered, plan.request.model))
     units = [plan.network.by_name[name] for name in part.blocks]
+    model = region_model(plan.network, units, lowered.graph.outputs)
+    if not {each.name for each in model.graph.input} <= {*lowered.graph.inputs}:  # a mask was prepared before it
+        model = to_onnx(part_graph(plan.network, units, lowered.graph.outputs, plan.network.name))
     with TemporaryDirectory() as folder:
-        model = Path(folder) / "part.onnx"
-        model.write_bytes(region_model(plan.network, units, lowered.graph.outputs).SerializeToString())
-        return replace(lowered, program=prover.part(lowered, model))
+        path = Path(folder) / "part.onnx"
+        path.write_bytes(model.SerializeToString())
+        return replace(lowered, program=prover.part(lowered, path))
 
 
 def _with_origin(program: Program, model: Path) -> Program:

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import npuc
+from npuc.account import account_of
 from npuc.errors import DoesNotFit, Problem
 from npuc.ir import Graph
 from npuc.registry import target
@@ -62,7 +63,7 @@ def test_only_parts_around_a_late_refusal_are_lowered_again(
     for node, name in zip(model.graph.node, ("first", "sine", "third", "last"), strict=True):
         node.name = name
     program = npuc.compile(model, "easynpu", level=0)
-    found = [(each["place"], *each["nodes"]) for each in program.report["partitions"]]
+    found = [(each.place, each.node) for each in account_of(program.program.manifest)]
     assert found == [("npu", "first"), ("host", "sine"), ("npu", "third"), ("host", "last")]
     assert lowered == {("first",): 1, ("third", "last"): 1, ("third",): 1}
 
