@@ -69,7 +69,6 @@ CODES: dict[str, str] = {
     # warnings: the program is written nevertheless
     NEEDLESS: "a layer runs on the host, as on the NPU it would only add transfers",
     "W202": "a layer runs on the host, as --deny asks",
-    "W203": "a layer runs on the host, as --max-partitions asks",
     HOST_STEP: "a layer runs on the host, as the target's programs leave it to the host",
     "W301": "values of a tensor lie beyond the range of the precision",
     "W302": "an output of the program is hardly more than noise",

@@ -56,8 +56,6 @@ class Options:
     """What to do with operators that the target refuses: run them on the "host", or "refuse" the model."""
     deny: tuple[str, ...] = ()
     """ONNX operators and nodes that must run on the host."""
-    max_partitions: int | None = None
-    """The most NPU parts that a program may have."""
     bind: tuple[tuple[str, float], ...] = ()
     """Scalar inputs to be replaced by constants, and their values."""
     stage: Callable[[str], None] | None = None

@@ -180,19 +180,11 @@ def _wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision
 
 
 def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
-    """The parts, with at most the requested number of them on the NPU."""
-    while True:
-        denied = frozenset(plan.denied)
-        if denied not in plan.divided:
-            plan.divided[denied] = partition.partition(parts_of.blocks(plan.network, plan.denied))
-        parts = plan.divided[denied]
-        most = plan.options.max_partitions
-        on_npu = [part for part in parts if part.on_npu]
-        if most is None or len(on_npu) <= most:
-            return _needed(plan.network, parts)
-        smallest = min(on_npu, key=lambda part: part_macs(plan.network, part))
-        reason, remedy = f"more than --max-partitions {most} on the NPU", f"--max-partitions {len(on_npu)}"
-        deny(plan, smallest.blocks, Problem("W203", reason, remedy=remedy))
+    """The parts, in order."""
+    denied = frozenset(plan.denied)
+    if denied not in plan.divided:
+        plan.divided[denied] = partition.partition(parts_of.blocks(plan.network, plan.denied))
+    return _needed(plan.network, plan.divided[denied])
 
 
 def _needed(network: ImportedModel, parts: Sequence[partition.Part]) -> tuple[partition.Part, ...]:

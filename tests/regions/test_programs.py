@@ -243,23 +243,6 @@ def test_what_is_denied_may_be_folded_away(asked: str, tmp_path: Path) -> None:
     assert checked(program, tmp_path)["bit_exact"]
 
 
-def test_no_more_partitions_than_asked_for_and_the_largest_stays(tmp_path: Path) -> None:
-    body = f"a = Conv(x, small)\n d = CumSum(a, k)\n y = Conv<{SAME}>(d, w)"
-    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
-    program = program_of(model_of(text, small=(8, 8, 1, 1), w=C8["w"]), tmp_path, options={"max_partitions": 1})
-    assert places(program) == [("host", ("Conv", "CumSum")), ("npu", ("Conv",))]
-    assert causes(program) == ["W203", "E201"]
-    assert checked(program, tmp_path)["status"] == "ok"
-
-
-def test_no_partitions_are_no_program_for_a_model_that_runs_whole(tmp_path: Path) -> None:
-    """The limit was only read where the target refused a node."""
-    model = model_of(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ y = Conv<{SAME}>(x, w) }}", w=C8["w"])
-    program = program_of(model, tmp_path, options={"max_partitions": 0})
-    assert places(program) == [("host", ("Conv",))]
-    assert causes(program) == ["W203"]
-
-
 @pytest.mark.parametrize("options", [{"fallback": "refuse"}, {"strict": True}])
 def test_the_host_can_be_refused(options: dict[str, object], tmp_path: Path) -> None:
     model = model_of("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { y = Sin(x) }")
