@@ -26,6 +26,19 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
+CEILINGS = {
+    "benchmarks": 3_250,
+    "docs": 200,
+    "examples": 150,
+    "models": 1_100,
+    "npuc": 36_350,
+    "passes": 6_300,
+    "targets/bm1684": 9_750,
+    "targets/easynpu": 18_800,
+    "targets/nvdla": 21_450,
+    "tests": 64_400,
+}
+"""The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
 """Packages whose folders have separate rows."""
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -56,6 +69,7 @@ class Row:
     package: str
     files: int
     lines: int
+    ceiling: int | None
     code: int
     median_file: int
     longest_file: int
@@ -108,6 +122,7 @@ def row(package: str, files: list[File]) -> Row:
         package,
         len(files),
         sum(lines),
+        CEILINGS.get(package),
         sum(each.code for each in files),
         round(median(lines)),
         max(lines),
@@ -134,7 +149,18 @@ def main(json_wanted: bool, longest: int) -> None:
     if json_wanted:
         click.echo(as_json({"packages": [*map(asdict, rows)], "functions": [*map(asdict, functions)]}))
         return
-    header = ("package", "files", "lines", "code", "median file", "longest", "functions", "p95", "longest")
+    header = (
+        "package",
+        "files",
+        "lines",
+        "ceiling",
+        "code",
+        "median file",
+        "longest",
+        "functions",
+        "p95",
+        "longest",
+    )
     click.echo(table(header, [tuple(asdict(each).values()) for each in rows]))
     if functions:
         click.echo("\n" + table(("function", "lines"), [(each.name, each.lines) for each in functions]))

@@ -64,3 +64,11 @@ def test_the_table_adds_up(size: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
     for key in ("files", "lines", "code", "functions"):
         assert sum(each[key] for each in packages) == outside[key] > 0
     assert found["functions"][0]["lines"] == outside["longest_function"]
+
+
+def test_no_package_is_larger_than_its_ceiling(size: ModuleType) -> None:
+    done = CliRunner().invoke(size.main, ["--json"])
+    packages = [each for each in json.loads(done.stdout)["packages"] if each["package"] in size.CEILINGS]
+    assert {each["package"] for each in packages} == size.CEILINGS.keys()
+    above = {each["package"]: each["lines"] - each["ceiling"] for each in packages}
+    assert not {name: lines for name, lines in above.items() if lines > 0}

@@ -16,7 +16,7 @@ from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgraded
 from npuc.frontend.widening import widened
 from npuc.onnx_files.external_data import array_of
-from npuc.onnx_files.subgraphs import tensor_names, tensors, within
+from npuc.onnx_files.subgraphs import inner_tensors, tensor_names, tensors, within
 from npuc.onnx_files.wire import apart
 from npuc.storage.mapped import HEAVY
 from npuc.system.budget import content, expect_room, take
@@ -42,8 +42,7 @@ def parsed(path: Path, *, whole: bool = True) -> onnx.ModelProto:
     """
     light = None if whole else _light(path)
     model = _whole(path) if light is None else light
-    outer = {id(each) for each in model.graph.initializer}
-    for tensor in [each for each in tensors(model) if each.data_location and id(each) not in outer]:
+    for tensor in [each for each in inner_tensors(model) if each.data_location]:
         value = numpy_helper.from_array(array_of(tensor, path.parent), tensor.name)
         take(value.ByteSize(), "a constant", tensor=tensor.name)
         tensor.CopyFrom(value)

@@ -42,8 +42,15 @@ def tensor_names(graph: onnx.GraphProto) -> Iterator[str]:
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """The constants of a model: initialisers and attributes, also in subgraphs and functions."""
+    yield from model.graph.initializer
+    yield from inner_tensors(model)
+
+
+def inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The constants of a model beside its own initialisers."""
+    yield from (part for each in model.graph.sparse_initializer for part in (each.values, each.indices))
     nodes = (*within(model.graph.node), *(node for each in model.functions for node in within(each.node)))
-    for graph in (model.graph, *(inner for node in nodes for inner in subgraphs(node))):
+    for graph in (inner for node in nodes for inner in subgraphs(node)):
         yield from graph.initializer
         yield from (part for each in graph.sparse_initializer for part in (each.values, each.indices))
     for attribute in (each for node in nodes for each in node.attribute):

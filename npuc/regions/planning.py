@@ -105,7 +105,7 @@ def imported(model: Path, options: Options, shapes: Shapes, *, host: bool = True
 
 
 def with_constant_outputs(network: ImportedModel) -> ImportedModel:
-    """The model with a node of the host for every output that is a constant."""
+    """The model with a node of the host for every output that is a constant; others read it by another name."""
     found = [name for name in network.outputs if name in network.constants]
     if not found:
         return network
@@ -113,15 +113,17 @@ def with_constant_outputs(network: ImportedModel) -> ImportedModel:
     constants, names = dict(network.constants), Names(network.reserved)
     labels = Names(network.by_name)
     written = {name: node.key for node in network.file_nodes for name in node.writes}
-    for name in found:
-        constant = names.new(f"{name}/given")
+    own = {name: names.new(f"{name}/given") for name in found}
+    for name, constant in own.items():
         constants[constant] = constants.pop(name)
         reason, remedy = "the output is a constant: it depends on no input", "remove it from the model's outputs"
         proto, label = onnx.helper.make_node("Identity", [constant], [name]), labels.new(f"{name}/given")
         source = written.get(name, "")
         problem = Problem("E202", reason, source or None, "Constant", name, remedy=remedy)
         given.append(ImportedNode(label, proto, (), problem, source))
-    return replace(network, nodes=(*network.nodes, *given), constants=constants, reserved=names.taken())
+    nodes = (*(node.renamed(own) for node in network.nodes), *given)
+    types = {**network.types, **{constant: network.types[name] for name, constant in own.items()}}
+    return replace(network, nodes=nodes, constants=constants, types=types, reserved=names.taken())
 
 
 def refused(network: ImportedModel, target: Target, options: Options) -> dict[str, Problem]:

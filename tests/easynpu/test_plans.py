@@ -301,12 +301,6 @@ def test_where_everything_fits_nothing_is_computed_twice() -> None:
     assert maps == 12 * 10 + 2 * 6 * 5
 
 
-def test_traffic_is_bought_with_halo() -> None:
-    _, found = planned("chain")
-    assert found["traffic"].traffic_words < found["cycles"].traffic_words
-    assert found["traffic"].halo_cycles > found["cycles"].halo_cycles
-
-
 ENLARGING = """
     a = Conv <pads = [1, 1, 1, 1]> (x, w)
     b = Relu (a)

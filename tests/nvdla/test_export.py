@@ -43,8 +43,8 @@ def test_an_exported_program_runs_to_its_crc(name: str, tmp_path: Path) -> None:
 def test_the_map_says_where_tensors_lie(tmp_path: Path) -> None:
     (entry,) = json.loads((exported(tmp_path, "nvdla-small") / "map.json").read_text())
     assert entry["program"] == "trace_0.cfg"
-    assert entry["loads"][0]["pixels"] == "T_A8B8G8R8"
-    assert [(each["shape"], each["line_stride"]) for each in entry["loads"]] == [([1, 3, 16, 16], 16 * 4)]
+    assert entry["loads"][0]["pixels"] == "T_Y8___V8U8_N444"
+    assert [(each["shape"], each["line_stride"]) for each in entry["loads"]] == [([1, 3, 16, 16], 32)]
     assert entry["stores"][0]["bytes"] == 8 * 16 * 16
 
 

@@ -203,17 +203,18 @@ SAID = ("reason", "remedy", "limit", "hint", "known", "said")
 OURS = {
     "the whole line is escaped where it is put together": {
         ("errors.py", "self.node"), ("errors.py", "self.tensor"), ("ir.py", "self.name"), ("ir.py", "node.op"),
-        ("ir.py", "self.tensors[name]"),
+        ("ir.py", "self.tensors[name]"), ("errors.py", "Path(last.tb_frame.f_code.co_filename).name"),
     },
     "the page's templates and drawings escape what they are given (rendering.py, svg.py)": {
         ("charts.py", "name"), ("charts.py", "each.label"), ("charts.py", "layer['name']"),
+        ("boxes.py", "layer['name']"), ("boxes.py", "layer['op']"), ("boxes.py", "name"),
         ("boxes.py", "op"), ("boxes.py", "step['node']"), ("boxes.py", "why['op']"),
         ("page.py", "why['op']"), ("page.py", "report['machine']"), ("sweep.py", "name"),
         ("sweep.py", "report['model']"),
         ("sweep.py", "report['machine']"), ("sweep.py", "point['machine']"),
     },
     "parts of a message that is escaped where it is printed": {
-        ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
+        ("accounts.py", "what"), ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
         ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
         ("terminal.py", "name[3 - width:]"), ("tables.py", "name"), ("functions.py", "name"),
         ("functions.py", "title"), ("tables.py", "row['target']"), ("tables.py", "row['machine']"),
@@ -226,7 +227,8 @@ OURS = {
         ("sdk.py", "name"), ("writing.py", "trace.name"), ("writing.py", "name"), ("writing.py", "region"),
         ("writing.py", "source"), ("writing.py", "command.source"), ("writing.py", "title"),
         ("writing.py", "register.title"), ("frozen.py", "each.name"), ("build.py", "kept.name"),
-        ("build.py", "Path(tool).name"), ("core.py", "name"),
+        ("build.py", "Path(tool).name"), ("core.py", "name"), ("verilog.py", "name"), ("verilog.py", "self.name"),
+        ("verilog.py", "label"), ("verilog.py", "text"),
     },
     "identifiers of C: an artefact with any other is refused (Contents._check_regions)": {
         ("copies.py", "region"),
