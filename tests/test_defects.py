@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import npuc
-from npuc.errors import Defect, NpucError
+from npuc.errors import ArtefactError, Defect, NpucError
 from npuc.frontend import import_model
 from npuc.frontend.importers import IMPORTERS
 from npuc.ir import Graph
@@ -44,8 +44,16 @@ def in_a_lowering(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lowering, "lower", fail)
 
 
+def beyond_a_limit(patch: pytest.MonkeyPatch) -> None:
+    def written(*_args: object, **_options: object) -> None:
+        raise ArtefactError("E503", "a defect: a word beyond the machine")
+
+    patch.setattr(lowering, "lower", written)
+
+
 PLACES: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     in_an_importer: "MaxPool", in_a_pass: "in pass broken", in_a_lowering: "lowering the part",
+    beyond_a_limit: "lowering the part",
 }  # fmt: skip
 
 
@@ -57,7 +65,7 @@ def test_a_defect_is_one_block_with_its_own_code(
     model = model_of(NET, w=(4, 4, 3, 3))
     with pytest.raises(Defect, match=told) as caught:
         npuc.compile(model, "easynpu")
-    assert isinstance(caught.value.__cause__, TypeError | KeyError)
+    assert isinstance(caught.value.__cause__, TypeError | KeyError | ArtefactError)
     monkeypatch.delenv("NPUC_TRACEBACK")
     onnx.save(model, tmp_path / "m.onnx")
     for verb, *more in (("compile", "-o", tmp_path / "o"), ("check",)):

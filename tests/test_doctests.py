@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -21,7 +22,7 @@ WITH_EXAMPLES = sorted(
     module_of(path)
     for folder in ("npuc", "passes", "targets", "models")
     for path in (ROOT / folder).rglob("*.py")
-    if ">>> " in path.read_text(encoding="utf-8")
+    if re.search(r"^\s*>>> ", path.read_text(encoding="utf-8"), re.MULTILINE)
 )
 
 

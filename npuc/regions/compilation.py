@@ -192,10 +192,10 @@ def _lowered_part(plan: Plan, graph: Graph, changes: list[Step], samples: Sample
     """
     try:
         program = plan.target.lower(graph, samples, plan.options, recorder(changes, plan.request.hook))
-    except NpucError:
-        raise
     except Exception as error:
-        first = graph.nodes[0]
+        if isinstance(error, NpucError) and not isinstance(error, ArtefactError):
+            raise
+        first = graph.nodes[0]  # an ArtefactError: a program was written that the machine does not run
         raise Defect.of(
             error, f"lowering the part from here for {plan.target.name}", first.source, first.op
         ) from error

@@ -104,7 +104,7 @@ def test_a_wrong_weight_is_refused_by_the_layer_and_nothing_is_written(
     said = npuc(*command).refused("E603")
     assert "'n0_Conv'" in said and "--proof off" in said and "report it with the model" in said
     assert list(tmp_path.iterdir()) == []
-    assert npuc(*command, "--proof", "off").done().endswith("not proved: the program was not run\n")
+    assert "not proved: the program was not run\n" in npuc(*command, "--proof", "off").done()
     assert (tmp_path / "out.npu" / "manifest.json").is_file()
 
 
