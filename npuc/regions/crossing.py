@@ -28,11 +28,13 @@ def crossing(network: ImportedModel, names: Sequence[str], samples: Samples, sta
     """
     computed = [name for name in names if name not in network.inputs]
     values = _Arrays({name: network.types[name] for name in names}, len(samples), stack)
+    behind = graphs.behind(network, computed)
+    needed = {name for node in behind for name in node.reads}
     run: Callable[..., Any] | None = None
     if computed:
-        run = foreign_session(graphs.region_model(network, graphs.behind(network, computed), computed)).run
+        run = foreign_session(graphs.region_model(network, behind, computed)).run
     for at, feed in enumerate(samples.feeds()):
-        read = {name: value for name, value in feed.items() if name in _read(network, computed)}
+        read = {name: value for name, value in feed.items() if name in needed}
         try:
             given = run(computed, read) if run is not None else []
         except ModelError as error:
@@ -43,10 +45,6 @@ def crossing(network: ImportedModel, names: Sequence[str], samples: Samples, sta
             raise DataError("E402", f"sample {at}: {problem.reason}", remedy=remedy) from None
         values.put(at, {**feed, **dict(zip(computed, given, strict=True))})
     return values.arrays
-
-
-def _read(network: ImportedModel, names: Sequence[str]) -> set[str]:
-    return {name for node in graphs.behind(network, names) for name in node.reads}
 
 
 OF_SHAPES = "where the model is exported, make the shapes before this tensor constant"

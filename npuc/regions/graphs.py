@@ -87,7 +87,7 @@ def custom_operators(units: Iterable[ImportedNode]) -> Iterator[str]:
 def crossing_inputs(network: ImportedModel, units: Sequence[ImportedNode], *, on_npu: bool) -> list[str]:
     """The tensors that a part reads and does not compute, without constants, in order."""
     inside = {name for unit in units for name in unit.writes}
-    inside |= {name for unit in units for node in unit.nodes for name in node.outputs}
+    inside |= {name for unit in units for name in unit.made}
     read = (name for unit in units for name in (unit.imported if on_npu else unit.reads))
     return [name for name in dict.fromkeys(read) if name not in inside and name not in network.constants]
 
@@ -98,7 +98,7 @@ def blocks(network: ImportedModel, denied: Mapping[str, Problem]) -> partition.N
     for unit in network.nodes:
         on_npu = bool(unit.nodes) and unit.name not in denied
         read = (*(unit.imported if on_npu else ()), *unit.reads)
-        inside = {name for node in unit.nodes for name in node.outputs} if on_npu else set[str]()
+        inside = {*unit.made} if on_npu else set[str]()
         reads = tuple(name for name in dict.fromkeys(read) if name not in network.constants)
         writes = tuple(dict.fromkeys((*unit.writes, *sorted(inside))))
         made.append(partition.Block(unit.name, reads, writes, node_macs(network, unit), on_npu))

@@ -195,8 +195,7 @@ def _needed(network: ImportedModel, parts: Sequence[partition.Part]) -> tuple[pa
     for part in reversed(parts):
         kept: list[str] = []
         for unit in (network.by_name[name] for name in reversed(part.blocks)):
-            inside = (name for node in unit.nodes for name in node.outputs) if part.on_npu else ()
-            if not read.isdisjoint((*unit.writes, *inside)):
+            if not read.isdisjoint((*unit.writes, *(unit.made if part.on_npu else ()))):
                 read.update(unit.imported if part.on_npu else unit.reads)
                 kept.append(unit.name)
         if kept:
