@@ -69,7 +69,7 @@ def _together(key: str, values: Sequence[Any]) -> Any:
 
 
 def proven(found: Sequence[Report]) -> dict[str, Any]:
-    """The combined self-check of the program: what holds for every part; nothing for a part that was not checked."""
+    """The combined self-check of the program: what holds for every part, unchecked ones included."""
     proofs = [each.get("proof", {"samples": 0, "bit_exact": None, "model": None}) for each in found]
     values = {key: [each[key] for each in proofs] for key in ("bit_exact", "model")}
     samples = min((each["samples"] for each in proofs), default=0)
