@@ -5,14 +5,18 @@ python docs/generate.py writes them; tests/test_documentation.py checks that the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
+
+import onnx
 
 from npuc.errors import CODES, REMEDIES
 from npuc.ops import OPS, Parameter
 from npuc.ops.attributes import Attribute
-from npuc.ops.declaration import sentence
 from npuc.registry import TARGETS
 from npuc.target import target
 from npuc.targets.easynpu.layers.operators import OPERATORS as EASYNPU
@@ -65,37 +69,72 @@ def _supported(names: Sequence[str]) -> list[str]:
     for (op, how, constraints), found in places.items():
         rows.setdefault(("all" if found == names else ", ".join(found), how, constraints), []).append(op)
     single = len(names) == 1
-    lines = ["| operators | runs as | constraints |", "|--|--|--|"]
-    if not single:
-        lines = ["| operators | on | runs as | constraints |", "|--|--|--|--|"]
     order = [op for op, _, _ in places]
+    letters = _letters(constraints for _, _, constraints in rows)
+    lines = [*(f"- ({letter}) {sentence}" for sentence, letter in letters.items()), ""]
+    lines += ["| operators | runs as | constraints |", "|--|--|--|"]
+    if not single:
+        lines[-2:] = ["| operators | on | runs as | constraints |", "|--|--|--|--|"]
     for (on, how, constraints), ops in sorted(rows.items(), key=lambda row: order.index(row[1][0])):
-        lines.append(f"| {', '.join(ops)} |{'' if single else f' {on} |'} {how} | {constraints} |")
+        text = " ".join(f"({letters[each]})" if each in letters else each for each in _sentences(constraints))
+        lines.append(f"| {', '.join(ops)} |{'' if single else f' {on} |'} {how} | {text} |")
     return lines
 
 
+def _letters(texts: Iterable[str]) -> dict[str, str]:
+    """The sentences that three rows or more would repeat, and a letter for each."""
+    counts = Counter(each for text in texts for each in _sentences(text))
+    repeated = [each for each, count in counts.items() if count > 2 and len(each) > LONG]
+    return dict(zip(repeated, ascii_lowercase, strict=False))
+
+
+LONG = 40
+"""Characters of a sentence that is worth a letter."""
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=\.) ", text) if text else []
+
+
 def declarations() -> list[str]:
-    """The operators of graphs, by their declarations."""
+    """The operators of graphs, by their declarations, and the attributes that they have, each once."""
     lines = [
         "## The operators of the graph",
         "",
         "What the frontend makes of a model, passes rewrite and targets read. A pattern names extents: a capital",
         "name stands for one extent, one in small letters for an attribute, a name behind `*` for any number of",
-        "extents. `Graph.check` refuses every other form, after every pass.",
+        "extents. `Graph.check` refuses every other form, after every pass; `npuc/ops` has what else must hold.",
         "",
-        "| operator | from | inputs | outputs | attributes | what must hold | meaning |",
-        "|--|--|--|--|--|--|--|",
+        "| operator | from | inputs | outputs | attributes | meaning |",
+        "|--|--|--|--|--|--|",
     ]
-    for row in (
+    declared = [
         *OPS.values(),
         *(row for table in (EASYNPU, NVDLA) for row in table.values() if row.name not in OPS),
-    ):
+    ]
+    owners: dict[tuple[str, str], list[str]] = {}
+    for row in declared:
         inputs, outputs = (", ".join(map(_parameter, each)) for each in (row.inputs, row.outputs))
-        attributes = "<br>".join(map(_attribute, row.attributes))
-        demands = "<br>".join(f"{sentence(rule)}." for rule in row.requires)
-        lines.append(
-            f"| {row.name} | {row.origin} | {inputs} | {outputs} | {attributes} | {demands} | {row.summary} |"
-        )
+        names = [each.name for each in row.attributes]
+        defined = set(onnx.defs.get_schema(row.name).attributes) if onnx.defs.has(row.name) else set[str]()
+        if row.name == "IntReshape":
+            defined = {each["field"] for each in isa.layout()["Reshape"]}
+            names = ["flat, and the fields of a [reshape word](easynpu-isa.md#reshape)"]
+        for each in row.attributes:
+            if each.name not in defined:
+                owners.setdefault((each.name, _attribute(each)), []).append(row.name)
+        summary = row.summary.replace("|", "\\|")
+        lines.append(f"| {row.name} | {row.origin} | {inputs} | {outputs} | {', '.join(names)} | {summary} |")
+    lines += [
+        "",
+        "Attributes that ONNX does not define:",
+        "",
+        "| attribute | of | meaning (limit, default) |",
+        "|--|--|--|",
+    ]
+    several = Counter(name for name, _ in owners)
+    for (name, text), ops in owners.items():
+        lines.append(f"| `{name}` | {', '.join(ops) if several[name] > 1 else ''} | {text} |")
     return lines
 
 
@@ -108,7 +147,7 @@ def _parameter(each: Parameter) -> str:
 
 def _attribute(each: Attribute[Any]) -> str:
     default = "" if each.required or each.default in ((), "", None) else f", {each.default}"
-    return f"`{each.name}`: {each.meaning} ({each.limit}{default})"
+    return f"{each.meaning} ({each.limit}{default})"
 
 
 def instruction_set() -> str:
