@@ -24,7 +24,7 @@ from npuc.targets.easynpu.machine import isa
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS as NVDLA
 
 DOCS = Path(__file__).parent
-NOTE = "<!-- written by docs/generate.py from the code; edit there -->"
+NOTE = "<!-- written by docs/generate.py from the code -->"
 
 
 def errors() -> str:
@@ -113,6 +113,7 @@ def declarations() -> list[str]:
         *(row for table in (EASYNPU, NVDLA) for row in table.values() if row.name not in OPS),
     ]
     owners: dict[tuple[str, str], list[str]] = {}
+    plain: list[str] = []
     for row in declared:
         inputs, outputs = (", ".join(map(_parameter, each)) for each in (row.inputs, row.outputs))
         names = [each.name for each in row.attributes]
@@ -123,8 +124,12 @@ def declarations() -> list[str]:
         for each in row.attributes:
             if each.name not in defined:
                 owners.setdefault((each.name, _attribute(each)), []).append(row.name)
+        if (row.origin, inputs, outputs) == ("ONNX", "x `[*X]`", "y `[*X]`") and not set(names) - defined:
+            plain.append(row.name)
+            continue
         summary = row.summary.replace("|", "\\|")
         lines.append(f"| {row.name} | {row.origin} | {inputs} | {outputs} | {', '.join(names)} | {summary} |")
+    lines += ["", f"As ONNX defines them, from x `[*X]` to y `[*X]`: {', '.join(plain)}."]
     lines += [
         "",
         "Attributes that ONNX does not define:",
@@ -177,58 +182,12 @@ def instruction_set() -> str:
     for name, fields in isa.layout().items():
         lines += ["", f"## {name}", "", "| bits | field | stored | meaning |", "|--|--|--|--|"]
         lines += [f"| {f['bits']} | {f['field']} | {f['stored']} | {f['meaning']} |" for f in fields]
-    return "\n".join([*lines, "", BETWEEN_WORDS.strip()])
+    written = (DOCS / "easynpu-isa.md").read_text(encoding="utf-8")
+    return "\n".join([*lines, "", written[written.index(BY_HAND) :].rstrip("\n")])
 
 
-BETWEEN_WORDS = """
-## Where maps lie without extension words
-
-- A run begins with the current map at the low end of the Fmap DTCM, and with the weight stream at word 0.
-- A chain's first word reads the current map, and so does a word behind one with `keep_psum`, unless `src` says
-  otherwise. Word a of a map lies at address a at the low end, at D - 1 - a at the high one (D = `fmap_words`).
-- The result of a chain goes to the end at which the current map does not lie, wherever `src` took its input from.
-  It is the current map from then on: the sides toggle once for each chain, whatever the number of its words.
-- `dst` before the last word of a chain (the `reshape` word, if it ends with one) sends the result elsewhere, and
-  the sides do not toggle, also where it names the Fmap DTCM or the very end that the result would go to. The
-  current map stays the one that it was, and the next chain without `src` reads it again.
-- A chain whose psums stay (its last word has `keep_psum` and is not fused) has no result, and the sides do not
-  toggle.
-- The second operand of `add` and `mul`, and a stored copy, lie from word 0 of the skip DTCM on, `[Ho][Wo][Co/16]`.
-
-## Psums
-
-- A dense word holds x * y * Zs psums per PE. A channel-wise word holds x * y: for every tile it goes through its
-  groups of 16 channels, and each group through all its kernel positions, its results and the fused words behind
-  it, before the next group begins. Its Zs must be ceil(Co / 16) all the same; neither the psums nor
-  `weight_pad_entries` limit it. With R rows of PEs (`pe_rows`) x * y stands for ceil(x * y / R).
-- `keep_psum` stands before `conv`, `dwconv` and `avgpool` words. A fused one hands its psums to the next word of
-  its chain, which reads an ifmap of its own by a window of its own, and has the same Ho, Wo, Co, y and x; both are
-  dense or both channel-wise. Words on one psum take turns: dense ones for every tile, channel-wise ones for every
-  16 channels of it.
-- From chain to chain, also across runs, psums stay only if the layer is one tile (y >= Ho, x >= Wo) and,
-  channel-wise, has at most 16 channels. The chain that takes them has the same Ho, Wo, Co, y and x, and is dense
-  if that one was.
-- A ReLU in the opcode of a word that keeps its psums has no effect: the last word's counts.
-
-## The blocks of words that share psums
-
-Every word has its own block in the weight stream, in the order of the words: 5 words of bias and scale per 16
-output channels, then its weights. Of these
-
-| word | bias | scale |
-|--|--|--|
-| the first, with `keep_psum` | starts the psums | is not used |
-| one between, with `keep_psum` | must be 0 | is not used |
-| the last | must be 0 | requantises the sum |
-| one with `take_psum` | must be 0: the kept psums start it | as above, by its place |
-
-A bias other than 0 where it must be 0 is refused (E503); lanes beyond Co hold anything. The words share the
-entries of the bias and scale pads: the first fills them, each of the others replaces the scales. Without
-`set_weights` the stream goes on from chain to chain; `set_weights` sets the address of the block of the word that
-it stands before.
-"""
-
-
+BY_HAND = "## Where maps lie without extension words"
+"""From here on the page of the instruction set is written by hand."""
 PAGES = {"errors.md": errors, "operators.md": operators, "easynpu-isa.md": instruction_set}
 
 
