@@ -88,6 +88,8 @@ def _letters(texts: Iterable[str]) -> dict[str, str]:
     return dict(zip(repeated, ascii_lowercase, strict=False))
 
 
+MANY = 20
+"""Attributes that no row lists: EasyNPU's reshape word has its fields."""
 LONG = 40
 """Characters of a sentence that is worth a letter."""
 
@@ -118,21 +120,19 @@ def declarations() -> list[str]:
         inputs, outputs = (", ".join(map(_parameter, each)) for each in (row.inputs, row.outputs))
         names = [each.name for each in row.attributes]
         defined = set(onnx.defs.get_schema(row.name).attributes) if onnx.defs.has(row.name) else set[str]()
-        if row.name == "IntReshape":
-            defined = {each["field"] for each in isa.layout()["Reshape"]}
-            names = ["flat, and the fields of a [reshape word](easynpu-isa.md#reshape)"]
         for each in row.attributes:
-            if each.name not in defined:
+            if each.name not in defined and row.origin in ("ONNX", "passes"):
                 owners.setdefault((each.name, _attribute(each)), []).append(row.name)
         if (row.origin, inputs, outputs) == ("ONNX", "x `[*X]`", "y `[*X]`") and not set(names) - defined:
             plain.append(row.name)
             continue
+        attributes = ", ".join(names) if len(names) < MANY else f"{names[0]}, {names[1]}, ..."
         summary = row.summary.replace("|", "\\|")
-        lines.append(f"| {row.name} | {row.origin} | {inputs} | {outputs} | {', '.join(names)} | {summary} |")
+        lines.append(f"| {row.name} | {row.origin} | {inputs} | {outputs} | {attributes} | {summary} |")
     lines += ["", f"As ONNX defines them, from x `[*X]` to y `[*X]`: {', '.join(plain)}."]
     lines += [
         "",
-        "Attributes that ONNX does not define:",
+        "Attributes that ONNX does not define; those of integer and target operators are in the code:",
         "",
         "| attribute | of | meaning (limit, default) |",
         "|--|--|--|",
