@@ -123,13 +123,13 @@ def declarations() -> list[str]:
         for each in row.attributes:
             if each.name not in defined and row.origin in ("ONNX", "passes"):
                 owners.setdefault((each.name, _attribute(each)), []).append(row.name)
-        if (row.origin, inputs, outputs) == ("ONNX", "x `[*X]`", "y `[*X]`") and not set(names) - defined:
+        if row.origin == "ONNX" and not set(names) - defined:
             plain.append(row.name)
             continue
         attributes = ", ".join(names) if len(names) < MANY else f"{names[0]}, {names[1]}, ..."
         summary = row.summary.replace("|", "\\|")
         lines.append(f"| {row.name} | {row.origin} | {inputs} | {outputs} | {attributes} | {summary} |")
-    lines += ["", f"As ONNX defines them, from x `[*X]` to y `[*X]`: {', '.join(plain)}."]
+    lines += ["", f"As ONNX defines them: {', '.join(plain)}."]
     lines += [
         "",
         "Attributes that ONNX does not define; those of integer and target operators are in the code:",
