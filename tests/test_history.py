@@ -44,7 +44,9 @@ def test_a_line_a_release_is_kept_and_compared_with_the_release_before(
     monkeypatch.setattr(history, "__version__", "99.0")
     history.follow("b", {"x": 1.1, "y": 2.0}, "append")
     assert f"have grown since {npuc.__version__} (abc, " in capsys.readouterr().err
-    history.follow("b", {"x": 1.3, "y": 2.0}, "append")  # compared with the release before, not with the line it replaces
+    history.follow(
+        "b", {"x": 1.3, "y": 2.0}, "append"
+    )  # compared with the release before, not with the line it replaces
     assert capsys.readouterr().err.splitlines()[1:] == ["x: 1.300, before 1.000 (+30 %)"]
     found = [(each.benchmark, each.version, each.ratios["x"]) for each in history.entries()]
     assert found == [("b", npuc.__version__, 1.0), ("other", npuc.__version__, 0.1), ("b", "99.0", 1.3)]
