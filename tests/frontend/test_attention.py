@@ -18,7 +18,7 @@ from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.regions.artefact import is_composite
 from npuc.samples.loading import Samples
-from tests.regions.nets import checked, program_of
+from tests.compiled import checked, program_of
 
 HEADS = {"q": (1, 4, 5, 8), "k": (1, 4, 7, 8), "v": (1, 4, 7, 6)}
 EQUAL = {"q": (2, 4, 5, 8), "k": (2, 4, 5, 8), "v": (2, 4, 5, 8)}

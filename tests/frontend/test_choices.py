@@ -15,9 +15,9 @@ from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.regions.artefact import is_composite
 from npuc.samples.loading import Samples
+from tests.compiled import checked, places, program_of
 from tests.conftest import Reference
 from tests.frontend.test_refusals import model_of, problem_of, problems_of
-from tests.regions.nets import checked, places, program_of
 
 GUARD = "s = Softmax(z)\n n = IsNaN(s)\n y = Where(n, zero, s)"
 LOGITS = "l = MatMul(x, w)"

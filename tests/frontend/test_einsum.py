@@ -14,7 +14,7 @@ from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.regions.artefact import is_composite
-from tests.regions.nets import checked, program_of
+from tests.compiled import checked, program_of
 
 
 def _model(equation: str, *shapes: Sequence[int], constants: Sequence[int] = ()) -> onnx.ModelProto:

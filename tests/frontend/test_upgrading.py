@@ -14,7 +14,7 @@ from npuc.api import compile as compiled
 from npuc.frontend.upgrading import upgraded
 from npuc.regions.artefact import is_composite
 from npuc.target import Options
-from tests.regions.nets import checked, program_of
+from tests.compiled import checked, program_of
 
 NODES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "Add": ({"broadcast": 1}, (1,)),

@@ -20,7 +20,7 @@ from npuc.reference import session
 from npuc.regions.composite import target_of
 from npuc.samples.loading import Samples, synthetic
 from npuc.target import Options, Request, target
-from tests.regions.nets import checked, places, program_of
+from tests.compiled import checked, places, program_of
 
 SHAPE = (8, 8, 1, 1)
 TYPES = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8, 6, 6]) for name in ("x", "y")]

@@ -17,7 +17,7 @@ from npuc.program import load, save
 from npuc.quantize.calibration.histograms import NOTHING, uniform
 from npuc.quantize.scales.reach import LARGEST, expect_within_reach
 from npuc.target import Options, Request, target
-from tests.regions.nets import checked
+from tests.compiled import checked
 
 
 def model_of(power: int) -> onnx.ModelProto:
