@@ -110,6 +110,11 @@ CONDITIONS = {
     "a constant below the limit": ("z = Add(s, c)", {"c": np.full(WIDTH, 15.9, np.float32)}, []),
     "a constant at the limit": ("z = Add(s, c)", {"c": np.full(WIDTH, 16.0, np.float32)}, ["Add"]),
     "a negative constant at the limit": ("z = Add(s, c)", {"c": np.full(WIDTH, -16.0, np.float32)}, ["Add"]),
+    "padding at the limit": (
+        "z = Pad(s, ends, low)",
+        {"ends": np.array([0, 0, 0, 2]), "low": np.array(-16, np.float32)},
+        ["Pad"],
+    ),
     "padding far below zero": ("z = Pad(s, ends, low)", {"ends": np.array([0, 0, 0, 2])}, ["Pad"]),
     "logits added to logits": ("t = MatMul(x, v)\n z = Add(s, t)", {}, []),
     "an input through elementwise operators": ("n = Relu(m)\n z = Add(s, n)", {}, ["Relu", "Add"]),

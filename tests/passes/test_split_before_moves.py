@@ -118,6 +118,7 @@ def test_slices_are_parts_as_well() -> None:
             w=(2, 3, 1, 1),
         ),
         _both(node("Conv", "x w", "m", group=7), w=(7, 1, 1, 1)),
+        network((1, 3, 7, 6), "a b", node("Conv", "x w", "m"), _split("m", "a b", 2, 4, 3), w=(7, 3, 1, 1)),
         network(  # another reader needs all of it
             (1, 7, 4, 6),
             "boxes logits y",
@@ -141,7 +142,7 @@ def test_slices_are_parts_as_well() -> None:
             _split("m", " ".join(f"y{k}" for k in range(9)), 1, *[1] * 9),
         ),
     ],
-    ids=["axes", "nothing moves", "layers behind", "groups", "reader", "output", "many"],
+    ids=["axes", "nothing moves", "layers behind", "groups", "rows of a Conv", "reader", "output", "many"],
 )
 def test_what_would_not_be_the_same_or_worth_it_stays(graph: Graph) -> None:
     assert split_before_moves(graph) is graph
