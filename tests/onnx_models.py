@@ -23,10 +23,10 @@ Constant = Array | np.generic | float | Sequence[int] | Sequence[float]
 def parse(text: str, opset: int = 17, **constants: Constant) -> onnx.ModelProto:
     """A model in ONNX's textual form, as `g (float[1,3] x) => (float[1,3] y) { y = Mul(x, w) }`.
 
-    text: with the header `<ir_version: 8, opset_import: ["": opset]>` if it has none. Constants that it does not
+    text: with the header `<ir_version: 8, opset_import: ["": 17]>` if it has none. Constants that it does not
     name are left out.
     """
-    header = "" if text.lstrip().startswith("<") else f'<ir_version: 8, opset_import: ["": {opset}]> '
+    header = "" if text.lstrip().startswith("<") else f'<ir_version: {_ir(opset)}, opset_import: ["": {opset}]> '
     model = parser.parse_model(header + text)
     named = set(re.findall(r"[^\s(),]+", text))
     known = {name: value for name, value in constants.items() if name in named}
@@ -40,6 +40,7 @@ def network(
     constants: Mapping[str, Constant] | None = None,
     outputs: str = "y",
     opset: int = 17,
+    **domains: int,
 ) -> onnx.ModelProto:
     """A model of nodes. x: the shape of the input x, or of all inputs. outputs: separated by blanks."""
     inputs = x if isinstance(x, Mapping) else {"x": x}
@@ -50,8 +51,12 @@ def network(
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs.split()],
         tensors(constants or {}),
     )
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8 if opset < 22 else 10)
+    opsets = [helper.make_opsetid(name.replace("_", "."), each) for name, each in {"": opset, **domains}.items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=_ir(opset))
+
+
+def _ir(opset: int) -> int:
+    return 8 if opset < 20 else 10 if opset < 23 else 11
 
 
 def node(op: str, inputs: str, output: str, **attrs: Any) -> onnx.NodeProto:

@@ -10,6 +10,7 @@ import pytest
 from npuc import api
 from npuc.reference import session
 from npuc.target import Options
+from tests.onnx_models import parse
 
 
 @pytest.mark.parametrize(("target", "precision"), [("nvdla-small", "int8"), ("nvdla-full", "fp16")])
@@ -35,8 +36,8 @@ def test_a_dilation_beyond_the_field_is_computed_by_phases(
     """Before, the host computed it."""
     high, wide = result
     attributes = f"dilations = {list(dilations)}, pads = {list(pads)}"
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g (float[1,8,17,14] x) => (float[1,8,{high},{wide}] y) '
+    model = parse(
+        f"g (float[1,8,17,14] x) => (float[1,8,{high},{wide}] y) "
         f"{{ a = Conv <{attributes}> (x, w)\n y = Conv(a, v) }}"
     )
     random = np.random.default_rng(0)

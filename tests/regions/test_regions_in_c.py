@@ -72,7 +72,7 @@ def _together() -> onnx.ModelProto:
     """One model with an output for every statement, whose inner names are its own."""
     header = "float[2,3,4] x, float[3,4] v, float[2,4,5] m, int64[2] i"
     outputs = ", ".join(f"float[{shape}] y_{at}" for at, shape in enumerate(FLOATS.values()))
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g ({header}) => ({outputs}) {{ }}')
+    model = parse(f"g ({header}) => ({outputs}) {{ }}")
     for at, statement in enumerate(FLOATS):
         text = f'<ir_version: 8, opset_import: ["": 17]> g ({header}) => (float[1] y) {{ {statement} }}'
         for node in parser.parse_model(text).graph.node:
