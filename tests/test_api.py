@@ -17,6 +17,7 @@ import npuc
 from npuc.errors import ArtefactError, DataError, ModelError, UnsupportedOperator
 from npuc.ir import Array
 from npuc.target import Options
+from tests.onnx_models import parse
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 MODEL = MODELS / "digits.onnx"
@@ -151,10 +152,7 @@ def test_a_program_is_pickled_after_a_run(program: npuc.Compiled, images: Array)
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-full", "bm1684"])
 def test_what_has_no_products_runs_on_the_npu_with_a_bound_input(target: str) -> None:
     """Before, the host ran it, as a node among nodes of the host."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,8,4,4] x, float s) => (float[1,8,4,4] y) '
-        "{ y = Mul(x, s) }"
-    )
+    model = parse("g (float[1,8,4,4] x, float s) => (float[1,8,4,4] y) { y = Mul(x, s) }")
     made = npuc.compile(model, target, options=Options(bind=(("s", 2.0),)))
     assert [each["place"] for each in made.report["partitions"]] == ["npu"]
     x = np.linspace(-1, 1, 128, dtype=np.float32).reshape(1, 1, 8, 4, 4)

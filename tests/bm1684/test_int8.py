@@ -27,6 +27,7 @@ from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
 from tests.given import GIVEN as GIVEN_FILES
 from tests.graphs.compiling import HOSTED, Case, check_compile
+from tests.onnx_models import parse
 from tests.passes import networks
 from tests.passes.networks import node
 
@@ -156,7 +157,7 @@ def test_weights_of_layers_of_a_batch_are_improved(level: str) -> None:
     w, x = random.standard_normal((4, 4, 3, 3)), random.standard_normal((6, 3, 4, 5, 5)) + 0.3
     given = {name: each.astype(np.float32) for name, each in (("w", w), ("x", x))}
     text = "g (float[3,4,5,5] x, float[4,4,3,3] w) => (float[3,4,3,3] y) { y = Conv(x, w) }"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model = parse(text)
     model.graph.input.pop()
     model.graph.initializer.append(onnx.numpy_helper.from_array(given["w"], "w"))
     samples = {"x": given["x"]}
