@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from npuc.errors import ArtefactError, DoesNotFit, Problem, UnsupportedOperator
 from npuc.flag import Flag
 from npuc.frozen import frozen
-from npuc.inspect.annotation import MemoryAnnotation
-from npuc.inspect.outline import Heading, by_nodes
-from npuc.inspect.timeline import Timeline, in_turn
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.registry import target as target
 from npuc.samples.loading import Samples
 from npuc.storage.mapped import trim
+from npuc.view import Heading, MemoryAnnotation, Timeline, by_nodes, in_turn
 
 if TYPE_CHECKING:
     from npuc.quantize.calibration.histograms import HistogramSource
