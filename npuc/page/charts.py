@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import log10
 from typing import Any
 
+import numpy as np
+
 from npuc.ir import Array
-from npuc.page.svg import Bands, Scale, horizontal_axis, picture, short_number, tag, text, titled, vertical_axis
+from npuc.page.svg import Bands, Scale, horizontal_axis, picture, tag, text, titled, vertical_axis
 from npuc.text.terminal import count, short
 from npuc.view import Buffer, Timeline
 
@@ -19,6 +21,8 @@ MOSTLY_EMPTY = 8
 """A memory this many times as large as the bytes in use is drawn in parts."""
 NAME = 28
 """The most characters of a name on a bar."""
+LETTER, LINE = 6, 12
+"""The usual width of a letter and the height of a line, in pixels."""
 
 Layer = Mapping[str, Any]
 
@@ -104,8 +108,10 @@ def _buffer(each: Buffer, across: Scale, up: Scale | Bands, number: int, layer: 
     return drawn + titled(late, hint, data_layer=layer)
 
 
-def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
+def roofline(layers: Sequence[Layer], names: Sequence[str], peak: float, bandwidth: float) -> str:
     """MACs per cycle over MACs per byte, one point per layer, under the roof set by PEs and bus.
+
+    names: short ones of the layers; those of the costliest that do not cover one another are shown.
 
     peak: MACs per cycle; bandwidth: bytes per cycle. Only layers with a byte count (`bytes`) are drawn.
     """
@@ -126,7 +132,8 @@ def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
     parts = [horizontal_axis(across, 20, 320, "MACs a byte"), vertical_axis(up, LEFT, WIDTH - 20, "MACs a cycle")]
     parts.append(tag("polyline", points=line, class_="roof"))
     longest = max(layers[number]["cycles"] for _, _, number in points)
-    for x, y, number in points:
+    labels: list[tuple[float, float, float]] = []
+    for x, y, number in sorted(points, key=lambda each: -layers[each[2]]["cycles"]):
         layer = layers[number]
         radius = 3 + 9 * (layer["cycles"] / longest) ** 0.5
         dot = tag("circle", cx=across.at(x), cy=up.at(y), r=radius, class_="dot series0")
@@ -137,11 +144,31 @@ def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
                 data_layer=number,
             )
         )
+        parts += _label(short(names[number], NAME), across.at(x), up.at(y), radius, labels)
     return picture(WIDTH, 354, "Roofline", parts)
 
 
-def histogram(values: Array) -> str:
+def _label(name: str, x: float, y: float, radius: float, labels: list[tuple[float, float, float]]) -> list[str]:
+    """A name beside a point, left of it near the right edge; none where it would cover one of `labels`.
+
+    labels: left end, right end and height of those placed so far; the new one is added.
+    """
+    width = LETTER * len(name)
+    left = x + radius + 4 if x + radius + 4 + width < WIDTH else x - radius - 4 - width
+    if any(left < end and start < left + width and abs(y - at) < LINE for start, end, at in labels):
+        return []
+    labels.append((left, left + width, y))
+    return [text(name, x=left, y=y + 4, class_="note inside")]
+
+
+def at_limits(zero_point: int) -> Array:
+    """Which of the 256 values of an int8 tensor are saturated: the limits, unless one of them stands for 0."""
+    return (np.abs(np.arange(-127.5, 128)) > 127) & (np.arange(-128, 128) != zero_point)
+
+
+def histogram(values: Array, zero_point: int) -> str:
     """Counts of the 256 values of an int8 tensor on a logarithmic scale, with saturated values highlighted."""
+    limits = at_limits(zero_point)
     most = float(values.max()) or 1.0
     parts = [tag("line", x1=0, x2=256, y1=40, y2=40, class_="grid")]
     for at, number in enumerate(values.tolist()):
@@ -154,9 +181,7 @@ def histogram(values: Array) -> str:
                     y=40 - height,
                     width=1,
                     height=height,
-                    class_="limit" if at in (0, 255) else "series0",
+                    class_="limit" if limits[at] else "series0",
                 )
             )
-    saturated = float(values[0] + values[255]) / max(float(values.sum()), 1.0)
-    hint = f"-128 to 127; {short_number(100 * saturated)} % at the limits"
-    return picture(256, 42, "Histogram of an int8 tensor", [titled("".join(parts), hint)])
+    return picture(256, 42, "Histogram of an int8 tensor", [titled("".join(parts), "-128 to 127")])

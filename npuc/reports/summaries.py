@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from npuc.account import Entry, reasons
 from npuc.reports.accounts import PLACES, accounted, fate, named
+from npuc.reports.layers import layer_facts, value_text
 from npuc.reports.tables import Column
 from npuc.text.escaping import Shown
-from npuc.text.terminal import costs, count, plural, short, table
+from npuc.text.terminal import count, plural, short, table
 
 if TYPE_CHECKING:
     from npuc.verification.metrics import Tolerance
@@ -275,7 +276,8 @@ def difference(report: Shown, first: Path, second: Path) -> str:
         title = sides[0] if sides[0] == sides[1] else " -> ".join(sides)
         lines += ["", f"{named(group['nodes'])}: {title}" if group["nodes"] else title]
         lines += [
-            f"  {key.replace('_', ' ')}: {_value(a)} -> {_value(b)}" for key, (a, b) in group["changed"].items()
+            f"  {key.replace('_', ' ')}: {value_text(a)} -> {value_text(b)}"
+            for key, (a, b) in group["changed"].items()
         ]
         lines += [f"  - {text}" for text in group["removed"]] + [f"  + {text}" for text in group["added"]]
     lines += ["", f"{plural(report['unchanged_layers'], 'layer')} unchanged"]
@@ -298,12 +300,13 @@ def explanation(report: Shown) -> str:
     for each in report["host_tensors"]:
         lines += ["", *_host_tensor(each)]
     for layer in report["layers"]:
-        lines += ["", f"layer {layer['name']}: {layer['op']}", *(f"  {each}" for each in _costs(layer))]
+        lines += ["", f"layer {layer['name']}: {layer['op']}", *(f"  {each}" for each in layer_facts(layer))]
     for each in report["tensors"]:
         lines += [
             "",
             f"tensor {each['tensor']}",
-            f"  shape {_value(each['shape'])}" + (f", scale {_value(each['scale'])}" if each["scale"] else ""),
+            f"  shape {value_text(each['shape'])}"
+            + (f", scale {value_text(each['scale'])}" if each["scale"] else ""),
         ]
         lines += [f"  error {_told(each['entire'])}, alone {_told(each['single'])}"] if each["entire"] else []
         lines.append(f"  {each['kept']}")
@@ -333,44 +336,3 @@ def _told(error: Shown | None) -> str:
     if error is None:
         return "not measured"
     return f"{_decibels(error['sqnr_db'])}, cosine {error['cosine']:.6f}, at most {error['max_abs_error']:.6g}"
-
-
-def _costs(layer: Shown) -> list[str]:
-    """The costs of a layer and the reasons for its layout, as far as its target gives them; zeros are left out."""
-    known = {key: value for key, value in layer.items() if value is not None}
-    lines = [f"{count(layer['cycles'])} cycles" + (f", bound by {known['bound']}" if "bound" in known else "")]
-    if known.get("ideal_cycles"):
-        lines[0] += f", {100 * layer['ideal_cycles'] / layer['cycles']:.1f} % of what the array can do"
-    if "tile" in known:
-        which = "chosen by hand from" if known.get("tile_by_hand") else "the best of"
-        legal = f", {which} {count(known['tile_candidates'])} that are legal" if "tile_candidates" in known else ""
-        lines.append(f"tile {_value(layer['tile'])}{legal}")
-    if known.get("tile_fewest_cycles", layer["cycles"]) < layer["cycles"]:
-        lines.append(f"the fastest tiles take {count(known['tile_fewest_cycles'])} cycles, but move more words")
-    if "tile_runner_up" in known:
-        *runner_up, cycles = layer["tile_runner_up"]
-        jobs = known.get("jobs", 1)
-        of = "" if jobs == 1 else f" in the first of {jobs} jobs"
-        best = "best" if known.get("tile_by_hand") else "next best"
-        lines.append(f"{best} {_value(runner_up)} with {count(cycles)} cycles{of}")
-    told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
-    told += ("tile_fewest_cycles", "tile_by_hand", "weight_form", "alternatives", "instruction")
-    if "weight_form" in known:
-        lines.append(f"weights as {layer['weight_form']}; alone it would take")
-        lines += [f"  {each}" for each in costs(layer["alternatives"], "weight_form")]
-    return [
-        *lines,
-        *(f"{key.replace('_', ' ')} {_value(value)}" for key, value in known.items() if value and key not in told),
-    ]
-
-
-def _value(value: object) -> str:
-    match value:
-        case None:
-            return "-"
-        case list() | tuple():
-            return "x".join(map(str, value))
-        case float():
-            return f"{value:.6g}"
-        case _:
-            return f"{value:,}" if isinstance(value, int) else str(value)
