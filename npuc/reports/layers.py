@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from npuc.account import Entry
 from npuc.frontend.origins import file_nodes
@@ -121,6 +121,23 @@ def layer_facts(layer: Shown) -> list[str]:
             if value and key not in told
         ),
     ]
+
+
+def figure_text(value: object) -> str:
+    """A figure of a layer as text.
+
+    >>> figure_text([6, 10, 2059]), figure_text([6, 10]), figure_text(True)
+    ('6x10 (2,059 cycles)', '6x10', 'yes')
+    """
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case [int() as rows, int() as columns, int() as cycles]:
+            return f"{rows}x{columns} ({count(cycles)} cycles)"
+        case [Mapping(), *_]:
+            return "; ".join(costs(cast("list[Report]", value), "weight_form"))
+        case _:
+            return value_text(value)
 
 
 def value_text(value: object) -> str:

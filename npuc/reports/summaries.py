@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from npuc.account import Entry, reasons
 from npuc.reports.accounts import PLACES, accounted, fate, named
-from npuc.reports.layers import layer_facts, value_text
+from npuc.reports.difference import changes_line
+from npuc.reports.layers import figure_text, layer_facts, value_text
 from npuc.reports.tables import Column
 from npuc.text.escaping import Shown
 from npuc.text.terminal import count, plural, short, table
@@ -261,35 +262,54 @@ def _decibels(sqnr: float | None) -> str:
     return "exact" if sqnr is None else f"{sqnr:.1f} dB"
 
 
-def difference(report: Shown, first: Path, second: Path) -> str:
-    """The results of `npuc diff`."""
+def difference(report: Shown, first: Path, second: Path, *, verbose: bool) -> str:
+    """The results of `npuc diff`: a line for each changed layer, its fields and instructions if `verbose`."""
     if report["same"] and "accuracy" not in report:
         return f"{first} and {second} are the same program"
-    rows = [(key, *values) for key, values in report["totals"].items()]
-    lines = [table(("", str(first), str(second)), rows)] if rows else []
+    sides = (str(first), str(second))
+    rows = [(key, *map(figure_text, values)) for key, values in report["totals"].items()]
+    lines = [table(("", *sides), rows), ""] if rows else []
     moved: dict[tuple[str, str], list[str]] = {}
     for node, (a, b) in report["places"].items():
         moved.setdefault((a, b), []).append(node)
     lines += [f"{named(nodes)}: {PLACES[a]} -> {PLACES[b]}" for (a, b), nodes in moved.items()]
-    for group in report["layers"]:
-        sides = [" + ".join(map(short, names)) or "nothing" for names in group["layers"]]
-        title = sides[0] if sides[0] == sides[1] else " -> ".join(sides)
-        lines += ["", f"{named(group['nodes'])}: {title}" if group["nodes"] else title]
-        lines += [
-            f"  {key.replace('_', ' ')}: {value_text(a)} -> {value_text(b)}"
-            for key, (a, b) in group["changed"].items()
-        ]
-        lines += [f"  - {text}" for text in group["removed"]] + [f"  + {text}" for text in group["added"]]
-    lines += ["", f"{plural(report['unchanged_layers'], 'layer')} unchanged"]
+    groups = report["layers"]
+    if verbose:
+        lines += [line for group in groups for line in _opened(group, sides)]
+    elif groups:
+        lines += [table(("layer", "cycles", "then", "change", "what changed"), [*map(_changed, groups)]), ""]
+    unseen = "" if verbose or not groups else "; -v shows the fields and instructions of the others"
+    lines += [f"{plural(report['unchanged_layers'], 'layer')} unchanged{unseen}"]
     lines += [
         f"output {each['name']}, second against first: {_decibels(each['sqnr_db'])}, "
         f"largest difference {each['max_abs_error']:.6g}"
         for each in report.get("outputs", ())
     ]
     if "accuracy" in report:
-        rows = [(key.replace("_", " "), *values) for key, values in report["accuracy"].items()]
-        lines += ["", table(("against fp32", str(first), str(second)), rows)]
+        rows = [(key, *values) for key, values in report["accuracy"].items()]
+        lines += ["", table(("against fp32", *sides), rows)]
     return "\n".join(lines).lstrip("\n")
+
+
+def _layers_named(group: Shown) -> str:
+    """The layers of both programs, once if they have the same names."""
+    before, after = (" + ".join(map(short, names)) or "nothing" for names in group["layers"])
+    return before if before == after else f"{before} -> {after}"
+
+
+def _changed(group: Shown) -> tuple[object, ...]:
+    """A changed layer in a line: cycles, and what else changed."""
+    a, b = group["cycles"]
+    return _layers_named(group), a, b, f"{b - a:+,}" if a != b else "", changes_line(group)
+
+
+def _opened(group: Shown, sides: tuple[str, str]) -> list[str]:
+    """A changed layer with its nodes, its fields beside each other, and its instructions."""
+    rows = [(key, *map(figure_text, values)) for key, values in group["changed"].items()]
+    lines = [_layers_named(group), *([f"  nodes {named(group['nodes'])}"] if group["nodes"] else [])]
+    lines += [f"  {line}" for line in table(("", *sides), rows).splitlines()] if rows else []
+    lines += [f"  - {text}" for text in group["removed"]] + [f"  + {text}" for text in group["added"]]
+    return [*lines, ""]
 
 
 def explanation(report: Shown) -> str:
