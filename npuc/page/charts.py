@@ -132,10 +132,11 @@ def roofline(layers: Sequence[Layer], names: Sequence[str], peak: float, bandwid
     parts = [horizontal_axis(across, 20, 320, "MACs a byte"), vertical_axis(up, LEFT, WIDTH - 20, "MACs a cycle")]
     parts.append(tag("polyline", points=line, class_="roof"))
     longest = max(layers[number]["cycles"] for _, _, number in points)
-    labels: list[tuple[float, float, float]] = []
+    taken = [(across.at(ridge), up.at(peak) - 1, across.at(right), up.at(peak) + 1)]
+    taken += [_around(across.at(x), up.at(y), _radius(layers[number], longest)) for x, y, number in points]
     for x, y, number in sorted(points, key=lambda each: -layers[each[2]]["cycles"]):
         layer = layers[number]
-        radius = 3 + 9 * (layer["cycles"] / longest) ** 0.5
+        radius = _radius(layer, longest)
         dot = tag("circle", cx=across.at(x), cy=up.at(y), r=radius, class_="dot series0")
         parts.append(
             titled(
@@ -144,21 +145,38 @@ def roofline(layers: Sequence[Layer], names: Sequence[str], peak: float, bandwid
                 data_layer=number,
             )
         )
-        parts += _label(short(names[number], NAME), across.at(x), up.at(y), radius, labels)
+        parts += _label(short(names[number], NAME), across.at(x), up.at(y), radius, taken)
     return picture(WIDTH, 354, "Roofline", parts)
 
 
-def _label(name: str, x: float, y: float, radius: float, labels: list[tuple[float, float, float]]) -> list[str]:
-    """A name beside a point, left of it near the right edge; none where it would cover one of `labels`.
+Area = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
 
-    labels: left end, right end and height of those placed so far; the new one is added.
-    """
-    width = LETTER * len(name)
-    left = x + radius + 4 if x + radius + 4 + width < WIDTH else x - radius - 4 - width
-    if any(left < end and start < left + width and abs(y - at) < LINE for start, end, at in labels):
-        return []
-    labels.append((left, left + width, y))
-    return [text(name, x=left, y=y + 4, class_="note inside")]
+
+def _radius(layer: Layer, longest: int) -> float:
+    return 3 + 9 * (layer["cycles"] / longest) ** 0.5
+
+
+def _around(x: float, y: float, radius: float) -> Area:
+    return x - radius, y - radius, x + radius, y + radius
+
+
+def _label(name: str, x: float, y: float, radius: float, taken: list[Area]) -> list[str]:
+    """A name beside, above or below a point, in the first place free of all areas taken; none if there is none."""
+    width, beside = LETTER * len(name), radius + 4
+    middle = min(max(x - width / 2, 0), WIDTH - width)
+    places = ((x + beside, y + 4), (x - beside - width, y + 4), (middle, y - beside), (middle, y + beside + 8))
+    for left, bottom in places:
+        area = (left, bottom - LINE, left + width, bottom)
+        if left < 0 or area[2] > WIDTH or any(_meet(area, each) for each in taken):
+            continue
+        taken.append(area)
+        return [text(name, x=left, y=bottom, class_="note inside")]
+    return []
+
+
+def _meet(a: Area, b: Area) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def at_limits(zero_point: int) -> Array:

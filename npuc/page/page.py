@@ -142,7 +142,11 @@ def _costly(each: Report, layer: Report, names: Sequence[str]) -> dict[str, Any]
     told = [f"{what}: {change:+,} cycles" for what, change in each["alternatives"]]
     tiles = [f"{count(each['tiles'])} tiles"] if each["tiles"] else []
     faster = [line for line, (_, change) in zip(told, each["alternatives"], strict=True) if change < 0]
-    none = f"none of {' and '.join([*tiles, f'{len(told)} alternatives'])} is faster" if tiles or told else "-"
+    none = (
+        f"none of {' and '.join([*tiles, f'{len(told)} alternatives'])} is faster"
+        if tiles or told
+        else "nothing else was measured"
+    )
     at: int = each["layer"]
     return {
         "layer": at,

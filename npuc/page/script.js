@@ -79,7 +79,6 @@ function follow() {
   const node = nodes.findIndex((each) => each.name === asked.node || (asked.tensor !== undefined && asked.tensor in each.tensors));
   if (node >= 0) choose({ node });
   else if (layer >= 0) choose({ layer });
-  else if (told) remember();
 }
 
 // What the selection is: facts as text, names as links to other selections.
