@@ -29,8 +29,8 @@ ROOMS = {
     "npuc.quantize": "arithmetic calibration scales network improvement qdq",
     "npuc.targets.easynpu": "flags machine layers plan program simulate network export rtl view target",
     "npuc.targets.nvdla": (
-        "flags files machine formats model arithmetic operations emission selection program trace quantisation"
-        " loadable export network target"
+        "flags files machine formats model arithmetic operations firmware emission selection program trace"
+        " quantisation loadable export network target"
     ),
     "npuc.targets.bm1684": "machine quantisation lowering plan program simulate network export target",
 }

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.formats.pixels import FORMATS
-from npuc.targets.nvdla.loadable.descriptors import (
-    FEATURE_FORMAT,
-    HARDWARE,
-    NONE,
-    Convolution,
-    ConvolutionSurfaces,
-    Cube,
-)
-from npuc.targets.nvdla.loadable.firmware.lines import Derived, Firmware, ReadBack, Writes, lines
-from npuc.targets.nvdla.loadable.structures import assembled
-
-BLOCKS = ("CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA")
+from npuc.targets.nvdla.firmware.descriptors import FEATURE_FORMAT, Convolution, ConvolutionSurfaces
+from npuc.targets.nvdla.firmware.lines import Derived, Firmware, Writes, lines
 
 ACCUMULATOR = lines("""
 CACC.D_MISC_CFG CONV_MODE=op.mode PROC_PRECISION=op.out_precision
@@ -158,34 +145,3 @@ def convolution(firmware: Firmware, op: Convolution, surfaces: ConvolutionSurfac
     else:
         yield "CDMA.D_CVT_CFG", 0
     yield from firmware.writes(BORDERS, op, surfaces)
-
-
-def convolution_of(read: ReadBack, atom_bytes: int) -> tuple[Convolution, ConvolutionSurfaces]:
-    """The operation described by registers, its cubes without addresses. Raises ArtefactError (E506)."""
-    read.read([*ACCUMULATOR, *SEQUENCE, *FETCH, *MEAN, *CONVERTER, *BORDERS])
-    for path, bits in (("pad_value", 16), ("in_converter.offset", 16), ("in_converter.scale", 16)):
-        read.signed(f"op.{path}", bits)
-    cdma = read.groups["CDMA"]
-    if read.values["op.weight_format"]:
-        read.read(COMPRESSED)
-    op = assembled(Convolution, {**read.of("op"), "out_converter.scale": 1, "out_converter.enable": 1})
-    surfaces = assembled(ConvolutionSurfaces, read.of("surfaces"))
-    means = tuple(cdma.signed(f"MEAN_{each}") for each in ("RY", "GU", "BV", "AX"))
-    pixel = cdma.named("DATAIN_FORMAT") == "PIXEL"
-    if pixel and len(FORMATS[cdma.named("PIXEL_FORMAT")].planes) > 1:
-        first, second = (
-            cdma.address(f"DATAIN_ADDR_LOW_{at}", f"DATAIN_ADDR_HIGH_{at}", "DATAIN_RAM_TYPE") for at in (0, 1)
-        )
-        surfaces = replace(surfaces, second_plane_offset=second - first)
-    op = replace(op, means=means, data_format=cdma["PIXEL_FORMAT"] if pixel else FEATURE_FORMAT)
-    return op, replace(surfaces, result=flying(surfaces.result, atom_bytes))
-
-
-def flying(cube: Cube, atom_bytes: int) -> Cube:
-    """A cube of the same extents in the pipe between two engines, with the strides of a packed one."""
-    line = cube.width * atom_bytes
-    surface = line * cube.height
-    size = surface * -(-cube.channels // atom_bytes)
-    return replace(
-        cube, type=HARDWARE, address=NONE, offset=0, size=size, line_stride=line, surface_stride=surface
-    )

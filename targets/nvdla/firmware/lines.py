@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.targets.nvdla.loadable.descriptors import NONE, Cube
+from npuc.targets.nvdla.firmware.descriptors import NONE, Cube
 from npuc.targets.nvdla.machine.registers import RegisterMap
-from npuc.targets.nvdla.model.arithmetic import signed
-from npuc.targets.nvdla.model.register_file import Group
 
 V = TypeVar("V")
 RegisterWrite = tuple[str, int]
@@ -133,53 +130,3 @@ class Firmware:
 def _found(path: str, op: Any, surfaces: Any) -> Any:
     root, _, rest = path.partition(".")
     return attrgetter(rest)(op if root == "op" else surfaces)
-
-
-@dataclass
-class ReadBack:
-    """Descriptors under construction, from the registers of an operation's blocks."""
-
-    groups: Mapping[str, Group]
-    values: dict[str, int] = field(default_factory=dict[str, int])
-    """Numbers by dotted name."""
-    addresses: dict[str, int] = field(default_factory=dict[str, int])
-    """The address of every cube, by its dotted name."""
-
-    def read(self, table: Sequence[Line]) -> None:
-        """Reads the values of a table's lines.
-
-        Raises ArtefactError (E506) if two registers that the firmware sets alike differ.
-        """
-        for line in table:
-            for term in line.terms:
-                if term.what in ("low", "high"):
-                    self._half(line, term)
-                elif not term.what and not term.source.startswith(":"):
-                    self._number(line, term)
-
-    def of(self, root: str) -> dict[str, int]:
-        """The numbers of the operation (`op`) or its surfaces (`surfaces`)."""
-        return {path[len(root) + 1 :]: value for path, value in self.values.items() if path.startswith(f"{root}.")}
-
-    def _half(self, line: Line, term: Term) -> None:
-        value = self._raw(line)
-        address = self.addresses.get(term.cube, 0)
-        self.addresses[term.cube] = address | value << 32 * (term.what == "high")
-
-    def _number(self, line: Line, term: Term) -> None:
-        group = self.groups[line.block]
-        name = line.register.partition(".")[2]
-        value = (self._raw(line) if term.field == "*" else group[f"{name}.{term.field}"]) + term.less
-        known = self.values.setdefault(term.source, value)
-        if known != value:
-            reason = f"{line.register} says {value} where another register says {known} ({term.source})"
-            limit = "the stock firmware sets both from one number"
-            raise ArtefactError("E506", reason, limit=limit, remedy="export as nvdla-trace or c")
-
-    def _raw(self, line: Line) -> int:
-        return self.groups[line.block].values[line.register.partition(".")[2]]
-
-    def signed(self, path: str, bits: int) -> None:
-        """Interprets a number in two's complement of so many bits."""
-        if path in self.values:
-            self.values[path] = signed(self.values[path] & ((1 << bits) - 1), bits)

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from npuc.errors import ArtefactError
-from npuc.targets.nvdla.loadable.descriptors import HARDWARE, NONE, Converter, Cube, Lut, Sdp, SdpSurfaces, SdpUnit
-from npuc.targets.nvdla.loadable.firmware.convolution import flying
-from npuc.targets.nvdla.loadable.firmware.lines import WORD, Derived, Firmware, ReadBack, Writes, known, lines, ram
-from npuc.targets.nvdla.loadable.firmware.look_up import FP16, look_up_tables
-from npuc.targets.nvdla.loadable.structures import assembled
-from npuc.targets.nvdla.model.arithmetic import signed
-from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.firmware.descriptors import HARDWARE, Lut, Sdp, SdpSurfaces, SdpUnit
+from npuc.targets.nvdla.firmware.lines import WORD, Derived, Firmware, Writes, known, lines, ram
+from npuc.targets.nvdla.firmware.look_up import FP16, look_up_tables
 
 PER_LAYER, PER_CHANNEL, PER_ELEMENT = range(3)
 NOTHING, MUL, ALU, BOTH = range(4)
@@ -87,7 +80,7 @@ def sdp(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces, lut: Lut | None) -> 
     derived = _derived(op, surfaces)
     yield from firmware.writes(FETCH_MODE, op, surfaces, derived)
     if needs_rdma(op, surfaces):
-        yield from _rdma(firmware, op, surfaces)
+        yield from fetch(firmware, op, surfaces)
     if lut is not None:
         yield from look_up_tables(firmware, "SDP", lut, floating=op.source_precision == FP16)
     in_memory = surfaces.result.type != HARDWARE
@@ -99,7 +92,8 @@ def sdp(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces, lut: Lut | None) -> 
     yield from firmware.writes([*OUTPUT_MODE, *batches, *CONVERSION], op, surfaces, derived)
 
 
-def _rdma(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces) -> Writes:
+def fetch(firmware: Firmware, op: Sdp, surfaces: SdpSurfaces) -> Writes:
+    """The writes of SDP_RDMA."""
     in_memory = surfaces.source.type != HARDWARE
     yield from firmware.writes([*FETCH_CUBE, *(FETCH_SOURCE if in_memory else ())], op, surfaces)
     cubes = (surfaces.x1, surfaces.x2, surfaces.y)
@@ -171,100 +165,3 @@ def _y(firmware: Firmware, unit: SdpUnit) -> Writes:
         yield f"SDP.D_DP_EW_{part}_CVT_SCALE_VALUE", converter.scale & WORD
         yield f"SDP.D_DP_EW_{part}_CVT_TRUNCATE_VALUE", converter.truncate
     yield "SDP.D_DP_EW_TRUNCATE_VALUE", unit.truncate
-
-
-def sdp_of(read: ReadBack, atom_bytes: int) -> tuple[Sdp, SdpSurfaces]:
-    """The operation described by registers, its cubes without addresses.
-
-    Raises ArtefactError (E506) for what the firmware cannot set: operands of one unit in memory and in registers.
-    """
-    group, rdma = read.groups["SDP"], read.groups.get("SDP_RDMA")
-    flies, to_pooling = group.named("FLYING_MODE") == "ON", group.named("OUTPUT_DST") == "PDP"
-    tables = [*CUBE, *OUTPUT_MODE, *CONVERSION, *(BATCHES if group["BATCH_NUMBER"] else ())]
-    tables += () if to_pooling else RESULT
-    tables += () if rdma is None else (*FETCH_MODE, *FETCH_CUBE)
-    tables += () if flies else FETCH_SOURCE
-    read.read(tables)
-    read.signed("op.out_converter.offset", 32)
-    read.signed("op.out_converter.scale", 16)
-    read.values.setdefault("op.source_precision", group["PROC_PRECISION"])
-    units = {place: _unit(read, name, letter, place) for name, letter, place in UNITS}
-    op = replace(assembled(Sdp, read.of("op")), **units)
-    op = replace(op, out_converter=replace(op.out_converter, enable=1))
-    surfaces = assembled(SdpSurfaces, read.of("surfaces"))
-    extents = replace(
-        surfaces.result,
-        width=surfaces.source.width, height=surfaces.source.height, channels=surfaces.source.channels,
-    )  # fmt: skip
-    source = flying(surfaces.source, atom_bytes) if flies else surfaces.source
-    result = flying(extents, atom_bytes) if to_pooling else extents
-    cubes = {place: _operand_cube(read, name, surfaces.source, getattr(op, place))
-             for name, _, place in UNITS}  # fmt: skip
-    return op, replace(surfaces, source=source, result=result, **cubes)
-
-
-def _unit(read: ReadBack, name: str, letter: str, place: str) -> SdpUnit:
-    """X1, X2 or Y as described by registers."""
-    group, rdma = read.groups["SDP"], read.groups.get("SDP_RDMA")
-    if group[f"{name}_BYPASS"]:
-        return SdpUnit()
-    use = (NOTHING if group[f"{name}_ALU_BYPASS"] else ALU) | (NOTHING if group[f"{name}_MUL_BYPASS"] else MUL)
-    mode = _mode(group, rdma, name, letter, use)
-    size = 0
-    if mode != PER_LAYER and rdma is not None:
-        size = rdma[f"{letter}RDMA_DATA_SIZE"]
-        low, high = (rdma.values[f"D_{name}_BASE_ADDR_{half}"] for half in ("LOW", "HIGH"))
-        read.addresses[f"surfaces.{place}"] = high << 32 | low
-    y = name == "EW"
-    relu, table = not y and not group[f"{name}_RELU_BYPASS"], y and not group["EW_LUT_BYPASS"]
-    prelu = use & MUL and group[f"{name}_MUL_PRELU"]
-    return SdpUnit(
-        enable=1,
-        alu=group[f"{name}_ALU_ALGO"],
-        use=use,
-        mode=mode,
-        activation=RELU if relu else TABLE if table else PRELU if prelu else 0,
-        shift=0 if y else group[f"{name}_ALU_SHIFT_VALUE"],
-        truncate=group["EW_TRUNCATE"] if y else group[f"{name}_MUL_SHIFT_VALUE"],
-        precision=size,
-        alu_operand=group.signed(f"{name}_ALU_OPERAND"),
-        mul_operand=group.signed(f"{name}_MUL_OPERAND"),
-        alu_converter=_converter(group, "ALU") if y else Converter(),
-        mul_converter=_converter(group, "MUL") if y else Converter(),
-    )
-
-
-def _mode(group: Group, rdma: Group | None, name: str, letter: str, use: int) -> int:
-    """The mode of a unit's operands: in registers, or in memory per channel or element."""
-    parts = [part for part, number in (("ALU", ALU), ("MUL", MUL)) if use & number]
-    sources = {group.named(f"{name}_{part}_SRC") for part in parts}
-    if len(sources) > 1:
-        reason = f"{name} takes one operand from memory and one from a register"
-        raise ArtefactError("E506", reason, op="SDP", limit="both from the same: descriptors have one mode a unit")
-    if sources != {"MEM"} or rdma is None:
-        return PER_LAYER
-    return PER_ELEMENT if rdma.named(f"{letter}RDMA_DATA_MODE") == "PER_ELEMENT" else PER_CHANNEL
-
-
-def _converter(group: Group, part: str) -> Converter:
-    return Converter(
-        scale=signed(group[f"EW_{part}_CVT_SCALE"], 16),
-        truncate=group[f"EW_{part}_CVT_TRUNCATE"],
-        enable=int(not group[f"EW_{part}_CVT_BYPASS"]),
-        offset=signed(group[f"EW_{part}_CVT_OFFSET"], 32),
-    )
-
-
-def _operand_cube(read: ReadBack, name: str, whole: Cube, unit: SdpUnit) -> Cube:
-    """The cube of a unit's operands in memory; empty if there are none."""
-    rdma = read.groups.get("SDP_RDMA")
-    if rdma is None or unit.mode == PER_LAYER:
-        return Cube(address=NONE)
-    whole_map = unit.mode == PER_ELEMENT
-    return Cube(
-        width=whole.width if whole_map else 1,
-        height=whole.height if whole_map else 1,
-        channels=whole.channels,
-        line_stride=rdma.values[f"D_{name}_LINE_STRIDE"],
-        surface_stride=rdma.values[f"D_{name}_SURFACE_STRIDE"],
-    )

@@ -121,3 +121,16 @@ def assembled(cls: type[S], values: Mapping[str, int | tuple[int, ...]]) -> S:
             found[name] = value
     found |= {name: assembled(known[name].structure or cls, parts) for name, parts in inner.items()}
     return cls(**found)
+
+
+def numbers_of(value: Any) -> dict[str, int | tuple[int, ...]]:
+    """The numbers of a structure that are not their defaults, by dotted name: what `assembled` takes."""
+    found: dict[str, int | tuple[int, ...]] = {}
+    known = dict(places(type(value)))
+    for each in fields(value):
+        held, structure = getattr(value, each.name), known[each.name].structure
+        if structure:
+            found |= {f"{each.name}.{name}": inner for name, inner in numbers_of(held).items()}
+        elif held != each.default:
+            found[each.name] = held
+    return found

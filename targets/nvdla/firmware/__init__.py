@@ -1,4 +1,4 @@
-"""The register writes that NVDLA's firmware makes of an operation's descriptors, and the reverse.
+"""The register writes that NVDLA's firmware makes of an operation's descriptors.
 
 Block by block in the firmware's order, so that its own log of a loadable can be compared line by line.
 
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from npuc.targets.nvdla.loadable.descriptors import HARDWARE, Cdp, Convolution, Lut, Operation, Pdp, Rubik, Sdp
-from npuc.targets.nvdla.loadable.firmware.contraction import rubik
-from npuc.targets.nvdla.loadable.firmware.convolution import convolution
-from npuc.targets.nvdla.loadable.firmware.lines import Firmware, RegisterWrite, Writes
-from npuc.targets.nvdla.loadable.firmware.planar import cdp, pdp
-from npuc.targets.nvdla.loadable.firmware.sdp import needs_rdma, sdp
+from npuc.targets.nvdla.firmware.convolution import convolution
+from npuc.targets.nvdla.firmware.descriptors import HARDWARE, Cdp, Convolution, Lut, Operation, Pdp, Rubik, Sdp
+from npuc.targets.nvdla.firmware.lines import Firmware, RegisterWrite, Writes
+from npuc.targets.nvdla.firmware.planar import cdp, pdp, rubik
+from npuc.targets.nvdla.firmware.sdp import needs_rdma, sdp
 
 
 def programmed(firmware: Firmware, op: Operation, surfaces: Any, lut: Lut | None) -> Writes:

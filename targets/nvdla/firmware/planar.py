@@ -1,13 +1,11 @@
-"""PDP and CDP with their RDMAs."""
+"""PDP and CDP with their RDMAs, and RUBIK in contract mode."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from npuc.targets.nvdla.loadable.descriptors import HARDWARE, NONE, Cdp, Lut, Pdp, Surfaces
-from npuc.targets.nvdla.loadable.firmware.lines import Derived, Firmware, ReadBack, Writes, known, lines
-from npuc.targets.nvdla.loadable.firmware.look_up import FP16, look_up_tables
-from npuc.targets.nvdla.loadable.structures import assembled
+from npuc.errors import ArtefactError
+from npuc.targets.nvdla.firmware.descriptors import HARDWARE, Cdp, Lut, Pdp, Rubik, Surfaces
+from npuc.targets.nvdla.firmware.lines import Derived, Firmware, Writes, known, lines
+from npuc.targets.nvdla.firmware.look_up import FP16, look_up_tables
 
 RECIPROCALS = (
     (0x10000, 0x8000, 0x5555, 0x4000, 0x3333, 0x2AAA, 0x2492, 0x2000),
@@ -92,9 +90,30 @@ CDP.D_DATOUT_SCALE *=op.out_converter.scale
 CDP.D_DATOUT_SHIFTER *=op.out_converter.truncate
 CDP.D_FUNC_BYPASS SQSUM_BYPASS=op.bypass_sum MUL_BYPASS=op.bypass_product
 """)
+CONTRACTION = lines("""
+RBK.D_MISC_CFG RUBIK_MODE=op.mode IN_PRECISION=op.precision
+RBK.D_DAIN_RAM_TYPE *=ram(surfaces.source)
+RBK.D_DATAIN_SIZE_0 DATAIN_WIDTH=surfaces.source.width-1 DATAIN_HEIGHT=surfaces.source.height-1
+RBK.D_DATAIN_SIZE_1 *=surfaces.source.channels-1
+RBK.D_DAIN_ADDR_HIGH *=high(surfaces.source)
+RBK.D_DAIN_ADDR_LOW *=low(surfaces.source)
+RBK.D_DAIN_LINE_STRIDE *=surfaces.source.line_stride
+RBK.D_DAIN_SURF_STRIDE *=surfaces.source.surface_stride
+RBK.D_DAOUT_RAM_TYPE *=ram(surfaces.result)
+RBK.D_DATAOUT_SIZE_1 *=surfaces.result.channels-1
+RBK.D_DAOUT_ADDR_HIGH *=high(surfaces.result)
+RBK.D_DAOUT_ADDR_LOW *=low(surfaces.result)
+RBK.D_DAOUT_LINE_STRIDE *=surfaces.result.line_stride
+RBK.D_DAOUT_SURF_STRIDE *=surfaces.result.surface_stride
+RBK.D_CONTRACT_STRIDE_0 *=:between_maps
+RBK.D_CONTRACT_STRIDE_1 *=:between_rows
+RBK.D_DECONV_STRIDE DECONV_X_STRIDE=op.stride_x-1 DECONV_Y_STRIDE=op.stride_y-1
+""")
+ELEMENT_BYTES = (1, 2, 2)
 
 
-def _reciprocal(op: Pdp, size: int) -> int:
+def reciprocal(op: Pdp, size: int) -> int:
+    """The reciprocal of a kernel's extent, given less one."""
     return known(RECIPROCALS[op.precision == FP16], size, "a kernel")
 
 
@@ -102,8 +121,8 @@ def _derived(op: Pdp, surfaces: Surfaces) -> Derived:
     widths = (("in", op.partial_in), ("out", op.partial_out))
     return {
         "off_flying": int(surfaces.source.type != HARDWARE),
-        "reciprocal_width": _reciprocal(op, op.kernel_width),
-        "reciprocal_height": _reciprocal(op, op.kernel_height),
+        "reciprocal_width": reciprocal(op, op.kernel_width),
+        "reciprocal_height": reciprocal(op, op.kernel_height),
         **{f"{side}_{at}": max(width - 1, 0) for side, found in widths for at, width in enumerate(found)},
         **{f"padding_{at}": value for at, value in enumerate(op.pad_values, 1)},
     }
@@ -116,33 +135,6 @@ def pdp(firmware: Firmware, op: Pdp, surfaces: Surfaces) -> Writes:
     yield from firmware.writes([*tables, *POOLING_RESULT], op, surfaces, _derived(op, surfaces))
 
 
-def pdp_of(read: ReadBack) -> tuple[Pdp, Surfaces]:
-    """The operation described by registers, its cubes without addresses. Raises ArtefactError (E506)."""
-    flying = "PDP_RDMA" not in read.groups
-    read.read([*(() if flying else POOLING_FETCH), *POOLING, *(() if flying else POOLING_SOURCE), *POOLING_RESULT])
-    op, surfaces = assembled(Pdp, read.of("op")), assembled(Surfaces, read.of("surfaces"))
-    group = read.groups["PDP"]
-    parts = ("FIRST", "MID", "LAST")
-    split = int(op.splits > 1)
-    op = replace(
-        op,
-        partial_in=tuple(split * (group[f"PARTIAL_WIDTH_IN_{each}"] + 1) for each in parts),
-        partial_out=tuple(split * (group[f"PARTIAL_WIDTH_OUT_{each}"] + 1) for each in parts),
-        pad_values=tuple(group.signed(f"PAD_VALUE_{each}X") for each in range(1, 8)),
-    )
-    return op, replace(
-        surfaces, source=replace(surfaces.source, type=HARDWARE, address=NONE)
-    ) if flying else surfaces
-
-
-def own_reciprocals(read: ReadBack, op: Pdp) -> tuple[int, int] | None:
-    """The reciprocals of an average's width and height; None if they are the kernel's, as in the firmware."""
-    group = read.groups["PDP"]
-    found = (group["RECIP_KERNEL_WIDTH"], group["RECIP_KERNEL_HEIGHT"])
-    known = (_reciprocal(op, op.kernel_width), _reciprocal(op, op.kernel_height))
-    return found if op.method == 0 and found != known else None
-
-
 def cdp(firmware: Firmware, op: Cdp, surfaces: Surfaces, lut: Lut | None) -> Writes:
     """The writes of CDP_RDMA, then of CDP."""
     yield from firmware.writes(CHANNEL_FETCH, op, surfaces)
@@ -151,15 +143,15 @@ def cdp(firmware: Firmware, op: Cdp, surfaces: Surfaces, lut: Lut | None) -> Wri
     yield from firmware.writes(CHANNEL, op, surfaces, {"reach": (op.local_size - 3) // 2})
 
 
-def cdp_of(read: ReadBack) -> tuple[Cdp, Surfaces]:
-    """The operation described by registers, its cubes without addresses. Raises ArtefactError (E506)."""
-    read.read([*CHANNEL_FETCH, *CHANNEL])
-    for side, bits in (("in", 16), ("out", 32)):
-        read.signed(f"op.{side}_converter.offset", bits)
-        read.signed(f"op.{side}_converter.scale", 16)
-    op = assembled(Cdp, read.of("op"))
-    surfaces = assembled(Surfaces, read.of("surfaces"))
-    op = replace(op, out_precision=op.in_precision, local_size=3 + 2 * read.groups["CDP"]["NORMALZ_LEN"])
-    source = surfaces.source
-    extents = {"width": source.width, "height": source.height, "channels": source.channels}
-    return op, replace(surfaces, result=replace(surfaces.result, **extents))
+def rubik(firmware: Firmware, op: Rubik, surfaces: Surfaces) -> Writes:
+    """The writes of an operation, without an RDMA. Raises ArtefactError (E502) for other modes, which npuc never
+    uses.
+    """
+    if op.mode:
+        raise ArtefactError("E502", f"RUBIK in mode {op.mode}", limit="0: contract")
+    lanes = firmware.atom_bytes // known(ELEMENT_BYTES, op.precision)
+    derived = {
+        "between_maps": -(-surfaces.result.channels // lanes) * surfaces.source.surface_stride,
+        "between_rows": op.stride_y * surfaces.result.line_stride,
+    }
+    yield from firmware.writes(CONTRACTION, op, surfaces, derived)
