@@ -55,6 +55,18 @@ class Compiled:
         """Pickles the program, without its simulator."""
         return Compiled, (self.program,)
 
+    def __repr__(self) -> str:
+        """The model, the machine and the cycles, in a line."""
+        report = self.report
+        what = f"{self.program.model.name!r} for {report['target']}, machine {report['machine']!r}"
+        return f"<Compiled {what}: {report['cycles']:,} cycles>"
+
+    def _repr_html_(self) -> str:
+        """The summary of `npuc report`, as notebooks show it."""
+        from npuc.page.page import summary
+
+        return summary(self.program, self.target)
+
     @cached_property
     def target(self) -> Target:
         """The target that it was compiled for."""
