@@ -214,12 +214,14 @@ def _task(counted: Shown | None) -> list[str]:
 
 
 def _bisected(found: Shown) -> list[str]:
-    """The first difference, or the layer with the largest drop in SQNR."""
+    """The first difference, or the layer that adds the most noise."""
     match found["kind"]:
         case "difference":
             lines = _first_difference(found)
-        case "jump":
-            lines = [f"the error jumps at layer {found['layer']} ({found['op']}): {found['loss_db']:.1f} dB lost"]
+        case "loss":
+            of = (("alone", "single_db"), ("within the network", "entire_db"), ("its worst input", "inputs_db"))
+            told = ", ".join(f"{said} {found[key]:.1f} dB" for said, key in of if found[key] is not None)
+            lines = [f"the largest loss is in layer {found['layer']} ({found['op']}): {told}"]
         case _:
             return ["nothing differs, and no layer can be compared with fp32"]
     return [*lines, f"  nodes {', '.join(found['nodes'])}", f"  to reproduce it: {found['folder']}/reproduce.sh"]
