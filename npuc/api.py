@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
+from operator import index
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,7 +127,7 @@ class CompiledVariants:
 
 def compile(
     model: Model,
-    target: str = "easynpu",
+    target: str,
     *,
     calibration: Data | None = None,
     input_shapes: Shapes | None = None,
@@ -137,7 +138,7 @@ def compile(
 
     flags: those of `npuc compile` by name; they take precedence over the options' fields. Raises NpucError with
     every problem of the model or the target, Mismatch (E603) for a program found to differ from the model,
-    TypeError and ValueError for flags that the target does not have, and KeyError for an unknown target.
+    TypeError and ValueError for flags that the target does not have, and ValueError for an unknown target.
     """
     given = () if calibration is None else (calibration,)
     with _request(model, target, options, flags, given, input_shapes) as request:
@@ -147,7 +148,7 @@ def compile(
 
 def compile_variants(
     model: Model,
-    target: str = "easynpu",
+    target: str,
     *,
     input_shapes: Sequence[Shapes],
     calibration: Sequence[Data] = (),
@@ -180,7 +181,7 @@ def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Com
 
 def check(
     model: Model,
-    target: str = "easynpu",
+    target: str,
     *,
     input_shapes: Shapes | None = None,
     options: Options | None = None,
@@ -199,7 +200,7 @@ def check(
 
 def verify(
     model: Model,
-    program: Compiled,
+    program: Compiled | str | PathLike[str],
     inputs: Data | None = None,
     *,
     min_sqnr_db: float | None = None,
@@ -207,12 +208,13 @@ def verify(
 ) -> dict[str, Any]:
     """The report that `npuc verify --json` prints: the program against onnxruntime, by outputs and layers.
 
-    Without inputs: synthetic samples of every kind, on which the accuracy of integers is not judged. Raises
-    ArtefactError (E501) if the program was compiled from another model.
+    program: compiled, or the folder of an artefact. Without inputs: synthetic samples of every kind, on which the
+    accuracy of integers is not judged. Raises ArtefactError (E501) if the program is from another model.
     """
     from npuc.verification.checking import verify as verified
     from npuc.verification.criterion import tolerance
 
+    program = _opened(program)
     types = running.program_inputs(program.program)
     samples = data.varied(types) if inputs is None else program.samples(inputs)
     with _model_file(model) as path, TemporaryDirectory() as folder:
@@ -223,7 +225,7 @@ def verify(
 
 def accuracy(
     model: Model,
-    program: Compiled,
+    program: Compiled | str | PathLike[str],
     inputs: Data,
     *,
     metric: str | None = None,
@@ -232,11 +234,11 @@ def accuracy(
 ) -> dict[str, Any]:
     """The report that `npuc accuracy --json` prints: the accuracy at the task, next to the model in fp32.
 
-    Labels are `y` in the data. simulate: the number of samples whose words are simulated, or "all"; the integer
-    network computes the others (None: 8 are; of a floating-point program all). metric, asked: the options of the
-    command by name. Raises ArtefactError (E501) if the program was compiled from another model, DataError (E401,
-    E402) for data and outputs that cannot be judged, ValueError for an invalid value or an option that the metric
-    does not accept, TypeError for an unknown name.
+    program: compiled, or the folder of an artefact. Labels are `y` in the data. simulate: the number of samples
+    whose words are simulated, or "all"; the integer network computes the others (None: 8 are; of a floating-point
+    program all). metric, asked: the options of the command by name. Raises ArtefactError (E501) if the program is
+    from another model, DataError (E401, E402) for data and outputs that cannot be judged, ValueError for an
+    invalid value or an option that the metric does not accept, TypeError for an unknown name.
     """
     from npuc.flags import expect_present
     from npuc.verification.accuracy import Subject
@@ -245,7 +247,7 @@ def accuracy(
 
     for name, value in asked.items():
         expect_present(name, value)
-    wanted = Asked(metric, **asked)
+    wanted, program = Asked(metric, **asked), _opened(program)
     with _model_file(model) as path, _file(inputs) as samples, TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
         return judged(
@@ -253,8 +255,28 @@ def accuracy(
         )
 
 
+def _opened(program: Compiled | str | PathLike[str]) -> Compiled:
+    """The program, or that of an artefact's folder. Raises ArtefactError as `load` does, TypeError for others."""
+    if isinstance(program, str | PathLike):
+        return load(program)
+    if not isinstance(program, Compiled):
+        raise TypeError(f"a program is what npuc.compile gives or a folder it was saved to, not {_kind(program)}")
+    return program
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
 def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(int(extent) for extent in shape) for name, shape in (shapes or {}).items()}
+    """The shapes as tuples. Raises TypeError for anything but shapes by input name."""
+    try:
+        return {name: tuple(map(index, shape)) for name, shape in (shapes or {}).items()}
+    except (AttributeError, TypeError):
+        example = "{'x': (1, 3, 224, 224)}"
+        raise TypeError(
+            f"input_shapes is a shape for each input by its name, such as {example}, not {shapes!r}"
+        ) from None
 
 
 @contextmanager
@@ -285,7 +307,7 @@ def _model_file(model: Model) -> Generator[Path]:
         yield Path(model)
         return
     if not hasattr(model, "SerializeToString"):
-        raise TypeError(f"a model is the path of a file or an onnx.ModelProto, not {type(model).__name__}")
+        raise TypeError(f"a model is the path of a file or an onnx.ModelProto, not {_kind(model)}")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(model.SerializeToString())

@@ -192,8 +192,8 @@ def _behind(graph: Report, layer: Report, shown: Collection[str]) -> tuple[list[
 def largest_loss(report: Report, graph: Report) -> dict[str, Any] | None:
     """The layer that adds the most noise, relative to its signal; None if no layer is compared.
 
-    Two views must agree on it, so the smaller noise counts: the layer alone, and its result within the network less
-    the worst of its inputs. Alone, a reader of a tensor with a wrong scale looks as bad as its writer; within the
+    Two views must agree on it, so the smaller noise counts: the layer alone, and its result within the network
+    less the worst of its inputs. Alone, a reader of a wrong scale looks as bad as its writer; within the
     network, noise grows in layers that are not at fault. Those of floating point have the second view only: alone
     they are compared with the program's own network. report: that of `npuc verify`.
     """

@@ -59,18 +59,18 @@ def test_a_mask_of_the_host_may_be_infinite(name: str) -> None:
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_the_npu_reads_must_be_finite(value: float) -> None:
     data = _data()
-    program = npuc.compile(_model(), calibration=data)
+    program = npuc.compile(_model(), "easynpu", calibration=data)
     data["x"][2, 1, 3, 3] = value
     with pytest.raises(DataError) as error:
         program.run(data)
     assert [(each.code, each.tensor) for each in error.value.problems] == [("E402", "x")]
     with pytest.raises(DataError):
-        npuc.compile(_model(), calibration=data)
+        npuc.compile(_model(), "easynpu", calibration=data)
 
 
 def test_nan_and_what_float32_makes_infinite_are_refused_everywhere() -> None:
     data = _data()
-    program = npuc.compile(_model(), calibration=data)
+    program = npuc.compile(_model(), "easynpu", calibration=data)
     wide = {**data, "mask": np.full((4, 1, 1, 6), -1e300)}
     for each in (wide, {**data, "mask": np.full((4, 1, 1, 6), np.nan, np.float32)}):
         with pytest.raises(DataError) as error:
