@@ -134,11 +134,13 @@ def compile(
     options: Options | None = None,
     **flags: Unpack[Flags],
 ) -> Compiled:
-    """The program of a model; without calibration data the scales come from synthetic samples.
+    """The program of a model.
 
+    calibration: samples to choose scales from; "synthetic" does without, at a loss of accuracy that nobody knows.
     flags: those of `npuc compile` by name; they take precedence over the options' fields. Raises NpucError with
-    every problem of the model or the target, Mismatch (E603) for a program found to differ from the model,
-    TypeError and ValueError for flags that the target does not have, and ValueError for an unknown target.
+    every problem of the model or the target, DataError (E404) if integers need ranges, Mismatch (E603) for a
+    program found to differ from the model, TypeError and ValueError for flags that the target does not have, and
+    ValueError for an unknown target.
     """
     given = () if calibration is None else (calibration,)
     with _request(model, target, options, flags, given, input_shapes) as request:
@@ -257,15 +259,7 @@ def accuracy(
 
 def _opened(program: Compiled | str | PathLike[str]) -> Compiled:
     """The program, or that of an artefact's folder. Raises ArtefactError as `load` does, TypeError for others."""
-    if isinstance(program, str | PathLike):
-        return load(program)
-    if not isinstance(program, Compiled):
-        raise TypeError(f"a program is what npuc.compile gives or a folder it was saved to, not {_kind(program)}")
-    return program
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__
+    return program if isinstance(program, Compiled) else load(program)
 
 
 def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
@@ -294,7 +288,7 @@ def _request(
     with ExitStack() as stack:
         path = stack.enter_context(_model_file(model))
         files = [stack.enter_context(_file(each)) for each in calibration]
-        yield Request(path, kind, asked, files, _shapes(shapes))
+        yield Request(path, kind, asked, files, _shapes(shapes), synthetic=False)
 
 
 @contextmanager
@@ -307,7 +301,7 @@ def _model_file(model: Model) -> Generator[Path]:
         yield Path(model)
         return
     if not hasattr(model, "SerializeToString"):
-        raise TypeError(f"a model is the path of a file or an onnx.ModelProto, not {_kind(model)}")
+        raise TypeError(f"a model is the path of a file or an onnx.ModelProto, not {type(model).__name__}")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(model.SerializeToString())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.account import Entry, reasons
+from npuc.program import Ranges
 from npuc.reports.accounts import PLACES, accounted, fate, named
 from npuc.reports.tables import Column
 from npuc.text.escaping import Shown
@@ -196,8 +197,11 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
     limits = "; ".join(asked) or "every bit"
     lines += [f"criterion: {limits}"] if asked else []
     lines += _bisected(report["bisect"]) if "bisect" in report else []
+    origin = str(Ranges(**report.get("ranges", {})))
+    lines += [f"activation ranges: {origin}"] if origin else []
     judged = "verified" if tolerance.judges else "verified; synthetic data do not tell how accurate it is"
     lines.append(judged if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
+    lines += [f"  likely: {each['cause']}: {each['remedy']}" for each in report.get("causes", ())]
     return "\n".join(lines)
 
 
