@@ -131,7 +131,7 @@ def test_a_node_runs_alone(target: str) -> None:
 
 
 def test_what_is_fed_wrongly_is_refused() -> None:
-    prepared = npuc.backend().prepare(SCALAR)
+    prepared = npuc.backend("easynpu").prepare(SCALAR)
     x: Any = np.zeros((2, 3), np.float32)
     with pytest.raises(DataError) as few:
         prepared.run([x])
@@ -144,6 +144,6 @@ def test_what_is_fed_wrongly_is_refused() -> None:
 
 
 def test_the_simulators_run_on_the_cpu() -> None:
-    assert npuc.backend().supports_device("CPU") and not npuc.backend().supports_device("CUDA")
-    with pytest.raises(KeyError):
-        npuc.backend("abacus")
+    assert npuc.backend("easynpu").supports_device("CPU") and not npuc.backend("easynpu").supports_device("CUDA")
+    with pytest.raises(ValueError, match=r"no target 'easynp'\. Did you mean 'easynpu'"):
+        npuc.backend("easynp")

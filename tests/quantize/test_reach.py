@@ -60,9 +60,9 @@ def test_values_too_small_for_a_scale_are_refused_by_name() -> None:
     model = parse("g (float[1,4,8,8] x) => (float[1,4,8,8] y) { y = Relu(x) }")
     x = np.full((1, 4, 8, 8), 2.0**-110, np.float32)
     with pytest.raises(NpucError, match="too small for a scale") as error:
-        npuc.compile(model, calibration=x, strict=True)
+        npuc.compile(model, "easynpu", calibration=x, strict=True)
     assert {each.code for each in error.value.problems} == {"E205"}
-    hosted = npuc.compile(model, calibration=x)
+    hosted = npuc.compile(model, "easynpu", calibration=x)
     np.testing.assert_array_equal(hosted.run(x)["y"], x)
 
 
