@@ -26,6 +26,7 @@ from typing import Any
 
 from npuc.errors import REMEDIES, ArtefactError, ModelError
 from npuc.frozen import frozen
+from npuc.images.description import Description
 from npuc.report import Report
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.mapped import append, linked, release
@@ -126,6 +127,11 @@ class Program:
     def bound(self) -> Mapping[str, float]:
         """Inputs of the model that were bound to constants, and their values."""
         return read(Mapping[str, float], self.manifest.get("bound", {}), "bound")
+
+    @property
+    def images(self) -> tuple[Description, ...]:
+        """The descriptions of its image inputs."""
+        return read(tuple[Description, ...], self.manifest.get("images", ()), "images")
 
     @property
     def model(self) -> Model:

@@ -104,7 +104,7 @@ def _accuracy(pair: Sequence[Artefact], data: tuple[Path, ...], model: Path) -> 
     found: list[dict[str, Any]] = []
     for each in pair:
         samples = each.samples(data)
-        exact = expected(model, samples)
+        exact = expected(model, samples, each.program.images)
         found.append(metrics.scores(exact, run_program(each.program, each.target, samples), samples.labels))
     return {key: [each[key] for each in found] for key in found[0]}
 

@@ -184,10 +184,24 @@ calibration_option = click.option(
     "--calibration",
     type=PATH,
     multiple=True,
-    help="Calibration samples: an .npz file, a folder of them or a quoted pattern.",
+    help="Calibration samples: .npz files or pictures, a folder or list of them, or a quoted pattern.",
 )
 data_option = click.option(
-    "--data", type=PATH, multiple=True, help="Samples: an .npz file, a folder of them or a quoted pattern."
+    "--data",
+    type=PATH,
+    multiple=True,
+    help="Samples: .npz files or pictures, a folder or list of them, or a quoted pattern.",
+)
+input_option = click.option(
+    "--input",
+    type=MACHINE,
+    metavar="PRESET|FILE",
+    help="What the image input expects: imagenet, tf, caffe-bgr, yolo, mtcnn, none, or a TOML file.",
+)
+input_data_option = click.option(
+    "--input-data",
+    type=Choice(CHOICES["input_data"]),
+    help="What the program then takes: frame, the pixels themselves [default]; float, the model's own values.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 scheduler_option = click.option(

@@ -1,4 +1,4 @@
-"""Samples from .npz files, and synthetic samples where no data is given.
+"""Samples from .npz files and pictures, and synthetic samples where no data is given.
 
 Array keys are input names; a single input may also be called `x`. Axis 0 is the sample axis. Labels are `y` unless
 an input has that name; other keys are ignored. float16, float64 and integer arrays are cast to the input's type.
@@ -11,6 +11,8 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,15 @@ import numpy as np
 
 from npuc.errors import DataError
 from npuc.frozen import frozen
+from npuc.images.description import Description
+from npuc.images.pictures import is_picture, pictures
 from npuc.ir import Array, TensorType
 from npuc.program import OBJECT, STRING
 from npuc.samples import streams, structured
-from npuc.samples.sources import files_of
+from npuc.samples.sources import Source, sources_of
 from npuc.samples.streams import DAMAGED, InMemory, Joined, Member, Part, Rows, Streamed, member, rows_of
 from npuc.storage.files import replacing
-from npuc.system.budget import budget, expect_room, limits, take_data
+from npuc.system.budget import budget, expect_room, fits, limits, take_data
 
 SYNTHETIC_SAMPLES = 8
 COPIES = 8
@@ -93,17 +97,29 @@ class Samples:
         return replace(self, inputs=inputs, labels=labels, truth=truth)
 
 
-def load(paths: Sequence[Path], inputs: Mapping[str, TensorType], unbounded: Collection[str] = ()) -> Samples:
-    """The samples of .npz files, folders of them and patterns (`files_of`), concatenated.
+def load(
+    paths: Sequence[Path],
+    inputs: Mapping[str, TensorType],
+    unbounded: Collection[str] = (),
+    images: Sequence[Description] = (),
+) -> Samples:
+    """The samples of .npz files, pictures, folders, lists and patterns (`sources_of`), concatenated.
 
-    inputs: name and type of every input of the model. unbounded: those that may be infinite. Many files take no
-    more memory than one: each file may keep an equal share of LARGE in memory; larger arrays are read block by
-    block, one file at a time. Raises DataError: E401 for a file that cannot be read or lacks an input, and for a
-    pattern without a match; E402 for a wrong shape, type or number of samples, and for values that are not finite.
+    inputs: name and type of every input of the model. unbounded: those that may be infinite. images: how pictures
+    become samples. Many files take no more memory than one: each file may keep an equal share of LARGE in memory;
+    larger arrays are read block by block, one file at a time. Raises DataError: E401 for a file that cannot be
+    read or lacks an input, and for a pattern without a match; E402 for a wrong shape, type or number of samples,
+    and for values that are not finite; E403 for pictures larger than memory.
     """
-    files = files_of(paths)
+    parts: list[Samples] = []
+    sources = sources_of(paths)
+    most = streams.LARGE // max(len(sources), 1)
     with budget():
-        parts = [_load_one(path, inputs, streams.LARGE // max(len(files), 1), unbounded) for path in files]
+        for of_pictures, found in groupby(sources, lambda each: is_picture(each.path)):
+            if of_pictures:
+                parts.append(_load_pictures([*found], inputs, images, len(sources) * most))
+            else:
+                parts += [_load_one(each.path, inputs, most, unbounded) for each in found]
     merged = _merged([part.inputs for part in parts], inputs)
     labels = [part.labels for part in parts if part.labels is not None]
     left_out = "; ".join(part.left_out for part in parts if part.left_out)
@@ -267,6 +283,36 @@ def _load_one(path: Path, inputs: Mapping[str, TensorType], most: int, unbounded
     labels, reason = _labels(values, *counts)
     truth = values if values is not None and values.shape[:1] == tuple(counts) else None
     return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "", truth=truth)
+
+
+def _load_pictures(
+    sources: Sequence[Source], inputs: Mapping[str, TensorType], images: Sequence[Description], most: int
+) -> Samples:
+    """The samples of pictures, decoded anew whenever they are read if they take more than `most` bytes.
+
+    Raises DataError as `load`, and for a model with other inputs beside the picture.
+    """
+    if len(inputs) != 1:
+        reason = f"'{sources[0].path}' gives one input, and the model has {len(inputs)}"
+        raise DataError("E401", reason, limit="one input for pictures", remedy="save all inputs in .npz files")
+    ((name, kind),) = inputs.items()
+    rows = pictures([each.path for each in sources], images, kind.dtype, name)
+    size = len(rows) * prod(kind.shape) * np.dtype(kind.dtype).itemsize
+    small = size <= most and fits(size)
+    found = Streamed({name: rows})
+    inputs_of = {name: found[name]} if small else found
+    labels = _classes_of([each.label for each in sources], rows.described.labels) if rows.batch == 1 else None
+    return Samples(inputs_of, labels, truth=labels)
+
+
+def _classes_of(given: Sequence[str | None], names: Sequence[str]) -> Array | None:
+    """The classes that pictures are labelled with: numbers, names in the description, or folders in order."""
+    labels = [each for each in given if each is not None]
+    if len(labels) < len(given):
+        return None
+    known = [*names] if {*labels} <= {*names} else sorted({*labels})
+    numbers = all(each.isdecimal() and len(each) < 10 for each in labels)
+    return np.array([int(each) if numbers else known.index(each) for each in labels], np.int64)
 
 
 def _is_structured(each: TensorType) -> bool:
