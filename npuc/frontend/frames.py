@@ -1,8 +1,8 @@
 """Frames in place of a model's image inputs: the conversion of pixels as nodes of the model.
 
 A frame, uint8, is dequantised, brought into the model's layout and order, and normalised. Where all channels have
-one mean, a whole number, this is one DequantizeLinear: a scale and a zero point. Otherwise passes fold the rest into
-the first convolution; where that has padding, which is not normalised, it is a layer of its own.
+one mean, a whole number, this is one DequantizeLinear: a scale and a zero point. Otherwise passes fold the rest
+into the first convolution; where that has padding, which is not normalised, it is a layer of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from npuc.errors import DataError
-from npuc.images.description import CHANNELS, Description
+from npuc.images.description import CHANNELS, PIXEL, Description
 from npuc.ir import Array
 from npuc.onnx_files.subgraphs import tensor_names, within
 from npuc.text.names import Names
@@ -64,14 +64,13 @@ class _Nodes:
         channels, mean, std = CHANNELS[described.order], described.mean, described.std
         axis = described.axis
         wide = [np.broadcast_to(np.array(each, np.float64), len(channels)) for each in (mean, std)]
-        zero = int(np.clip(np.rint(wide[0].mean()), 0, 255))
-        whole = set(wide[0]) == {float(zero)}
-        step = float(wide[1][0]) if whole and len(set(wide[1])) == 1 else 1.0
+        whole = len(set(wide[0])) == 1 and 0 <= mean[0] <= PIXEL and mean[0].is_integer()
+        zero, step = int(mean[0]) if whole else 0, float(std[0]) if whole and len(set(wide[1])) == 1 else 1.0
         if any(each.version >= DEQUANTISES for each in model.opset_import if each.domain in ("", "ai.onnx")):
             self._add("dequantise", "DequantizeLinear", np.float32(1 / step), np.uint8(zero))
         else:
             self._add("cast", "Cast", to=int(TensorProto.FLOAT))
-            whole, zero, step = False, 0, 1.0
+            zero, step = 0, 1.0
         if (described.layout == "nhwc") != (axis == 3):
             self._add("layout", "Transpose", perm=(0, 3, 1, 2) if axis == 1 else (0, 2, 3, 1))
         if described.places != [*range(len(CHANNELS[described.given]))]:

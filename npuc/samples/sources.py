@@ -35,7 +35,7 @@ def sources_of(paths: Iterable[Path]) -> list[Source]:
     Of a folder these are the .npz files; if there are none the pictures in it; else those in its folders, each a
     class. A pattern contains `*`, `?`, `[..]` or `**`. All are sorted by path, character by character, a list's
     are in its order; hidden files are left out. Raises DataError (E401) for a folder without samples, a pattern
-    without a match, a list that is damaged. A named file is not checked here; opening it reports that it is missing.
+    without a match, a list that is damaged. A named file is not checked here; opening it reports a missing one.
     """
     return [source for path in paths for source in _sources(path)]
 
