@@ -17,7 +17,7 @@ import json
 import re
 import stat
 import warnings
-from collections.abc import Generator, Mapping, Sized
+from collections.abc import Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from math import prod
@@ -137,6 +137,12 @@ class Program:
     def model(self) -> Model:
         """The model that it was compiled from."""
         return read(Model, self.manifest.get("model", {}), "model")
+
+
+def with_labels(program: Program, labels: Sequence[str]) -> Program:
+    """The program with other names of its classes, by which folders and lists label pictures."""
+    images = [replace(each, labels=tuple(labels)).as_json() for each in program.images]
+    return replace(program, manifest={**program.manifest, "images": images})
 
 
 def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:

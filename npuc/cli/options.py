@@ -203,6 +203,7 @@ input_data_option = click.option(
     type=Choice(CHOICES["input_data"]),
     help="What the program then takes: frame, the pixels themselves [default]; float, the model's own values.",
 )
+labels_option = click.option("--labels", type=PATH, metavar="FILE", help="Names of the classes, one a line.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 scheduler_option = click.option(
     "--scheduler",

@@ -8,6 +8,7 @@ into the first convolution; where that has padding, which is not normalised, it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -82,7 +83,7 @@ class _Nodes:
             self._add("normalise", "Mul", (1 / wide[1]).astype(np.float32).reshape(shape))
         return self.last
 
-    def _add(self, what: str, op: str, *constants: Array | np.generic, **attributes: object) -> None:
+    def _add(self, what: str, op: str, *constants: Array | np.generic, **attributes: Any) -> None:
         names = [self.names.new(f"{self.stem}/{what}/{at}") for at in range(len(constants))]
         self.constants += [
             numpy_helper.from_array(np.asarray(x), name) for x, name in zip(constants, names, strict=True)

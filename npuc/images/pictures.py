@@ -120,7 +120,8 @@ def _middle(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 def _letterboxed(image: Image.Image, size: tuple[int, int], value: int, method: Any) -> Image.Image:
     """The whole picture in the middle, as large as it fits; around it the value in each channel (alpha too)."""
     ratio = min(whole / part for whole, part in zip(size, image.size, strict=True))
-    inner = tuple(min(max(round(part * ratio), 1), whole) for part, whole in zip(image.size, size, strict=True))
+    width, height = (min(max(round(part * ratio), 1), whole) for part, whole in zip(image.size, size, strict=True))
+    inner = width, height
     canvas = pillow().new(image.mode, size, (value,) * len(image.getbands()))
     left, top = ((whole - part) // 2 for whole, part in zip(size, inner, strict=True))
     canvas.paste(image if inner == image.size else image.resize(inner, method), (left, top))

@@ -301,18 +301,25 @@ def _load_pictures(
     small = size <= most and fits(size)
     found = Streamed({name: rows})
     inputs_of = {name: found[name]} if small else found
-    labels = _classes_of([each.label for each in sources], rows.described.labels) if rows.batch == 1 else None
-    return Samples(inputs_of, labels, truth=labels)
+    labels = [each.label for each in sources if each.label is not None] if rows.batch == 1 else []
+    if not labels:
+        return Samples(inputs_of)
+    classes, reason = _classes_of(labels, rows.described.labels) if len(labels) == len(sources) else (None, SOME)
+    return Samples(inputs_of, classes, left_out=f"'{sources[0].path}': {reason}" if reason else "", truth=classes)
 
 
-def _classes_of(given: Sequence[str | None], names: Sequence[str]) -> Array | None:
-    """The classes that pictures are labelled with: numbers, names in the description, or folders in order."""
-    labels = [each for each in given if each is not None]
-    if len(labels) < len(given):
-        return None
-    known = [*names] if {*labels} <= {*names} else sorted({*labels})
-    numbers = all(each.isdecimal() and len(each) < 10 for each in labels)
-    return np.array([int(each) if numbers else known.index(each) for each in labels], np.int64)
+SOME = "only some pictures have labels"
+
+
+def _classes_of(labels: Sequence[str], names: Sequence[str]) -> tuple[Array | None, str]:
+    """The classes of pictures labelled with numbers, or with the names of classes; or the reason why not."""
+    if all(each.isascii() and each.isdecimal() and len(each) < 10 for each in labels):
+        return np.array([*map(int, labels)], np.int64), ""
+    unknown = next((each for each in labels if each not in names), None)
+    if unknown is not None:
+        known = "--labels names the classes" if not names else "the labels have no such class"
+        return None, f"'{unknown}' is no class number, and {known}"
+    return np.array([names.index(each) for each in labels], np.int64), ""
 
 
 def _is_structured(each: TensorType) -> bool:
