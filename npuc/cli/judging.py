@@ -67,8 +67,8 @@ def accuracy(
     """Measure the accuracy of MODEL and its program. The task is to find classes, boxes, sequences or values.
 
     Labels are `y` in the data, or of pictures their folders or list. Without them the outputs are compared with
-    those of MODEL in fp32. The words of the first samples are simulated and compared with the integer network, which
-    computes the others.
+    those of MODEL in fp32. The words of the first samples are simulated and compared with the integer network,
+    which computes the others.
 
     \b
     Examples:

@@ -90,8 +90,8 @@ def run(
         )
         batch = running.batch_of(program) if stepper is None else 1
         outputs = running.run_batches(runner, samples, bar.advance, batch)
-        said = answers(reader, outputs, len(samples))
         files = pictured(data, len(samples))
+        said = answers(reader, outputs, len(samples)) if output is None or files else []
         if output is not None:
             bar.begin("writing")
             if output.suffix.lower() == ".png":
@@ -104,12 +104,10 @@ def run(
     lines = [summaries.stepped(shown({"layers": [], **counts}))] if counts else []
     if output is not None:
         lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
-    if output is None or files:
-        lines += _answered(files, said)
-    told = {"answers": [{"sample": str(files[at]) if files else at, **each} for at, each in enumerate(said)]}
-    answer(
-        {"status": "ok", "samples": len(samples), "outputs": shapes, **counts, **told}, "\n".join(lines), as_json
-    )
+    lines += _answered(files, said)
+    told = [{"sample": str(files[at]) if files else at, **each} for at, each in enumerate(said)]
+    report = {"status": "ok", "samples": len(samples), "outputs": shapes, **counts}
+    answer(report | ({"answers": told} if told else {}), "\n".join(lines), as_json)
 
 
 ANSWERED = 20

@@ -52,7 +52,10 @@ class Reader:
 
         Raises DataError (E402) if there are not as many labels as classes.
         """
-        found = reading(self.program)
+        numeric = all(
+            np.asarray(each).dtype.kind in "fiub" and np.isfinite(each).all() for each in outputs.values()
+        )
+        found = reading(self.program) if numeric else None
         if isinstance(found, Classes) and (self.labels or self.described):
             return {"classes": self._classes(finite(outputs[found.output], found.output).ravel())}
         if isinstance(found, Detections) and (boxes := self._boxes(outputs, found.decoding)) is not None:
@@ -101,8 +104,13 @@ class Reader:
 
 
 def _values(values: Array) -> dict[str, Any]:
-    flat = values.ravel()[:SHOWN]
-    return {"shape": [*values.shape], "first": [*flat.tolist()]}
+    flat = values.ravel()[:SHOWN].tolist()
+    plain = (each if isinstance(each, bool | int) or _is_finite(each) else str(each) for each in flat)
+    return {"shape": [*values.shape], "first": [*plain]}
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float) and bool(np.isfinite(value))
 
 
 def answers(reader: Reader, outputs: Mapping[str, Array], count: int) -> list[dict[str, Any]]:
