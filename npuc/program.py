@@ -131,7 +131,13 @@ class Program:
     @property
     def images(self) -> tuple[Description, ...]:
         """The descriptions of its image inputs."""
-        return read(tuple[Description, ...], self.manifest.get("images", ()), "images")
+        found = read(tuple[Description, ...], self.manifest.get("images", []), "images")
+        shapes = {port.name: port.shape for port in self.inputs} if found else {}
+        for number, each in enumerate(found):
+            reason = each.unsound(shapes.get(each.input, ()))
+            if reason is not None:
+                raise damaged(f"images[{number}]: {reason}")
+        return found
 
     @property
     def model(self) -> Model:

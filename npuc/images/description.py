@@ -146,6 +146,23 @@ class Description:
         """Pixels of the short side before the middle is taken; 0 if none is taken."""
         return self.resize or (math.floor(max(self.size) / self.crop_ratio) if self.crop_ratio else 0)
 
+    def unsound(self, shape: tuple[int, ...]) -> str | None:
+        """Why this is no description that npuc wrote; None if it may be. shape: of the program's input."""
+        usual = Description()
+        own = {
+            name: each for name, each in self.as_json().items() if name in KEYS and each != usual.as_json()[name]
+        }
+        try:
+            _one(own, self.input, Path())
+        except DataError as error:
+            return error.problems[0].reason
+        channels = len(CHANNELS[self.order])
+        if len(self.shape) != 4 or min(self.shape) < 1 or channels not in (self.shape[1], self.shape[3]):
+            return f"its shape is {[*self.shape]}"
+        if shape != (self.frame_shape if self.fused else self.shape):
+            return f"the program's input is {[*shape]}"
+        return None
+
     def as_json(self) -> dict[str, Any]:
         """The entry of the manifest."""
         return {name: [*each] if isinstance(each, tuple) else each for name, each in asdict(self).items()}

@@ -1,0 +1,135 @@
+"""Programs that take frames: against the model's floats, which numpy computes from the same pixels outside."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import npuc as api
+from npuc.errors import DataError
+from npuc.frontend.frames import framed
+from npuc.frontend.reading import read_model
+from npuc.images.description import PRESETS, bound, described
+from npuc.ir import Array, TensorType
+from tests.images.making import SIZE, network, photos
+
+LAST = (1, SIZE, SIZE, 3)
+FIRST = (1, 3, SIZE, SIZE)
+
+
+def run(model: Path | bytes, x: Array) -> Array:
+    """The model's outputs for samples, one by one."""
+    session = ort.InferenceSession(model if isinstance(model, bytes) else str(model))
+    return np.concatenate([session.run(None, {"x": each})[0] for each in x])
+
+
+def by_hand(frames: Array, order: str, layout: str, frame: str, mean: Any, std: Any, *, last: bool) -> Array:
+    """The model's input, (samples, 1, ...): numpy's arithmetic in float64 on one channel after the other."""
+    planes = frames if layout == "nchw" else np.moveaxis(frames, -1, -3)
+    wide = [np.broadcast_to(np.float64(each), len(order)) for each in (mean, std)]
+    rows = [(planes[..., frame.index(c), :, :] - m) / s for c, m, s in zip(order, *wide, strict=True)]
+    return np.stack(rows, axis=-1 if last else -3).astype(np.float32)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_order_and_layout_becomes_what_the_model_reads(preset: str, tmp_path: Path) -> None:
+    random, usual = np.random.default_rng(1), PRESETS[preset]
+    models = {shape: network(tmp_path, shape, name=f"{len(shape)}{shape[1]}.onnx") for shape in (FIRST, LAST)}
+    for shape, layout, frame in product((FIRST, LAST), ("nhwc", "nchw"), ("rgb", "bgr", "rgba", "bgra")):
+        images = described({"preset": preset, "frame": frame, "layout": layout})
+        images = bound(images, {"x": TensorType(shape)}, fused=True)
+        size = (SIZE, SIZE, len(frame)) if layout == "nhwc" else (len(frame), SIZE, SIZE)
+        frames = random.integers(0, 256, (2, 1, *size)).astype(np.uint8)
+        wanted = by_hand(frames, usual.order, layout, frame, usual.mean, usual.std, last=shape is LAST)
+        np.testing.assert_allclose(images[0].values_of(frames), wanted, rtol=1e-6, atol=1e-6)
+        made = framed(read_model(models[shape]), images)
+        onnx.checker.check_model(made)
+        np.testing.assert_allclose(run(made.SerializeToString(), frames), run(models[shape], wanted), atol=1e-4)
+
+
+def test_before_opset_10_a_cast_takes_the_place_of_the_scale(tmp_path: Path) -> None:
+    model = network(tmp_path, opset=9)
+    images = bound(described("yolo"), {"x": TensorType(FIRST)}, fused=True)
+    frames = np.random.default_rng(1).integers(0, 256, (1, 1, *LAST[1:])).astype(np.uint8)
+    made = framed(read_model(model), images)
+    np.testing.assert_allclose(
+        run(made.SerializeToString(), frames), run(model, images[0].values_of(frames)), atol=1e-5
+    )
+
+
+def test_an_input_that_is_an_output_is_refused(tmp_path: Path) -> None:
+    model = read_model(network(tmp_path))
+    model.graph.output.append(model.graph.input[0])
+    with pytest.raises(DataError, match="gives it as an output"):
+        framed(model, bound(described("none"), {"x": TensorType(FIRST)}, fused=True))
+
+
+def noise(found: Array, exact: Array) -> float:
+    return float(10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum()))
+
+
+TARGETS = [
+    ("easynpu", "int8"),
+    ("nvdla-small", "int8"),
+    ("bm1684", "int8"),
+    ("nvdla-full", "fp16"),
+    ("bm1684", "fp32"),
+]
+
+
+@pytest.mark.parametrize(("target", "precision"), TARGETS)
+@pytest.mark.parametrize(
+    ("keys", "pad"),
+    [
+        ({"preset": "imagenet"}, 1),
+        ({"preset": "imagenet", "frame": "bgr"}, 0),
+        ({"preset": "caffe-bgr", "layout": "nchw"}, 3),
+        ({"preset": "yolo"}, 1),
+        ({"mean": 255, "std": 128}, 3),
+    ],
+)
+def test_frames_cost_no_accuracy(
+    target: str, precision: str, keys: dict[str, Any], pad: int, tmp_path: Path
+) -> None:
+    folder, model = photos(tmp_path), network(tmp_path, pad=pad)
+    made = {
+        data: api.compile(
+            model, target, precision=precision, calibration=folder, input=keys, input_data=data, proof="all"
+        )
+        for data in ("frame", "float")
+    }
+    exact = run(model, made["float"].samples(folder).inputs["x"])
+    found = {data: each.run(folder)["y"].reshape(-1, 4) for data, each in made.items()}
+    assert made["frame"].program.inputs[0].dtype == "uint8"
+    assert (found["frame"].argmax(axis=1) == exact.argmax(axis=1)).all()
+    allowed = noise(found["float"], exact) - 3  # of eight samples
+    assert noise(found["frame"], exact) > min(allowed, 55 if precision == "fp16" else 90)
+    proof = made["frame"].report["proof"]
+    assert proof["model"] and proof["bit_exact"] in ((True,) if precision == "int8" else (None,))
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "bm1684"])
+@pytest.mark.parametrize(("mean", "pad"), [*product((0, 103.9, 127.5, 255), (0, 1, 3))])
+def test_padding_is_the_model_s_zero_whatever_the_mean(target: str, mean: float, pad: int, tmp_path: Path) -> None:
+    # a frame of one value makes the border all that differs: a wrong padding would be far off
+    model, keys = network(tmp_path, pad=pad), {"mean": [mean, 127.5, 20.0] if mean == 127.5 else mean, "std": 64}
+    frames = np.stack([np.full(LAST, each, np.uint8) for each in (0, 64, 128, 255)] * 2)
+    frames[4:, :, ::2] = 255 - frames[4:, :, ::2]
+    made = api.compile(model, target, precision="int8", calibration={"x": frames}, input=keys)
+    values = by_hand(frames, "rgb", "nhwc", "rgb", keys["mean"], 64, last=False)
+    exact = run(model, values)
+    assert noise(made.run({"x": frames})["y"].reshape(-1, 4), exact) > 24
+
+
+def test_the_host_computes_nothing_for_frames_that_fuse(tmp_path: Path) -> None:
+    model = network(tmp_path, pad=0)
+    for target in ("easynpu", "nvdla-small", "bm1684"):
+        found = api.compile(model, target, precision="int8", input="imagenet", proof="off")
+        hosted = [each for each in found.program.manifest["account"] if each["place"] == "host"]
+        assert not hosted, hosted
