@@ -53,8 +53,6 @@ class Options:
     """The source of tensors' histograms; None: quantize.calibration.histograms."""
     scales: str | None = None
     """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
-    fallback: str = "host"
-    """What to do with operators that the target refuses: run them on the "host", or "refuse" the model."""
     deny: tuple[str, ...] = ()
     """ONNX operators and nodes that must run on the host."""
     bind: tuple[tuple[str, float], ...] = ()
@@ -82,11 +80,6 @@ class Options:
         given = {name: value for name, value in old.items() if value is not None}
         if given:
             object.__setattr__(self, "flags", {**self.flags, **given})
-
-    @property
-    def refuses_host(self) -> bool:
-        """Whether a node that the target does not run is refused."""
-        return self.strict or self.fallback == "refuse"
 
     @property
     def changes_inputs(self) -> bool:

@@ -96,7 +96,7 @@ def sweep(
     grid = _grid(target, machine, axes)
     chosen = _costs(grid, costs)
     subject = Subject(model.absolute(), shapes, tuple(each.absolute() for each in calibration))
-    options = asked(find(target), strict=strict, fallback="refuse", **flags)
+    options = asked(find(target), strict=strict, **flags)
     with progress("sweeping") as bar:
         bar.begin("compiling for every machine", len(grid.points()))
         report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, bar.advance)

@@ -42,7 +42,7 @@ def survey_of(request: Request) -> Survey:
     options = replace(
         request.options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None
     )
-    asked = replace(request, options=replace(options, strict=False, fallback="host"), calibration=())
+    asked = replace(request, options=replace(options, strict=False), calibration=())
     try:
         plan = planned(asked)
     except NpucError as error:

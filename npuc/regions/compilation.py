@@ -133,7 +133,7 @@ def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Co
 def offered(plan: Plan) -> tuple[partition.Part, ...]:
     """Parts that the target accepts. Raises NpucError where a refused node may not or cannot run on the host."""
     parts = settled(plan)
-    if plan.options.refuses_host:
+    if plan.options.strict:
         expect_on_target(plan, parts)
     expect_host(plan)
     return parts

@@ -85,7 +85,7 @@ def planned(request: Request) -> Plan:
     """
     request.target.machine_values(request.options.machine)
     target, options = request.target, request.options
-    network = imported(request.model, options, request.shapes, host=not options.refuses_host)
+    network = imported(request.model, options, request.shapes, host=not options.strict)
     fatal = [node.problem for node in network.nodes if node.problem is not None and node.problem.code in FATAL]
     if fatal:
         raise NpucError.of(each.on(target.name) for each in fatal)

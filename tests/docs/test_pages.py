@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -45,6 +46,10 @@ def test_the_quick_start_runs_and_prints_what_it_shows(checkout: Path) -> None:
         assert shown in printed
     assert {"digits.npu", "digits.html", "outputs.npz", "images"} <= {path.name for path in checkout.iterdir()}
     assert (checkout / "images" / "map.json").is_file()
+    shutil.copy(ROOT / ".gitignore", checkout)
+    subprocess.run(["git", "init", "-q"], check=True)
+    status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
+    assert status.stdout.split() == ["??", ".gitignore", "??", "models/"]
 
 
 def test_the_examples_of_the_python_api_hold(checkout: Path) -> None:

@@ -20,8 +20,8 @@ from npuc.targets.nvdla.loadable import task as tasks
 from npuc.targets.nvdla.loadable.accesses import Accesses
 from npuc.targets.nvdla.loadable.averages import expressed
 from npuc.targets.nvdla.loadable.capture import captured
-from npuc.targets.nvdla.loadable.dependencies import graph
-from npuc.targets.nvdla.loadable.execution import run
+from npuc.targets.nvdla.loadable.composing import graph
+from npuc.targets.nvdla.loadable.export import run
 from npuc.targets.nvdla.loadable.listing import machine_of
 from npuc.targets.nvdla.loadable.rules import RULES, broken
 from npuc.targets.nvdla.machine import parameters as machines

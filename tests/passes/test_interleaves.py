@@ -8,7 +8,7 @@ from npuc.ir import Attr, Graph
 from npuc.onnx_files.export import to_onnx
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
-from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
+from npuc.targets.nvdla.network.passes import space_to_depth_to_convs
 from tests.conftest import Reference
 from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators
 

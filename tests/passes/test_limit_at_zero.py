@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npuc.ir import Graph
-from npuc.targets.easynpu.network.limit_at_zero import limit_at_zero
+from npuc.targets.easynpu.network.passes import limit_at_zero
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from npuc.ir import Graph, Node
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
-from npuc.targets.easynpu.network.expand_groups import expand_groups
+from npuc.targets.easynpu.network.passes import expand_groups
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 permute_channels_by_conv = PermuteChannelsByConv(16)

@@ -5,8 +5,7 @@ import numpy as np
 from npuc.ir import Graph
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.rewrites import rewrites
-from npuc.targets.easynpu.network.expand_groups import expand_groups
-from npuc.targets.easynpu.network.sink_shuffles import sink_shuffles
+from npuc.targets.easynpu.network.passes import expand_groups, sink_shuffles
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 from tests.passes.test_permute_channels_by_conv import shuffle
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from npuc.targets.easynpu.network.subtract_by_adding import subtract_by_adding
+from npuc.targets.easynpu.network.passes import subtract_by_adding
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima
+from npuc.targets.nvdla.network.passes import upper_limits_to_minima
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 

@@ -13,7 +13,7 @@ from npuc.ops import build
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 from npuc.pipeline import Pass
-from npuc.targets.easynpu.network.split_padding import split_padding
+from npuc.targets.easynpu.network.passes import split_padding
 
 fold_strides = FoldStrides(15, 256)
 
