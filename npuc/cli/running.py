@@ -46,9 +46,10 @@ def run(
     allow_modified: bool,
     as_json: bool,
 ) -> None:
-    """Simulate a program on samples, and print what its outputs say: classes, boxes, text, or numbers.
+    """Simulate a program on samples.
 
-    Outputs in a file are floats in the model's own names and shapes.
+    Prints what the outputs say: the best classes, boxes, text, or numbers. In a file they are floats in the model's
+    own names and shapes.
 
     \b
     Examples:
