@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from npuc.compiling.proof import Prover
 from npuc.errors import NpucError, UnsupportedOperator
-from npuc.frontend.binding import input_types
+from npuc.frontend.binding import bound_values, input_types
 from npuc.frontend.reading import read_model
 from npuc.images.description import bound
 from npuc.ops.quantisation import CONVERSIONS
@@ -54,9 +54,9 @@ def _described(request: Request) -> Request:
     options = request.options
     if not options.input:
         return request
-    graph = read_model(request.model, whole=False).graph
-    types = input_types(graph, {each.name for each in graph.initializer}, request.shapes)
-    types = {name: each for name, each in types.items() if name not in dict(options.bind)}
+    model = read_model(request.model, whole=False)
+    values = bound_values(model, options.bind)
+    types = input_types(model.graph, {*values, *(each.name for each in model.graph.initializer)}, request.shapes)
     found = bound(options.input, types, fused=options.input_data == "frame")
     return replace(request, options=replace(options, input=found))
 

@@ -145,7 +145,11 @@ shapes_option = click.option(
     help="Bind dynamic dimensions; several shapes of an input compile a program variant for each.",
 )
 bind_option = click.option(
-    "--bind", metavar="NAME=VALUE", multiple=True, callback=_bindings, help="Replace a scalar input by a constant."
+    "--bind",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_bindings,
+    help="Replace a scalar input by a constant, or give a named dimension its extent.",
 )
 search_options = _together(
     click.option(

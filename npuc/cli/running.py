@@ -48,8 +48,8 @@ def run(
 ) -> None:
     """Simulate a program on samples.
 
-    Prints what the outputs say: the best classes, boxes, text, or numbers. In a file they are floats in the model's
-    own names and shapes.
+    Prints what the outputs say: the best classes, boxes, text, or numbers. In a file they are floats in the
+    model's own names and shapes.
 
     \b
     Examples:

@@ -101,11 +101,12 @@ def imported(model: Path, options: Options, shapes: Shapes, *, host: bool = True
 
     host: whether the host may run nodes.
     """
-    proto = framed(read_model(model, whole=False), options.input)
+    proto = read_model(model, whole=False)
+    values = bound_values(proto, options.bind)
     shapes = {
         name: each for name, each in shapes.items() if all(name != d.input for d in options.input if d.fused)
     }
-    return import_nodes(proto, model.parent, shapes, bound_values(proto, options.bind), host=host)
+    return import_nodes(framed(proto, options.input), model.parent, shapes, values, host=host)
 
 
 def with_constant_outputs(network: ImportedModel) -> ImportedModel:

@@ -26,7 +26,7 @@ from npuc.ir import Array, TensorType
 from npuc.program import OBJECT, STRING
 from npuc.samples import streams, structured
 from npuc.samples.sources import Source, sources_of
-from npuc.samples.streams import DAMAGED, InMemory, Joined, Member, Part, Rows, Streamed, member, rows_of
+from npuc.samples.streams import DAMAGED, Batches, InMemory, Joined, Member, Part, Rows, Streamed, member, rows_of
 from npuc.storage.files import replacing
 from npuc.system.budget import budget, expect_room, fits, limits, take_data
 
@@ -109,10 +109,48 @@ def load(
     become samples. Many files take no more memory than one: each file may keep an equal share of LARGE in memory;
     larger arrays are read block by block, one file at a time. Raises DataError: E401 for a file that cannot be
     read or lacks an input, and for a pattern without a match; E402 for a wrong shape, type or number of samples,
-    and for values that are not finite; E403 for pictures larger than memory.
+    and for values that are not finite; E403 for pictures larger than memory. Where no file has the model's batch,
+    as many samples of one element make one.
     """
-    parts: list[Samples] = []
     sources = sources_of(paths)
+    try:
+        return _loaded(sources, inputs, unbounded, images)
+    except DataError as error:
+        batch = _batch_of(inputs)
+        if batch == 1 or error.problems[0].code != "E402" or any(is_picture(each.path) for each in sources):
+            raise
+        single = {name: replace(each, shape=(1, *each.shape[1:])) for name, each in inputs.items()}
+        try:
+            found = _loaded(sources, single, unbounded, images)
+        except DataError:
+            raise error from None
+    return _in_batches(found, batch, sources[0].path)
+
+
+def _batch_of(inputs: Mapping[str, TensorType]) -> int:
+    """The extent of the first axis, if all inputs have the same; otherwise 1."""
+    first = {each.shape[0] if each.shape else 0 for each in inputs.values()}
+    return max(*first, 1) if len(first) == 1 else 1
+
+
+def _in_batches(samples: Samples, batch: int, path: Path) -> Samples:
+    """Samples of the model's batch from ones of a single element each. Raises DataError (E402) for a rest."""
+    if len(samples) % batch:
+        limit = f"{batch} a sample, as the model's batch"
+        raise DataError("E402", f"{len(samples)} elements, from '{path}' on, do not fill batches", limit=limit)
+    found = Streamed({name: Batches(each, batch) for name, each in rows_of(samples.inputs).items()})
+    left_out = "labels are of single elements, and samples are batches" if samples.truth is not None else ""
+    return Samples(found if isinstance(samples.inputs, Streamed) else dict(found), left_out=left_out)
+
+
+def _loaded(
+    sources: Sequence[Source],
+    inputs: Mapping[str, TensorType],
+    unbounded: Collection[str],
+    images: Sequence[Description],
+) -> Samples:
+    """The samples of these files, as `load`."""
+    parts: list[Samples] = []
     most = streams.LARGE // max(len(sources), 1)
     with budget():
         for of_pictures, found in groupby(sources, lambda each: is_picture(each.path)):
