@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,11 @@ import npuc as api
 from npuc.errors import DataError
 from npuc.frontend.frames import framed
 from npuc.frontend.reading import read_model
+from npuc.host.step import HostStep
 from npuc.images.description import PRESETS, bound, described
 from npuc.ir import Array, TensorType
+from npuc.targets.easynpu.export.c_plan import with_frames
+from tests.cli.process import npuc
 from tests.images.making import SIZE, network, photos
 
 LAST = (1, SIZE, SIZE, 3)
@@ -124,3 +129,57 @@ def test_the_host_computes_nothing_for_frames_that_fuse(tmp_path: Path) -> None:
         found = api.compile(model, target, precision="int8", input="imagenet", proof="off")
         hosted = [each for each in found.program.manifest["account"] if each["place"] == "host"]
         assert not hosted, hosted
+
+
+def step(op: str, tensors: tuple[str, str], **attrs: object) -> HostStep:
+    source, target = tensors
+    return HostStep(target, op, (source,), (target,), attrs, conversion=True, reason="")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reader", "fits"),
+    [
+        ({}, {}, "q", True),
+        ({"zero_point": 128}, {"zero_point": 0}, "q", True),
+        ({"scale": 0.25}, {}, "q", False),
+        ({"zero_point": 1}, {}, "q", False),
+        ({"dtype": "int8"}, {}, "q", False),
+        ({}, {"dtype": "uint8"}, "q", False),
+        ({}, {}, "d", False),  # the floats are read elsewhere too
+    ],
+)
+def test_bytes_are_shifted_in_c_only_where_both_scales_agree(
+    before: dict[str, Any], after: dict[str, Any], reader: str, fits: bool
+) -> None:
+    steps = [
+        step("DequantizeLinear", ("x", "d"), **{"scale": 0.5, "zero_point": 0, "dtype": "uint8"} | before),
+        step("QuantizeLinear", ("d", "q"), **{"scale": 0.5, "zero_point": -128, "dtype": "int8"} | after),
+        step("Reshape", (reader, "r"), shape=[1]),
+    ]
+    found = with_frames(steps)
+    assert [each.op for each in found if isinstance(each, HostStep)] == (
+        ["Frame", "Reshape"] if fits else ["DequantizeLinear", "QuantizeLinear", "Reshape"]
+    )
+
+
+@pytest.mark.skipif(
+    shutil.which("make") is None or shutil.which("cc") is None, reason="needs make and a C compiler"
+)
+def test_the_c_driver_takes_the_bytes_of_frames(tmp_path: Path) -> None:
+    made = api.compile(network(tmp_path), "easynpu", calibration=photos(tmp_path), input="imagenet")
+    made.save(tmp_path / "o")
+    npuc(
+        "export",
+        tmp_path / "o",
+        "--format",
+        "c",
+        "--self-test",
+        "--data",
+        tmp_path / "photos",
+        "-o",
+        tmp_path / "c",
+    ).done()
+    program = (tmp_path / "c" / "npuc_program.c").read_text("utf-8")
+    assert "NPUC_UINT8" in program and "npuc_frame" in program and "npuc_quantize" not in program
+    done = subprocess.run(["make", "check"], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
+    assert "2 samples as simulated" in done.stdout, done.stdout + done.stderr
