@@ -16,6 +16,7 @@ from npuc.cli.options import (
     custom_ops_option,
     data_option,
     format_options,
+    input_option,
     limit_options,
     shape_option,
     strict_option,
@@ -140,6 +141,7 @@ def _outputs(pair: Sequence[Artefact], data: tuple[Path, ...]) -> list[Any]:
 @strict_option
 @calibration_option
 @data_option
+@input_option
 @custom_ops_option
 @limit_options
 @format_options("text", "json", "csv")
@@ -152,6 +154,7 @@ def compare(
     strict: bool,
     calibration: tuple[Path, ...],
     data: tuple[Path, ...],
+    input: str | None,
     form: str,
     **flags: str | None,
 ) -> int:
@@ -167,6 +170,7 @@ def compare(
       npuc compare resnet8.onnx --target easynpu --machine large --machine my.toml
       npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
+    from npuc.images.description import described
     from npuc.reports import tables
     from npuc.reports.comparison import Subject
     from npuc.reports.comparison import compare as compared
@@ -177,7 +181,8 @@ def compare(
     own = {name: value for name, value in flags.items() if value is not None}
     subject = Subject(model, shapes, calibration, data)
     with progress("comparing") as bar:
-        report = compared(subject, found, Options(strict=strict, flags=own), bar)
+        images = () if input is None else described(input)
+        report = compared(subject, found, Options(strict=strict, flags=own, input=images), bar)
     if data and not calibration:
         announce_synthetic("calibrated", "--calibration DATA.npz", None)
     say(tables.comparison(report, form), exact=form == "csv")

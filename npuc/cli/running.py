@@ -248,7 +248,7 @@ def _bisected(
     if found is None:
         return {"kind": "none", "folder": None, "files": []}
     feed = {name: values[found.get("sample", 0), ...] for name, values in samples.inputs.items()}
-    files = bisection.reproduction(model, graph, found["tensor"], feed)
+    files = bisection.reproduction(model, graph, found["tensor"], feed, program.images)
     names = bisection.save(files, bisection.commands(target, model, artefact.path), folder)
     return {"kind": "difference" if difference else "jump", **found, "folder": str(folder), "files": names}
 

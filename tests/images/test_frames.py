@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,42 @@ def test_the_c_driver_takes_the_bytes_of_frames(tmp_path: Path) -> None:
     assert "NPUC_UINT8" in program and "npuc_frame" in program and "npuc_quantize" not in program
     done = subprocess.run(["make", "check"], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
     assert "2 samples as simulated" in done.stdout, done.stdout + done.stderr
+
+
+def test_commands_that_run_the_model_see_the_same_frames(tmp_path: Path) -> None:
+    folder, model, out = photos(tmp_path), network(tmp_path, (1, 3, SIZE, SIZE)), tmp_path / "o"
+    npuc("compile", model, "--target", "easynpu", "--input", "imagenet", "--calibration", folder, "-o", out).done()
+    assert "verified" in npuc("verify", model, out, "--data", folder, "--bisect", "-o", tmp_path / "b").done()
+    sample = dict(np.load(tmp_path / "b" / "sample.npz")) if (tmp_path / "b" / "sample.npz").exists() else {}
+    assert all(each.dtype == np.uint8 for each in sample.values())
+    report = npuc("accuracy", model, out, "--data", folder, "--metric", "regression", "--json").json
+    assert report["samples"] == 8 and report["simulated"]["bit_exact"]
+    given = ("--input", "imagenet", "--data", folder, "--calibration", folder)
+    (row,) = npuc("compare", model, "--targets", "easynpu", *given, "--json").json["rows"]
+    assert row["argmax_agreement"] == 1.0 and row["sqnr_db"] > 20
+    npuc("report", out, "--model", model, "--data", folder, "-o", tmp_path / "r.html").done()
+
+
+def test_variants_take_pictures_in_their_own_batches(tmp_path: Path) -> None:
+    folder, model = photos(tmp_path), network(tmp_path)
+    proto = onnx.load(model)
+    for each in (*proto.graph.input, *proto.graph.output):
+        each.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(proto, model)
+    options = ("--target", "easynpu", "--input", "yolo", "--calibration", folder, "-o", tmp_path / "o")
+    two = [f"--input-shape=x={batch},3,{SIZE},{SIZE}" for batch in (1, 2)]
+    npuc("compile", model, *options, *two).done()
+    assert npuc("run", tmp_path / "o", "--data", folder, "--json").json["samples"] == 8
+    assert npuc("run", tmp_path / "o" / "variants" / "1", "--data", folder, "--json").json["samples"] == 4
+    npuc("compile", model, *options, "--bind", "batch=4", "--force").done()
+    assert npuc("verify", model, tmp_path / "o", "--data", folder, "--json").json["samples"] == 2
+
+
+def test_pictures_without_pillow_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, out = network(tmp_path), tmp_path / "o"
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    npuc("compile", model, "--target", "easynpu", "--input", "imagenet", "-o", out).done()
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, SIZE, SIZE, 3), np.uint8))
+    npuc("run", out, "--data", tmp_path / "x.npz").done()
+    (tmp_path / "a.png").write_bytes(b"")
+    assert "npuc[images]" in npuc("run", out, "--data", tmp_path / "a.png").refused("E507")
