@@ -17,6 +17,8 @@ from npuc.cli.options import (
     custom_ops_option,
     force_option,
     format_options,
+    input_data_option,
+    input_option,
     json_option,
     limit_options,
     machine_option,
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 @target_option
 @click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
 @calibration_option
+@input_option
+@input_data_option
 @machine_option
 @shapes_option
 @precision_option
