@@ -28,7 +28,7 @@ PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "exampl
 TESTS = "tests"
 CEILINGS = {
     "benchmarks": 3_250,
-    "docs": 200,
+    "docs": 290,
     "examples": 150,
     "models": 1_100,
     "npuc": 36_350,

@@ -23,7 +23,6 @@ from npuc import program as programs
 from npuc.errors import HOST_STEP, DataError, NpucError, Problem
 from npuc.flags import Flags, options_of
 from npuc.frozen import frozen
-from npuc.inspect.timeline import Timeline
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.regions.composite import target_of
@@ -32,6 +31,7 @@ from npuc.registry import target as find
 from npuc.samples import loading as data
 from npuc.target import Options, Request, Runner, Target
 from npuc.variants import together, undecided, variants_of
+from npuc.view import Timeline
 
 if TYPE_CHECKING:
     import onnx

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from npuc.account import account_of, reasons
+from npuc.errors import NpucError
 from npuc.frontend import load
 from npuc.ir import Graph
 from npuc.pipeline import run_passes
@@ -20,7 +22,10 @@ from npuc.target import Request
 def compilation(request: Request) -> Lowered:
     """The program of a request with its graph and calibration samples. Raises what the target refuses."""
     parts = Kept()
-    program, _ = compiled(replace(request, options=replace(request.options, fallback="refuse")), parts)
+    program, _ = compiled(request, parts)
+    left = [each.problem for each in reasons(account_of(program.manifest)) if each.problem.code[0] == "E"]
+    if left:
+        raise NpucError.of(left)
     return replace(parts.found[-1], program=program)
 
 

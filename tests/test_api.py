@@ -108,7 +108,7 @@ def test_problems_are_listed_and_raised() -> None:
     (problem,) = npuc.check(model)
     assert (problem.code, problem.op) == ("E201", "Sin")
     with pytest.raises(UnsupportedOperator):
-        npuc.compile(model, options=Options(fallback="refuse"))
+        npuc.compile(model, options=Options(strict=True))
     assert npuc.check(MODEL) == []
 
 

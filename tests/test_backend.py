@@ -84,7 +84,7 @@ BEFORE = {"easynpu": 482, "nvdla-small": 434, "nvdla-large": 434, "nvdla-full": 
 def test_the_page_has_no_failures_and_what_ran_on_the_npu_still_does() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in TARGETS:
-        row, _ = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
         npu, mixed, host, passed, refused, failed = (int(each) for each in row.split("|")[2:-1])
         assert npu > BEFORE[name] and npu + mixed + host == passed and passed + refused == 2024 and failed == 0
         (line,) = [line for line in text.splitlines() if line.startswith(f"- {name}: ")]

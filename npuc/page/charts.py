@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import log10
 from typing import Any
 
-from npuc.inspect.timeline import Buffer, Timeline
 from npuc.ir import Array
 from npuc.page.svg import Bands, Scale, horizontal_axis, picture, short_number, tag, text, titled, vertical_axis
 from npuc.text.terminal import count, short
+from npuc.view import Buffer, Timeline
 
 WIDTH = 1080
 LEFT = 90

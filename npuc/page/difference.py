@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from npuc import __version__
-from npuc.account import account_of
+from npuc.account import account_of, short_names
 from npuc.frozen import frozen
-from npuc.inspect.outline import short_names
 from npuc.page import network
-from npuc.page.boxes import boxes_of
+from npuc.page.network import boxes_of
 from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.reports.difference import aligned

@@ -1,4 +1,4 @@
-"""The report of a program as HTML: contents of the artefact, instructions, and simulation results."""
+"""The report of a program as HTML: contents of the artefact, instructions, passes, and simulation results."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 
 from npuc import __version__
-from npuc.account import Entry, account_of, reasons
+from npuc.account import Entry, account_of, reasons, short_names
 from npuc.frozen import frozen
-from npuc.inspect.outline import short_names
-from npuc.inspect.timeline import Timeline
-from npuc.ir import Array, Graph
-from npuc.page import charts, network
-from npuc.page.boxes import SHADES, boxes_of, by_node, told
-from npuc.page.passes import passes
+from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import ACTIVATION
+from npuc.page import charts
+from npuc.page.network import SHADES, Box, boxes_of, by_node, drawing, told
 from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.reports.accounts import accounted
 from npuc.reports.layers import layers_of
-from npuc.target import Target
+from npuc.samples.loading import Samples
+from npuc.target import Runner, Target
 from npuc.text.escaping import html_json
 from npuc.text.terminal import costs, count, short
+from npuc.view import Timeline
 
 Report = Mapping[str, Any]
 MOST_LISTED = 20_000
@@ -95,9 +95,9 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "placed": accounted(entries, [*reasons(entries)], verbose=False),
         "partitions": _partitions(report),
         "nodes": [_node(each, layers) for each in entries],
-        "network": Markup(network.drawing(boxes)) if boxes else "",
+        "network": Markup(drawing(boxes)) if boxes else "",
         "shades": [(key, SHADES[key]) for key in SHADES if any(key in box.shades for box in boxes)],
-        "passes": passes(evidence.graph, evidence.passes, by_node(layers)),
+        "passes": passes_of(evidence.graph, evidence.passes, by_node(layers)),
         "columns": [each for each in COLUMNS if any(layer.get(each.key) is not None for layer in layers)],
         "timeline": Markup(charts.engines(timeline, [names[layer["name"]] for layer in layers])),
         "late": any(each.used is not None for each in timeline.buffers),
@@ -285,3 +285,79 @@ def _meanings(target: Target) -> dict[str, str]:
         for fields in reversed(list(target.layout().values()))
         for each in fields
     }
+
+
+MOST_BOXES = 1200
+"""The most boxes in all graphs together: larger graphs are not drawn."""
+
+
+def passes_of(
+    graph: Report, steps: Sequence[tuple[str, Graph, Graph]], numbers: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The passes that changed something, in order, with their rewrites and, if known, the graph after each.
+
+    graph: graph.json. steps: name, graph before and graph after of the passes over the float graph. numbers: the
+    index of the layer that contains each node of the model.
+    """
+    from markupsafe import Markup
+
+    drawn = {name: (before, after) for name, before, after in steps}
+    room = MOST_BOXES
+    found: list[dict[str, Any]] = []
+    for name, group in groupby(graph.get("rewrites", ()), lambda each: each["pass"]):
+        told = [_rewrite(each, numbers) for each in group]
+        entry: dict[str, Any] = {"name": name, "rewrites": told, "nodes": None, "drawing": ""}
+        if name in drawn:
+            before, after = drawn[name]
+            entry["nodes"] = len(before.nodes), len(after.nodes)
+            room -= len(after.nodes)
+            if room >= 0:
+                entry["drawing"] = Markup(drawing(_graph_boxes(before, after, numbers)))
+        found.append(entry)
+    return found
+
+
+def _rewrite(each: Report, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """The sentence of a rewrite, without the leading pass name, and the layer of its nodes."""
+    layer = next((numbers[node] for node in each["nodes"] if node in numbers), None)
+    return {"text": each["text"].removeprefix(f"{each['pass']}: "), "layer": layer}
+
+
+def _graph_boxes(before: Graph, after: Graph, numbers: Mapping[str, int]) -> list[Box]:
+    """The graph's nodes; those made by the pass are shaded."""
+    old = {*before.nodes}
+    made = {name: node.output for node in after.nodes for name in node.outputs}
+    return [
+        Box(
+            node.output,
+            " ".join(each for each in (node.op, ACTIVATION(node)) if each),
+            "\n".join([node.name or node.output, *_node_facts(after, node)]),
+            tuple(made.get(name, "") for name in node.inputs),
+            {"new": float(node not in old)},
+            next((numbers[name] for name in node.sources if name in numbers), None),
+        )
+        for node in after.nodes
+    ]
+
+
+def _node_facts(graph: Graph, node: Node) -> list[str]:
+    """Shape and attributes of a node."""
+    values = [f"{key} {value}" for key, value in node.attrs.items()]
+    return ["shape " + " x ".join(map(str, graph.shape(node.output))), *values]
+
+
+BATCH = 8
+VALUES = 256
+
+
+def histograms(run: Runner, samples: Samples) -> dict[str, Array]:
+    """Counts of each int8 value in each tensor that the machine computes: (256,), -128 first."""
+    found: dict[str, Array] = {}
+
+    def observe(name: str, values: Array) -> None:
+        computed = values[np.abs(values + 0.5) < VALUES // 2].astype(np.int64) + VALUES // 2
+        found[name] = found.get(name, 0) + np.bincount(computed, minlength=VALUES)
+
+    for batch in samples.batches(BATCH):
+        run(batch.inputs, observe)
+    return found

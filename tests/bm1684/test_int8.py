@@ -351,7 +351,7 @@ def test_what_moves_the_first_axis_at_the_end_is_left_to_the_host(end: str, imag
         values = random.normal(0.05, 0.3, shape).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     x = random.normal(0.3, 1, (images, 1, 6, 16)).astype(np.float32)
-    options = Options(precision="int8", fallback="refuse", proof="all")
+    options = Options(precision="int8", strict=True, proof="all")
     found = api.compile(model, "bm1684", calibration={"x": x}, options=options)
     assert found.report["proof"]["bit_exact"]
     wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])

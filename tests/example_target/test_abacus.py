@@ -117,7 +117,7 @@ def test_what_the_abacus_cannot_count_is_refused(tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Tanh(x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "tanh.onnx")
     arguments = ("compile", tmp_path / "tanh.onnx", "--target", "abacus", "-o", tmp_path / "t.npu")
-    found = npuc(*arguments, "--fallback", "refuse").refused("E202")
+    found = npuc(*arguments, "--strict").refused("E202")
     assert "the abacus only has fully connected layers" in found
     assert "NOTHING runs on the NPU" in npuc(*arguments).done()
 

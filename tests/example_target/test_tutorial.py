@@ -81,7 +81,7 @@ def test_what_it_has_not_is_refused(model: Path, tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,3] x) => (float[1,3] y) { y = Tanh(x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "tanh.onnx")
     arguments = ("compile", tmp_path / "tanh.onnx", "--target", "slate", "-o", tmp_path / "o")
-    npuc(*arguments, "--fallback", "refuse").refused("E202")
+    npuc(*arguments, "--strict").refused("E202")
 
 
 @pytest.mark.usefixtures("model")

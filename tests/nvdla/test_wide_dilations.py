@@ -44,9 +44,7 @@ def test_a_dilation_beyond_the_field_is_computed_by_phases(
         values = random.normal(0.02, 0.3, shape).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     x = random.normal(0.3, 1, (3, 1, 8, 17, 14)).astype(np.float32)
-    found = api.compile(
-        model, target, calibration={"x": x}, options=Options(precision=precision, fallback="refuse")
-    )
+    found = api.compile(model, target, calibration={"x": x}, options=Options(precision=precision, strict=True))
     wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])
     got = found.run({"x": x})["y"].reshape(wanted.shape)
     assert np.square(got - wanted).sum() < 2e-3 * np.square(wanted).sum()

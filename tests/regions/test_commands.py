@@ -154,7 +154,7 @@ def test_a_branch_that_the_shapes_exclude_is_told_and_an_input_bound_to_the_othe
 def test_deny_and_refusing_the_host_exclude_each_other(folder: Path, tmp_path: Path) -> None:
     options = ("--target", "easynpu", "-o", tmp_path / "n.npu", "--deny", "Conv")
     assert "--strict exclude" in npuc("compile", folder / "m.onnx", *options, "--strict").usage()
-    assert "exclude each other" in npuc("compile", folder / "m.onnx", *options, "--fallback", "refuse").usage()
+    assert "--strict refuses" in npuc("compile", folder / "m.onnx", *options, "--fallback", "refuse").usage()
     assert "NAME=VALUE" in npuc("compile", folder / "m.onnx", "--target", "easynpu", "--bind", "x").usage()
 
 

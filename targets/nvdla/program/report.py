@@ -8,7 +8,6 @@ from math import ceil, prod
 from typing import Any
 
 from npuc.host import manifest as steps
-from npuc.inspect.figures import memory_use, totals
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
@@ -20,6 +19,7 @@ from npuc.targets.nvdla.operations.operation import Convolution, written
 from npuc.targets.nvdla.program.artefact import LARGEST, Segment, engines_as_json
 from npuc.targets.nvdla.program.lowering import Emitted, Lowered
 from npuc.targets.nvdla.selection import Alternative
+from npuc.view import memory_use, totals
 
 
 def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[str, bytes]]:

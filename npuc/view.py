@@ -1,14 +1,81 @@
-"""Activity of a program's engines and use of its memories over time, for every target, in cycles and bytes."""
+"""What people see of a program on any target: headings of its listing, annotated files, activity over time."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, Literal
 
 from npuc.frozen import frozen
+from npuc.host.step import HostStep
+
+
+@frozen
+class Name:
+    """A name of the model inside a line: shown shortened, and escaped."""
+
+    text: str
+
+
+Line = tuple["str | Name", ...]
+"""The consecutive pieces of a line."""
+
+
+@frozen
+class Heading:
+    """Comment lines above the instructions start..start + count - 1; a note follows its instruction."""
+
+    kind: Literal["segment", "layer", "operation", "unit", "note"]
+    start: int
+    count: int
+    lines: tuple[Line, ...]
+
+    def covers(self, index: int) -> bool:
+        """Whether an instruction belongs to the heading."""
+        return self.start <= index < self.start + self.count
+
+
+def names_of(nodes: Sequence[str]) -> Line:
+    """Names separated by commas.
+
+    >>> names_of(["a", "b"])
+    (Name(text='a'), ', ', Name(text='b'))
+    """
+    pieces: list[str | Name] = []
+    for node in nodes:
+        pieces += [", "] * bool(pieces) + [Name(node)]
+    return tuple(pieces)
+
+
+def host_line(step: HostStep) -> Line:
+    """A description of a host step between segments."""
+    given = (" -> ", *names_of(step.outputs)) if step.outputs else ()
+    return (f"host   {step.op} ", *names_of(step.inputs), *given)
+
+
+def by_nodes(entries: Iterable[Mapping[str, Any]]) -> list[Heading]:
+    """A heading for each run of instructions with the same nodes, if nothing more is known of them."""
+    found: list[Heading] = []
+    for nodes, group in groupby(entries, lambda entry: tuple(entry["nodes"])):
+        members = list(group)
+        tensors = dict.fromkeys(entry["tensor"] for entry in members if entry["tensor"])
+        if nodes or tensors:
+            result: Line = (" -> ", *names_of(list(tensors))) if tensors else ()
+            line = (*names_of(nodes), *result)
+            found.append(Heading("layer", members[0]["index"], len(members), (line,)))
+    return found
+
+
+@frozen
+class MemoryAnnotation:
+    """What a file contains from byte `start` on, up to the next annotation."""
+
+    start: int
+    what: str
+    nodes: tuple[str, ...] = ()
+    """The ONNX nodes to which the bytes belong."""
 
 
 @frozen
@@ -147,3 +214,19 @@ def in_turn(layers: Sequence[Mapping[str, Any]], engine: str) -> Timeline:
         for number, each in enumerate(layers)
     )
     return Timeline(ends[-1], busy, (), engine)
+
+
+def totals(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of a whole program, whose layers run one after the other."""
+    cycles, ideal = sum(row["cycles"] for row in layers), sum(row["ideal_cycles"] for row in layers)
+    return {
+        "macs": sum(row["macs"] for row in layers),
+        "cycles": cycles,
+        "ideal_cycles": ideal,
+        "utilization": ideal / cycles if cycles else None,
+    }
+
+
+def memory_use(peak: int, capacity: int | None, least: int) -> dict[str, int | None]:
+    """The use of a memory in bytes. least: a lower bound for any plan."""
+    return {"peak_bytes": peak, "capacity_bytes": capacity, "lower_bound_bytes": least}

@@ -1,4 +1,4 @@
-"""Headings of a BM1684 listing, and the tensors that each call reads and writes."""
+"""What people see of a BM1684 program: headings, timeline, annotated weights, and where tensors lie."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 
-from npuc.inspect.outline import Heading, Line, Name, host_line, names_of
 from npuc.program import Program
+from npuc.target import Stored
 from npuc.targets.bm1684.lowering.kernel import System
 from npuc.targets.bm1684.machine.local_memory import Position
-from npuc.targets.bm1684.program.artefact import Contents, Instruction, Occupied, Placement, instructions
+from npuc.targets.bm1684.plan.pricing import system_bytes
+from npuc.targets.bm1684.program.artefact import (
+    ELEMENT,
+    Contents,
+    Instruction,
+    Occupied,
+    Placement,
+    in_words,
+    instructions,
+    of_words,
+)
 from npuc.text.terminal import count
+from npuc.view import Activity, Buffer, Heading, Line, MemoryAnnotation, Name, Timeline, host_line, names_of
 
 Where = tuple[int, int] | tuple[str, int]
 """NPU and offset in local memory, or a region of system memory and a byte offset."""
@@ -129,3 +140,104 @@ def _listed(lines: Iterable[Line]) -> Line:
     for line in dict.fromkeys(lines):
         pieces = (*pieces, ", ", *line) if pieces else line
     return pieces
+
+
+def timeline(program: Program) -> Timeline:
+    """The calls in sequence on each engine; a region starts when both engines have ended the preceding one."""
+    calls = instructions(program)
+    starts = _starts(calls)
+    clock = {(region, engine): start for region, start in enumerate(starts) for engine in ("gdma", "bdc")}
+    layers = {layer["name"]: number for number, layer in enumerate(program.report["layers"])}
+    activities: list[Activity] = []
+    writers: dict[Position | System, int] = {}
+    for number, call in enumerate(calls):
+        start = clock[call.region, call.engine]
+        clock[call.region, call.engine] = start + call.cycles
+        places = [arg for arg in call.call.args if isinstance(arg, (Position, System))]  # the result first
+        found = Activity(
+            call.engine.upper(),
+            call.call.name,
+            start,
+            start + call.cycles,
+            call.tensor,
+            layers.get(call.tensor),
+            call.index,
+            system_bytes(call.call) if call.call.on_gdma else 0,
+            tuple(dict.fromkeys(writers[place] for place in places[1:] if place in writers)),
+        )
+        activities.append(found)
+        writers |= dict.fromkeys(places[:1], number)
+    occupied = Contents.occupied(program.manifest, len(starts) - 1)
+    touched: dict[int, list[tuple[int, int]]] = {}
+    for call, each in zip(calls, activities, strict=True):
+        places = (argument for argument in call.call.args if isinstance(argument, Position))
+        touched.setdefault(call.region, []).extend((place.offset, each.end) for place in places)
+    local = (_local(each, starts, touched) for each in occupied)
+    banks = {"local": Contents.of(program.manifest).machine.bank_bytes}
+    return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])), "BDC", banks)
+
+
+def _local(each: Occupied, starts: Sequence[int], touched: Mapping[int, Sequence[tuple[int, int]]]) -> Buffer:
+    """A buffer of local memory, which is freed at the end of a region.
+
+    touched: by region, the offsets that its calls read or write, and the end cycles of these calls.
+    """
+    end = starts[each.last + 1]
+    uses = [
+        cycle
+        for region in range(each.first, each.last + 1)
+        for offset, cycle in touched[region]
+        if each.start <= offset < each.end
+    ]
+    last = max(uses, default=end)
+    size = each.end - each.start
+    return Buffer("local", each.buffer, each.start, size, starts[each.first], end, last if last < end else None)
+
+
+def _system(program: Program, end: int) -> Iterator[Buffer]:
+    """The regions of system memory, consecutive, for the whole run."""
+    at = 0
+    for region in Contents.of(program.manifest).regions:
+        if region.bytes:
+            yield Buffer("system", region.name, at, region.bytes, 0, end)
+        at += region.bytes
+
+
+def _starts(calls: Sequence[Instruction]) -> list[int]:
+    """The start cycle of every region, and the end cycle of the last one."""
+    spent: dict[int, dict[str, int]] = {}
+    for call in calls:
+        engines = spent.setdefault(call.region, {"gdma": 0, "bdc": 0})
+        engines[call.engine] += call.cycles
+    starts = [0]
+    for region in range(len(spent)):
+        starts.append(starts[-1] + max(spent[region].values()))
+    return starts
+
+
+def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation]:
+    """An annotation per call that reads a region's file. Raises ArtefactError (E502) for a damaged manifest."""
+    regions = [region.name for region in Contents.of(program.manifest).regions if region.file == name]
+    for each in instructions(program):
+        for arg in each.call.args:
+            if isinstance(arg, System) and arg.region in regions:
+                yield MemoryAnnotation(
+                    arg.offset, f"call {each.index} okk_{each.call.name} for {each.tensor}", each.nodes
+                )
+
+
+def stored(program: Program, tensor: str) -> Stored | None:
+    """The words of an input, an output, or a layer's result copied from local memory without gaps.
+
+    8-bit integers have four images per word (4N). Raises ArtefactError (E502) if the program is not one that
+    npuc wrote.
+    """
+    placed = {each.tensor: each for each in Contents.of(program.manifest).placements}.get(tensor)
+    result = {each.tensor: each for each in Contents.observed(program.manifest)}.get(tensor)
+    if placed is not None:
+        shape, dtype, where = placed.shape, placed.dtype, f"region {placed.region}, byte {placed.address}"
+    elif result is not None:
+        shape, dtype, where = result.shape, result.dtype, f"NPU {result.npu}, byte {result.offset}"
+    else:
+        return None
+    return Stored(where, ELEMENT * prod(in_words(shape, dtype)), lambda data: of_words(data, shape, dtype))
