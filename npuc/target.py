@@ -54,6 +54,10 @@ class Options:
     """ONNX operators and nodes that must run on the host."""
     bind: tuple[tuple[str, float], ...] = ()
     """Scalar inputs to be replaced by constants, and their values."""
+    inputs: tuple[str, ...] = ()
+    """The tensors at which the part to compile begins; none: the model's inputs."""
+    outputs: tuple[str, ...] = ()
+    """Those at which it ends; none: the model's outputs."""
     stage: Callable[[str], None] | None = None
     """Called with the description of a stage that begins and may take long."""
     proof: str = "one"

@@ -66,6 +66,7 @@ def accuracy(
       npuc accuracy resnet8.onnx resnet8.npu --data test.npz --qdq q.onnx --json
       npuc accuracy ssd.onnx ssd.npu --data 'images/*.npz' --metric my.py:map
     """
+    from npuc.cutting import compiled_part
     from npuc.reports import judgements
     from npuc.text.progress import progress
     from npuc.variants import chosen
@@ -76,6 +77,7 @@ def accuracy(
         raise click.UsageError("Missing option '--data'.")
     artefact = chosen(artefact, data, allow_modified=allow_modified)
     program = opened(artefact, allow_modified).program
+    model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
     subject = judging.Subject(model.absolute(), artefact.absolute(), qdq and qdq.absolute(), allow_modified)
     try:
         with progress("accuracy", quiet=as_json) as bar:

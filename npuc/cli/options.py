@@ -147,6 +147,14 @@ shapes_option = click.option(
 bind_option = click.option(
     "--bind", metavar="NAME=VALUE", multiple=True, callback=_bindings, help="Replace a scalar input by a constant."
 )
+cut_options = _together(
+    click.option(
+        "--inputs", metavar="TENSOR,..", help="Compile the part of the model that begins at these tensors."
+    ),
+    click.option(
+        "--outputs", metavar="TENSOR,..", help="Compile the part of the model that ends at these tensors."
+    ),
+)
 search_options = _together(
     click.option(
         "--calibration-cache",

@@ -13,6 +13,7 @@ from npuc.cli.options import (
     asked,
     calibration_option,
     custom_ops_option,
+    cut_options,
     json_option,
     limit_options,
     machine_option,
@@ -34,6 +35,7 @@ from npuc.cli.paths import PATH
 @machine_option
 @shape_option
 @target_flags
+@cut_options
 @search_options
 @custom_ops_option
 @limit_options
