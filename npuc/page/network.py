@@ -125,6 +125,7 @@ class Box:
     name: str
     title: str
     hint: str
+    """What became of it, a fact a line."""
     reads: tuple[str, ...]
     shades: Mapping[str, float]
     """Shade by quantity: 0 (nothing) to 1 (the largest of all)."""
@@ -201,6 +202,8 @@ def _box(box: Box, x: float, y: float) -> str:
         text(short(box.title, 22), x=x + BOX_WIDTH / 2, y=y + 14, class_="middle"),
         text(short(box.name, 24), x=x + BOX_WIDTH / 2, y=y + 27, class_="middle note"),
     ]
+    if box.layer is not None:
+        parts.append(text("+", x=x + BOX_WIDTH - 12, y=y + 13, class_="fold"))
     focus = 0
     return titled("".join(parts), box.hint, class_="box", data_layer=box.layer, data_node=box.name, tabindex=focus)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from npuc.account import Entry
 from npuc.frontend.origins import file_nodes
-from npuc.text.terminal import csv_table
+from npuc.text.escaping import Shown
+from npuc.text.terminal import costs, count, csv_table
 
 if TYPE_CHECKING:
     import onnx
@@ -43,6 +44,113 @@ def layers_of(report: Report, verification: Report | None = None) -> Iterator[di
             "sqnr_db": error.get("sqnr_db"),
             "single_db": (error.get("single") or {}).get("sqnr_db"),
         }
+
+
+MOST_COSTLY = 5
+
+
+def alternatives(layer: Report) -> list[tuple[str, int]]:
+    """What compiling measured beside what it chose: each alternative with its cycles more or fewer.
+
+    An alternative of weight forms is compared with the chosen form as the layer alone would take it.
+    """
+    cycles, forms = layer["cycles"], layer.get("alternatives") or ()
+    chosen = next((each["cycles"] for each in forms if each["weight_form"] == layer.get("weight_form")), None)
+    found = [
+        (f"weights as {each['weight_form']}", each["cycles"] - chosen)
+        for each in forms
+        if chosen is not None and each["weight_form"] != layer["weight_form"]
+    ]
+    if (layer.get("tile_fewest_cycles") or cycles) < cycles:
+        found.append(("the fastest tiles, which move more words", layer["tile_fewest_cycles"] - cycles))
+    if layer.get("tile_runner_up") and layer.get("jobs", 1) == 1:
+        *tile, needed = layer["tile_runner_up"]
+        found.append((f"tile {value_text(tile)}", needed - cycles))
+    engines = [layer[key] for key in ("bdc_cycles", "gdma_cycles") if key in layer]
+    if engines and max(engines) < cycles:
+        found.append(("both engines at work all the time", max(engines) - cycles))
+    if layer.get("padding_cycles"):
+        found.append(("an input whose zero point is 0", -layer["padding_cycles"]))
+    return sorted(found, key=lambda each: each[1])
+
+
+def costliest(layers: Sequence[Report]) -> list[dict[str, Any]]:
+    """The layers with the most cycles: index, what bounds each, and what alternatives compiling measured."""
+    ordered = sorted(range(len(layers)), key=lambda at: -layers[at]["cycles"])[:MOST_COSTLY]
+    return [
+        {
+            "layer": at,
+            "bound": layers[at].get("bound"),
+            "ideal": layers[at].get("ideal_cycles") or None,
+            "alternatives": alternatives(layers[at]),
+            "tiles": layers[at].get("tile_candidates"),
+        }
+        for at in ordered
+        if layers[at]["cycles"]
+    ]
+
+
+def layer_facts(layer: Shown) -> list[str]:
+    """The costs of a layer and the reasons for its layout, as far as its target gives them; zeros are left out."""
+    known = {key: value for key, value in layer.items() if value is not None}
+    lines = [f"{count(layer['cycles'])} cycles" + (f", bound by {known['bound']}" if "bound" in known else "")]
+    if known.get("ideal_cycles"):
+        lines[0] += f", {100 * layer['ideal_cycles'] / layer['cycles']:.1f} % of what the array can do"
+    if "tile" in known:
+        which = "chosen by hand from" if known.get("tile_by_hand") else "the best of"
+        legal = f", {which} {count(known['tile_candidates'])} that are legal" if "tile_candidates" in known else ""
+        lines.append(f"tile {value_text(layer['tile'])}{legal}")
+    if known.get("tile_fewest_cycles", layer["cycles"]) < layer["cycles"]:
+        lines.append(f"the fastest tiles take {count(known['tile_fewest_cycles'])} cycles, but move more words")
+    if "tile_runner_up" in known:
+        *runner_up, cycles = layer["tile_runner_up"]
+        jobs = known.get("jobs", 1)
+        of = "" if jobs == 1 else f" in the first of {jobs} jobs"
+        best = "best" if known.get("tile_by_hand") else "next best"
+        lines.append(f"{best} {value_text(runner_up)} with {count(cycles)} cycles{of}")
+    told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
+    told += ("tile_fewest_cycles", "tile_by_hand", "weight_form", "alternatives", "instruction")
+    if "weight_form" in known:
+        lines.append(f"weights as {layer['weight_form']}; alone it would take")
+        lines += [f"  {each}" for each in costs(layer["alternatives"], "weight_form")]
+    return [
+        *lines,
+        *(
+            f"{key.replace('_', ' ')} {value_text(value)}"
+            for key, value in known.items()
+            if value and key not in told
+        ),
+    ]
+
+
+def figure_text(value: object) -> str:
+    """A figure of a layer as text.
+
+    >>> figure_text([6, 10, 2059]), figure_text([6, 10]), figure_text(True)
+    ('6x10 (2,059 cycles)', '6x10', 'yes')
+    """
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case [int() as rows, int() as columns, int() as cycles]:
+            return f"{rows}x{columns} ({count(cycles)} cycles)"
+        case [Mapping(), *_]:
+            return "; ".join(costs(cast("list[Report]", value), "weight_form"))
+        case _:
+            return value_text(value)
+
+
+def value_text(value: object) -> str:
+    """A figure as text: numbers with separators, extents joined by x."""
+    match value:
+        case None:
+            return "-"
+        case list() | tuple():
+            return "x".join(map(str, value))
+        case float():
+            return f"{value:.6g}"
+        case _:
+            return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def as_csv(layers: Sequence[Report]) -> str:
