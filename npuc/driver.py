@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from npuc.compiling.proof import Prover
+from npuc.cutting import part_of, with_cut
 from npuc.errors import NpucError, UnsupportedOperator
 from npuc.frontend.binding import bound_values, input_types
 from npuc.frontend.reading import read_model
@@ -31,8 +32,10 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
     Raises NpucError for nodes that neither the target nor the host can run, and for everything that the target
     refuses if the options forbid the host; Mismatch (E603) for a program that computes anything else.
     """
-    request = _described(request)
-    return compiled(request, Prover(request))
+    with part_of(request) as (inner, cut):
+        inner = _described(inner)
+        program, samples = compiled(inner, Prover(inner))
+        return with_cut(program, cut), samples
 
 
 def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[Program], Samples]:
@@ -80,7 +83,11 @@ def quantise_model(request: Request) -> tuple[bytes, Samples]:
     Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model with
     scales of its own, or a target without an integer network.
     """
-    request = _described(replace(request, options=replace(request.options, input_data="float")))
+    with part_of(replace(request, options=replace(request.options, input_data="float"))) as (inner, _):
+        return _quantised_model(_described(inner))
+
+
+def _quantised_model(request: Request) -> tuple[bytes, Samples]:
     (graph, _), target, options = optimised_whole(request), request.target, request.options
     given = next((node for node in graph.nodes if node.op in CONVERSIONS), None)
     if given is not None:

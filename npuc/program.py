@@ -66,11 +66,22 @@ class Port:
 
 
 @frozen
+class Cut:
+    """The part of a model between tensors: names, none for the model's own, and shapes of the model's inputs."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+
+@frozen
 class Model:
     """The model that the program was compiled from."""
 
     name: str = "a network"
     sha256: str = ""
+    """Of its file; of a part of the model that of the part's."""
+    cut: Cut | None = None
 
 
 @frozen

@@ -59,6 +59,10 @@ class Options:
     """The descriptions of image inputs: as given, from `driver` on bound to the model's."""
     input_data: str = "frame"
     """What the program takes for a described input: "frame", its pixels, or "float", the model's own values."""
+    inputs: tuple[str, ...] = ()
+    """The tensors at which the part to compile begins; none: the model's inputs."""
+    outputs: tuple[str, ...] = ()
+    """Those at which it ends; none: the model's outputs."""
     stage: Callable[[str], None] | None = None
     """Called with the description of a stage that begins and may take long."""
     proof: str = "one"

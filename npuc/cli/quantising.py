@@ -13,6 +13,7 @@ from npuc.cli.options import (
     asked,
     calibration_option,
     custom_ops_option,
+    cut_options,
     input_option,
     json_option,
     limit_options,
@@ -36,6 +37,7 @@ from npuc.cli.paths import PATH
 @machine_option
 @shape_option
 @target_flags
+@cut_options
 @search_options
 @custom_ops_option
 @limit_options

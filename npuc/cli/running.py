@@ -197,6 +197,7 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --bisect --allow-modified
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
+    from npuc.cutting import compiled_part
     from npuc.regions.artefact import is_composite
     from npuc.reports import summaries
     from npuc.text.progress import progress
@@ -212,6 +213,7 @@ def verify(
         raise click.UsageError("--bisect is for programs without host regions; verify says which layers differ")
     if dump is not None:
         _expect_comparable(program, bisect=bisect)
+    model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
     samples = _samples(subject, data, count)
     if dump is not None:
         return _dumped(model, subject, samples, dump, as_json)
