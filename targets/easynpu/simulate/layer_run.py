@@ -130,10 +130,16 @@ class LayerRun:
             following, other = next(sequence, None), (side + 1) % self.hardware.machine.ifmap_pad_sets
             self._execute(step, side, following, other)
             step, side = following, other
-        self.cycle += DRAIN
+        self.cycle += DRAIN + self._late
         self._finish()
         if self.watcher is not None:
             self.watcher.finished(self)
+
+    @property
+    def _late(self) -> int:
+        operand, targets = self.operands[-1], [each.place.memory for each in self.targets[-1]]
+        late = operand is not None and operand.place.memory not in targets
+        return late * (self.hardware.machine.pe_rows - 1)
 
     def _set_up(self, words: int) -> None:
         """Decodes, loads bias and scale, fetches the first weights (channel-wise: during the first sub-ifmap)."""
