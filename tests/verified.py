@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from npuc import program, running
-from npuc.regions.composite import target_of
 from npuc.samples.loading import Samples, synthetic
 from npuc.target import Request
 from npuc.verification.checking import verify
@@ -33,13 +30,3 @@ def verified(
         count, seed = samples
         samples = synthetic(running.program_inputs(loaded), count, seed=seed)
     return loaded, verify(request.model, directory, loaded, request.target, samples or made.samples, tolerance)
-
-
-def assert_steps_alike(loaded: program.Program) -> None:
-    """The stepping simulator gives the simulator's outputs for a synthetic sample."""
-    target, one = target_of(loaded), synthetic(running.program_inputs(loaded), 1).inputs
-    stepper = target.stepper(loaded, None)
-    assert stepper is not None
-    stepped, run = stepper(one), target.runner(loaded)(one)
-    for name, values in run.items():
-        np.testing.assert_array_equal(stepped[name], values)

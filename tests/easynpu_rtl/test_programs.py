@@ -1,7 +1,7 @@
-"""Random programs: tests of the fast simulator with the RTL in its place.
+"""Random programs: tests of the word simulator with the RTL in its place.
 
 There the results of every word and both memories, which hold noise before, are compared with a slow interpreter of
-the document's loop nest. Here every chain must also take the cycles that the stepping simulator counts. One core
+the document's loop nest. Here every chain must also take the cycles that the cycle model gives. One core
 has three rows of PEs, which take turns at the positions of a word, the other a single set of ifmap pads and psums
 that are written first; cores with a single row that have none of this, or the set of pads alone, run networks.
 """

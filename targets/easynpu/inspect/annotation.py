@@ -15,7 +15,6 @@ from npuc.targets.easynpu.machine.chains import Stage
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 from npuc.targets.easynpu.machine.timing import is_dense, weight_words
 from npuc.targets.easynpu.program.artefact import Contents, Segment
-from npuc.targets.easynpu.simulate.streams import parameter_words
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 
 TABLE = ("byte 0 of b", "byte 1 of b", "byte 2 of b", "byte 3 of b", "a", "start", "shift")
@@ -68,9 +67,9 @@ def _block(stage: Stage, channel: int) -> Iterator[str]:
     lanes = [_channels(channel + LANES * group, channel + layer.Co) for group in range(count)]
     if stage.name == "act":
         yield from (f"{part} of the table's {LANES} segments" for part in TABLE)
-    elif parameter_words(stage):
+    elif stage.parameter_words:
         parts = SLOPES if stage.name == "prelu" else BIAS_SCALE
-        assert parameter_words(stage) == count * len(parts) and len(BIAS_SCALE) == BS_WORDS
+        assert stage.parameter_words == count * len(parts) and len(BIAS_SCALE) == BS_WORDS
         yield from (f"{part} of {group}" for group in lanes for part in parts)
     if not weight_words(layer):
         return

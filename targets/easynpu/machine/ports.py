@@ -1,7 +1,7 @@
 """The DTCM ports: what a pass over a tile's positions uses of them, and what remains for sub-ifmaps.
 
 A DTCM serves one access a cycle; ofmap and ifmap words share a bus on which the ofmap has priority (easynpu, Ofmap
-scheduler; docs/decisions.md, EasyNPU stepping simulator, bus).
+scheduler; docs/decisions.md, EasyNPU cycles, bus).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def port_use(reads: str | None, writes: Sequence[str], source: str, times: int =
     written = times if writes else 0
     cycles = written + 1 if apart else max(written, int(reads is not None))
     blocked = written + int(reads == source and (apart or not writes))
-    return PortUse(cycles, blocked, written, apart, reads is not None and not apart)
+    return PortUse(cycles, blocked, written, apart, bool(reads is not None and writes and not apart))
 
 
 RESULT = PortUse(1, 1, 1)

@@ -1,11 +1,11 @@
 """The cycle model: the cost of a chain of layer words for every candidate tile, in closed form.
 
 Source: easynpu reference, section 6, with a second set of ifmap pads unless the machine has only one
-(docs/decisions.md, EasyNPU stepping simulator). A layer loads its bias-scale blocks (5 words per 16 channels) and
+(docs/decisions.md, EasyNPU cycles). A layer loads its bias-scale blocks (5 words per 16 channels) and
 first weights (Zs words), then its first sub-ifmap. From then on it proceeds in steps: a step computes with the 16
 channels in the pads while the sub-ifmap of the next step is loaded (refilling). Ofmap and ifmap words share one
 bus of one word a cycle, on which the ofmap has priority. A step therefore takes its compute cycles, or more if the
-words find too few cycles or no free entry. The stepping simulator counts the same cycles one by one.
+words find too few cycles or no free entry. Tests compare every chain of random programs with the hardware.
 """
 
 from __future__ import annotations

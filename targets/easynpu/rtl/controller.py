@@ -1,8 +1,8 @@
 """The master controller: fetches words, loads their parameters, and runs chain after chain.
 
 A chain takes a cycle per word, the cycles of loading its parameters, the first weights (dense) and the first
-sub-ifmap, those of its steps, and at its end those of the PEs' registers, as stepping.Stepper counts. Source:
-easynpu, Master controller; docs/decisions.md, EasyNPU stepping simulator.
+sub-ifmap, those of its steps, and at its end those of the PEs' registers, as timing.chain_cost counts. Source:
+easynpu, Master controller; docs/decisions.md, EasyNPU cycles.
 """
 
 from __future__ import annotations
