@@ -34,7 +34,7 @@ CEILINGS = {
     "npuc": 37_500,
     "passes": 6_300,
     "targets/bm1684": 9_750,
-    "targets/easynpu": 18_800,
+    "targets/easynpu": 17_000,
     "targets/nvdla": 21_450,
     "tests": 65_100,
 }

@@ -301,7 +301,7 @@ def removed_options(*names: str) -> Decorator:
                 hidden=True,
                 expose_value=False,
                 callback=refuse,
-                is_flag=name == "full_names",
+                is_flag=name in ("full_names", "stepping"),
                 default=None,
             )
             for name in names

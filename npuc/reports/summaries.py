@@ -136,17 +136,6 @@ COLUMNS = (
 )
 
 
-def stepped(report: Shown) -> str:
-    """Cycles of a sample and, on the stepping simulator, of each layer; one column per count."""
-    took = f"{count(report['cycles'])} cycles a sample"
-    if not report["layers"]:
-        return took
-    counts = [key for key in report["layers"][0] if key != "nodes"]
-    rows = [(short(" ".join(layer["nodes"])), *(layer[key] for key in counts)) for layer in report["layers"]]
-    header = ("nodes", *(key.replace("_", " ") for key in counts))
-    return f"{table(header, rows)}\n{took}"
-
-
 def verified(report: Shown, tolerance: Tolerance) -> str:
     """The results of `npuc verify`."""
     rows = [

@@ -42,9 +42,6 @@ def test_a_model_that_leaves_nothing_on_the_npu_is_told_so(tmp_path: Path) -> No
 def test_run_and_verify_take_all_parts(folder: Path, tmp_path: Path) -> None:
     data = ("--data", folder / "x.npz")
     npuc("run", folder / "m.npu", *data, "-o", tmp_path / "y.npz").done()
-    npuc("run", folder / "m.npu", *data, "-o", tmp_path / "z.npz", "--stepping").done()
-    with np.load(tmp_path / "y.npz") as one, np.load(tmp_path / "z.npz") as other:
-        np.testing.assert_array_equal(one["y"], other["y"])
     report = npuc("verify", folder / "m.onnx", folder / "m.npu", *data, "--json").json
     assert report["bit_exact"] and [layer["name"] for layer in report["layers"]] == ["a", "e"]
     assert [(part["path"], part["bit_exact"], part["status"]) for part in report["parts"]] == [
