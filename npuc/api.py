@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
+from operator import index
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -138,18 +139,20 @@ class CompiledVariants:
 
 def compile(
     model: Model,
-    target: str = "easynpu",
+    target: str,
     *,
     calibration: Data | None = None,
     input_shapes: Shapes | None = None,
     options: Options | None = None,
     **flags: Unpack[Flags],
 ) -> Compiled:
-    """The program of a model; without calibration data the scales come from synthetic samples.
+    """The program of a model.
 
+    calibration: samples to choose scales from; "synthetic" does without, at a loss of accuracy that nobody knows.
     flags: those of `npuc compile` by name; they take precedence over the options' fields. Raises NpucError with
-    every problem of the model or the target, Mismatch (E603) for a program found to differ from the model,
-    TypeError and ValueError for flags that the target does not have, and KeyError for an unknown target.
+    every problem of the model or the target, DataError (E404) if integers need ranges, Mismatch (E603) for a
+    program found to differ from the model, TypeError and ValueError for flags that the target does not have, and
+    ValueError for an unknown target.
     """
     given = () if calibration is None else (calibration,)
     with _request(model, target, options, flags, given, input_shapes) as request:
@@ -159,7 +162,7 @@ def compile(
 
 def compile_variants(
     model: Model,
-    target: str = "easynpu",
+    target: str,
     *,
     input_shapes: Sequence[Shapes],
     calibration: Sequence[Data] = (),
@@ -192,7 +195,7 @@ def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Com
 
 def check(
     model: Model,
-    target: str = "easynpu",
+    target: str,
     *,
     input_shapes: Shapes | None = None,
     options: Options | None = None,
@@ -211,7 +214,7 @@ def check(
 
 def verify(
     model: Model,
-    program: Compiled,
+    program: Compiled | str | PathLike[str],
     inputs: Data | None = None,
     *,
     min_sqnr_db: float | None = None,
@@ -219,12 +222,13 @@ def verify(
 ) -> dict[str, Any]:
     """The report that `npuc verify --json` prints: the program against onnxruntime, by outputs and layers.
 
-    Without inputs: synthetic samples of every kind, on which the accuracy of integers is not judged. Raises
-    ArtefactError (E501) if the program was compiled from another model.
+    program: compiled, or the folder of an artefact. Without inputs: synthetic samples of every kind, on which the
+    accuracy of integers is not judged. Raises ArtefactError (E501) if the program is from another model.
     """
     from npuc.verification.checking import verify as verified
     from npuc.verification.criterion import tolerance
 
+    program = _opened(program)
     types = running.program_inputs(program.program)
     samples = data.varied(types) if inputs is None else program.samples(inputs)
     with _model_file(model) as path, TemporaryDirectory() as folder:
@@ -235,7 +239,7 @@ def verify(
 
 def accuracy(
     model: Model,
-    program: Compiled,
+    program: Compiled | str | PathLike[str],
     inputs: Data,
     *,
     metric: str | None = None,
@@ -244,11 +248,11 @@ def accuracy(
 ) -> dict[str, Any]:
     """The report that `npuc accuracy --json` prints: the accuracy at the task, next to the model in fp32.
 
-    Labels are `y` in the data. simulate: the number of samples whose words are simulated, or "all"; the integer
-    network computes the others (None: 8 are; of a floating-point program all). metric, asked: the options of the
-    command by name. Raises ArtefactError (E501) if the program was compiled from another model, DataError (E401,
-    E402) for data and outputs that cannot be judged, ValueError for an invalid value or an option that the metric
-    does not accept, TypeError for an unknown name.
+    program: compiled, or the folder of an artefact. Labels are `y` in the data. simulate: the number of samples
+    whose words are simulated, or "all"; the integer network computes the others (None: 8 are; of a floating-point
+    program all). metric, asked: the options of the command by name. Raises ArtefactError (E501) if the program is
+    from another model, DataError (E401, E402) for data and outputs that cannot be judged, ValueError for an
+    invalid value or an option that the metric does not accept, TypeError for an unknown name.
     """
     from npuc.flags import expect_present
     from npuc.verification.accuracy import Subject
@@ -257,7 +261,7 @@ def accuracy(
 
     for name, value in asked.items():
         expect_present(name, value)
-    wanted = Asked(metric, **asked)
+    wanted, program = Asked(metric, **asked), _opened(program)
     with _model_file(model) as path, _file(inputs) as samples, TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
         return judged(
@@ -265,8 +269,20 @@ def accuracy(
         )
 
 
+def _opened(program: Compiled | str | PathLike[str]) -> Compiled:
+    """The program, or that of an artefact's folder. Raises ArtefactError as `load` does, TypeError for others."""
+    return program if isinstance(program, Compiled) else load(program)
+
+
 def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(int(extent) for extent in shape) for name, shape in (shapes or {}).items()}
+    """The shapes as tuples. Raises TypeError for anything but shapes by input name."""
+    try:
+        return {name: tuple(map(index, shape)) for name, shape in (shapes or {}).items()}
+    except (AttributeError, TypeError):
+        example = "{'x': (1, 3, 224, 224)}"
+        raise TypeError(
+            f"input_shapes is a shape for each input by its name, such as {example}, not {shapes!r}"
+        ) from None
 
 
 @contextmanager
@@ -284,7 +300,7 @@ def _request(
     with ExitStack() as stack:
         path = stack.enter_context(_model_file(model))
         files = [stack.enter_context(_file(each)) for each in calibration]
-        yield Request(path, kind, asked, files, _shapes(shapes))
+        yield Request(path, kind, asked, files, _shapes(shapes), synthetic=False)
 
 
 @contextmanager

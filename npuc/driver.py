@@ -14,6 +14,7 @@ from npuc.frontend.reading import read_model
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Step
 from npuc.program import Program
+from npuc.quantize.calibration.provenance import expect_ranges
 from npuc.quantize.qdq import qdq_model
 from npuc.regions.compilation import calibrating, compiled, optimised_whole, request_of
 from npuc.rewrites import Rewrite, rewrites
@@ -67,6 +68,7 @@ def quantise_model(request: Request) -> tuple[bytes, Samples]:
     if given is not None:
         reason, remedy = "the model is quantised already", "compile it as it is"
         raise UnsupportedOperator("E205", reason, node=given.name, op=given.op, remedy=remedy)
+    expect_ranges(request, [graph])
     samples = calibrating(request, {name: graph.tensors[name] for name in graph.inputs})
     network, tried = target.quantised(graph, samples, options)
     options.tell(tried)

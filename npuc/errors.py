@@ -50,6 +50,7 @@ CODES: dict[str, str] = {
     "E401": "a data file cannot be read or lacks an input",
     "E402": "the data has the wrong shape or type",
     "E403": "the data needs more memory than the limit",
+    "E404": "scales have to be chosen, and nobody said from which samples",
     # artefacts and listings
     "E501": "this is not an npuc artefact, or not one of this version",
     "E502": "a file of the artefact is missing, truncated or changed",
@@ -103,6 +104,7 @@ REMEDIES: dict[str, str] = {
     "E401": "give an .npz file with an array of numbers for every input",
     "E402": "give each input an array of finite numbers in its shape, with the samples along axis 0",
     "E403": "use fewer samples, or raise --memory-limit",
+    "E404": "give typical samples: --calibration FILE.npz; --calibration synthetic does without, for trials",
     "E501": f"give the folder that npuc compile wrote, or {_AGAIN}",
     "E502": _AGAIN,
     "E503": "compile the model for this machine, and give data for which its operators are defined",

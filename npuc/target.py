@@ -339,11 +339,13 @@ class Request:
     target: Target
     options: Options
     calibration: Sequence[Path] = ()
-    """Files of samples; without them the samples are synthetic."""
+    """Files of samples; without them, or with `synthetic` in their place, the samples are synthetic."""
     shapes: Shapes = field(default_factory=dict[str, tuple[int, ...]])
     """Extents in place of the model's, of inputs that have dynamic ones."""
     hook: Hook | None = None
     """Called after every pass."""
+    synthetic: bool = True
+    """Whether ranges may come from synthetic samples although nobody asked for them."""
 
 
 def quickest(target: Target) -> str:

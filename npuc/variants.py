@@ -127,7 +127,9 @@ def with_samples(files: Sequence[Path], types: Mapping[str, TensorType]) -> list
     Raises DataError if none have.
     """
     taken, refusals = list[Path](), list[DataError]()
-    for path in files_of(files):
+    if not (found := files_of(files)):
+        return [*files]
+    for path in found:
         try:
             data.load([path], types, types)
         except DataError as error:

@@ -16,7 +16,7 @@ from npuc.target import Options, target
 def test_buffers_of_easynpu_lie_apart(name: str, machine: str | None) -> None:
     """Maps whose channels or pixels several layers write in turn are drawn, and counted, once."""
     options = Options(level="0", machine=machine, proof="off")
-    program = api.compile(MODELS[name](), "easynpu", options=options).program
+    program = api.compile(MODELS[name](), "easynpu", calibration="synthetic", options=options).program
     found = target("easynpu").timeline(program).buffers
     for one, other in combinations(found, 2):
         together = one.start < other.end and other.start < one.end and one.memory == other.memory

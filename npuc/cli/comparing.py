@@ -21,7 +21,7 @@ from npuc.cli.options import (
     strict_option,
     target_flags,
 )
-from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say
+from npuc.cli.output import Artefact, answer, opened, say
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
@@ -180,8 +180,6 @@ def compare(
     subject = Subject(model, shapes, calibration, data)
     with progress("comparing") as bar:
         report = compared(subject, found, Options(strict=strict, flags=own), bar)
-    if data and not calibration:
-        announce_synthetic("calibrated", "--calibration DATA.npz", None)
     say(tables.comparison(report, form), exact=form == "csv")
     return 0 if report["status"] == "ok" else 1
 

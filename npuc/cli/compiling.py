@@ -31,7 +31,7 @@ from npuc.cli.options import (
     target_option,
     tell_cache,
 )
-from npuc.cli.output import announce_synthetic, print_json, say, tell_warnings, with_seconds
+from npuc.cli.output import print_json, say, tell_warnings, with_seconds
 from npuc.cli.paths import PATH, unread
 from npuc.flag import CHOICES
 from npuc.text.escaping import shown
@@ -118,7 +118,7 @@ def compile_command(
     from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
     from npuc.reports import summaries
-    from npuc.target import FLOATING, Request
+    from npuc.target import Request
     from npuc.text.progress import progress
     from npuc.variants import together
 
@@ -144,12 +144,10 @@ def compile_command(
         progress("compiling", quiet=quiet) as bar,
         remembering(replace(options, stage=bar.begin), cache, (model, *calibration), said.append) as remembered,
     ):
-        request = Request(model, kind, remembered, calibration, hook=hook)
-        variants, samples = compile_variants(request, shapes)
+        request = Request(model, kind, remembered, calibration, hook=hook, synthetic=False)
+        variants, _ = compile_variants(request, shapes)
         compiled = variants[0] if len(variants) == 1 else together(variants)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
-    if samples.synthetic and options.precision not in FLOATING and not quiet:
-        announce_synthetic("calibrated", "--calibration DATA.npz", samples)
     program.save(compiled, directory, force=force, final=True)
     if len(variants) > 1:
         _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)

@@ -184,7 +184,7 @@ calibration_option = click.option(
     "--calibration",
     type=PATH,
     multiple=True,
-    help="Calibration samples: an .npz file, a folder of them or a quoted pattern.",
+    help="Calibration samples: an .npz file, a folder of them, a quoted pattern, or the word synthetic.",
 )
 data_option = click.option(
     "--data", type=PATH, multiple=True, help="Samples: an .npz file, a folder of them or a quoted pattern."

@@ -22,7 +22,7 @@ from npuc.cli.options import (
     target_option,
     tell_cache,
 )
-from npuc.cli.output import announce_synthetic, print_json, say
+from npuc.cli.output import print_json, say
 from npuc.cli.paths import PATH
 
 
@@ -73,10 +73,8 @@ def quantize(
     options = replace(asked(kind, level=level, **flags), notify=tried.extend)
     said: list[str] = []
     with remembering(options, cache, (model, *calibration), said.append) as remembered:
-        written, samples = driver.quantise_model(Request(model, kind, remembered, calibration, shapes))
+        written, _ = driver.quantise_model(Request(model, kind, remembered, calibration, shapes, synthetic=False))
     tell_cache(said, verbose=False, quiet=False)
-    if samples.synthetic:
-        announce_synthetic("calibrated", "--calibration DATA.npz", samples)
     with replacing(output) as staging:
         staging.write_bytes(written)
     if as_json:

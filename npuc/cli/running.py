@@ -181,7 +181,7 @@ def verify(
 def _bisected(
     model: Path, artefact: Artefact, samples: Samples, report: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """The first difference or the largest drop in SQNR, and the files that reproduce it."""
+    """The first difference or the largest loss, and the files that reproduce it."""
     from dataclasses import asdict
 
     from npuc.verification import bisection
@@ -190,13 +190,13 @@ def _bisected(
     program, target = artefact.with_evidence(), artefact.target
     graph = described(program)
     difference = bisection.first_difference(model, program, target, samples)
-    found = asdict(difference) if difference else bisection.largest_jump(report, graph)
+    found = asdict(difference) if difference else bisection.largest_loss(report, graph)
     if found is None:
         return {"kind": "none", "folder": None, "files": []}
     feed = {name: values[found.get("sample", 0), ...] for name, values in samples.inputs.items()}
     files = bisection.reproduction(model, graph, found["tensor"], feed)
     names = bisection.save(files, bisection.commands(target, model, artefact.path), folder)
-    return {"kind": "difference" if difference else "jump", **found, "folder": str(folder), "files": names}
+    return {"kind": "difference" if difference else "loss", **found, "folder": str(folder), "files": names}
 
 
 def _expect_comparable(program: Program, *, bisect: bool) -> None:

@@ -24,6 +24,7 @@ from npuc.cli.options import (
 )
 from npuc.cli.output import print_json, say
 from npuc.cli.paths import PATH
+from npuc.samples.sources import SYNTHETIC
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def sweep(
 
     grid = _grid(target, machine, axes)
     chosen = _costs(grid, costs)
-    subject = Subject(model.absolute(), shapes, tuple(each.absolute() for each in calibration))
+    files = tuple(each if str(each) == SYNTHETIC else each.absolute() for each in calibration)
+    subject = Subject(model.absolute(), shapes, files)
     options = asked(find(target), strict=strict, **flags)
     with progress("sweeping") as bar:
         bar.begin("compiling for every machine", len(grid.points()))

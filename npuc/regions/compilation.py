@@ -21,7 +21,8 @@ from npuc.export.network_name import named
 from npuc.ir import Graph, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.pipeline import Step, recorder
-from npuc.program import Program, as_loaded, canonical_json, file_sha256
+from npuc.program import RANGES, Program, as_loaded, canonical_json, file_sha256
+from npuc.quantize.calibration.provenance import expect_ranges, with_ranges
 from npuc.regions import partition
 from npuc.regions.accounting import account_of
 from npuc.regions.assembling import Lowered, assembled, entire, is_whole
@@ -44,13 +45,14 @@ from npuc.regions.planning import (
 from npuc.rewrites import rewrites
 from npuc.samples.loading import Samples, synthetic
 from npuc.samples.loading import load as load_samples
+from npuc.samples.sources import files_of
 from npuc.storage.machine_files import as_toml
 from npuc.storage.mapped import trim
 from npuc.storage.pieces import Files, contents_of
 from npuc.system.budget import budget
 from npuc.target import Options, Request, Target
 
-OF_FILES = ("files", "seal", "model")
+OF_FILES = ("files", "seal", "model", RANGES)
 """Manifest entries that depend on the bytes of files, not on their meaning."""
 Inputs = Callable[[Sequence[Graph]], Samples]
 """Gives the samples of everything that the graphs of some parts read."""
@@ -90,6 +92,7 @@ def compiled(request: Request, prover: Prover | None = None) -> tuple[Program, S
         programs = {key: each.program for key, each in lowered.items()}
         entries = account_of(plan, parts, programs, whole=whole is not None)
         program = replace(program, manifest={**program.manifest, ACCOUNT: as_json(entries)})
+        program = with_ranges(program, request, samples, [each.graph for each in lowered.values()])
     return named(_with_origin(program, request.model), request.options.prefix), samples
 
 
@@ -125,7 +128,8 @@ def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Co
 
     unbounded: the inputs that may be infinite. Raises DataError (E401, E402).
     """
-    return load_samples(request.calibration, types, unbounded) if request.calibration else synthetic(types)
+    files = files_of(request.calibration)
+    return load_samples(files, types, unbounded) if files else synthetic(types)
 
 
 def offered(plan: Plan) -> tuple[partition.Part, ...]:
@@ -178,6 +182,7 @@ def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> d
 
 def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
     """The samples of everything that these parts read: the model's own, and what onnxruntime makes of them."""
+    expect_ranges(plan.request, graphs)
     wanted = dict.fromkeys(name for graph in graphs for name in graph.inputs)
     if all(name in samples.inputs for name in wanted):
         return samples

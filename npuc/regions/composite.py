@@ -26,11 +26,10 @@ def target_of(program: Program) -> Target:
     Raises ArtefactError: E501 for an unknown target, E502 for a precision that it lacks, E507 for one that cannot
     be imported.
     """
-    try:
-        found = find(program.target)
-    except KeyError:
+    if program.target not in names():
         reason, remedy = f"the program is for '{program.target}'", "install the package that adds this target"
-        raise ArtefactError("E501", reason, limit=", ".join(names()), remedy=remedy) from None
+        raise ArtefactError("E501", reason, limit=", ".join(names()), remedy=remedy)
+    found = find(program.target)
     if program.precision not in found.precisions:
         raise damaged(f"precision is '{program.precision}'", ", ".join(found.precisions))
     return cast(Target, Composite(found)) if is_composite(program) else found

@@ -93,7 +93,8 @@ def compiled(subject: Subject, each: Candidate, options: Options) -> tuple[Progr
     machine = target(each.target)
     options = replace(options, machine=each.machine, precision=machine.precisions[0])
     try:
-        program, _ = compile_model(Request(subject.model, machine, options, subject.calibration, subject.shapes))
+        request = Request(subject.model, machine, options, subject.calibration, subject.shapes)
+        program, _ = compile_model(replace(request, synthetic=not subject.data))  # costs need no ranges
     except (ModelError, DataError):
         raise
     except NpucError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.account import Entry, reasons
+from npuc.program import Ranges
 from npuc.reports.accounts import PLACES, accounted, fate, named
 from npuc.reports.difference import changes_line
 from npuc.reports.layers import figure_text, layer_facts, value_text
@@ -198,8 +199,11 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
     limits = "; ".join(asked) or "every bit"
     lines += [f"criterion: {limits}"] if asked else []
     lines += _bisected(report["bisect"]) if "bisect" in report else []
+    origin = str(Ranges(**report.get("ranges", {})))
+    lines += [f"activation ranges: {origin}"] if origin else []
     judged = "verified" if tolerance.judges else "verified; synthetic data do not tell how accurate it is"
     lines.append(judged if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
+    lines += [f"  likely: {each['cause']}: {each['remedy']}" for each in report.get("causes", ())]
     return "\n".join(lines)
 
 
@@ -216,12 +220,14 @@ def _task(counted: Shown | None) -> list[str]:
 
 
 def _bisected(found: Shown) -> list[str]:
-    """The first difference, or the layer with the largest drop in SQNR."""
+    """The first difference, or the layer that adds the most noise."""
     match found["kind"]:
         case "difference":
             lines = _first_difference(found)
-        case "jump":
-            lines = [f"the error jumps at layer {found['layer']} ({found['op']}): {found['loss_db']:.1f} dB lost"]
+        case "loss":
+            of = (("alone", "single_db"), ("within the network", "entire_db"), ("its worst input", "inputs_db"))
+            told = ", ".join(f"{said} {found[key]:.1f} dB" for said, key in of if found[key] is not None)
+            lines = [f"the largest loss is in layer {found['layer']} ({found['op']}): {told}"]
         case _:
             return ["nothing differs, and no layer can be compared with fp32"]
     return [*lines, f"  nodes {', '.join(found['nodes'])}", f"  to reproduce it: {found['folder']}/reproduce.sh"]

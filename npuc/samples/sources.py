@@ -8,14 +8,21 @@ from pathlib import Path
 
 from npuc.errors import DataError
 
+SYNTHETIC = "synthetic"
+"""In place of files: samples that npuc draws."""
+
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
     """The files that paths stand for: a file itself, the .npz files of a folder, the matches of a pattern.
 
     A pattern contains `*`, `?`, `[..]` or `**`. Files of a folder or pattern are sorted by path, character by
     character; hidden files are left out. Raises DataError (E401) for a folder without .npz files and a pattern
-    without a match. A named file is not checked here; opening it reports that it is missing.
+    without a match. A named file is not checked here; opening it reports that it is missing. SYNTHETIC alone
+    stands for no file.
     """
+    paths = [*paths]
+    if [*map(str, paths)] == [SYNTHETIC]:
+        return []
     return [file for path in paths for file in _files(path)]
 
 

@@ -75,7 +75,7 @@ def test_what_is_no_program_is_refused(digits: Digits, tmp_path: Path) -> None:
 
 def test_with_the_model_the_accuracy_of_both_is_told(digits: Digits, tmp_path: Path) -> None:
     options = ("--target", "bm1684", "-q", "-o", tmp_path / "float.npu")
-    npuc("compile", digits.model, *options).done()
+    npuc("compile", "--calibration", "synthetic", digits.model, *options).done()
     command = ("diff", digits.program, tmp_path / "float.npu", "--model", digits.model)
     found = npuc(*command, "--data", digits.few, "--json").json["accuracy"]
     assert found["sqnr_db"][0] < 60 < found["sqnr_db"][1] and found["top1"] == [1.0, 1.0]

@@ -1,3 +1,7 @@
+"""Activations, Gemm and Softmax, in all the forms that exporters write."""
+
+from __future__ import annotations
+
 from itertools import product
 from math import inf, pi, sqrt
 
@@ -6,6 +10,8 @@ import pytest
 
 from npuc.ir import Graph, Node
 from npuc.passes.recognition.recognise_activations import recognise_activations
+from npuc.passes.recognition.recognise_gemm import recognise_gemm
+from npuc.passes.recognition.recognise_softmax import recognise_softmax
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 NUMBERS = {
@@ -295,3 +301,141 @@ def test_sources_are_the_nodes_of_the_pattern_in_graph_order() -> None:
         node("Neg", "x", "n"), node("Sigmoid", "n", "s"), node("Mul", "s n", "w"), node("Relu", "w", "y")
     )
     assert sources(recognise_activations(graph), "w") == ("s", "w")
+
+
+SCALED = {"s": np.float32([0.5, 0.25]), "z": np.int8([0, 0])}
+
+
+@pytest.mark.parametrize("add", [node("Add", "m b", "y"), node("Add", "b m", "y")])
+@pytest.mark.parametrize("bias", [(2,), (1, 2), ()])
+def test_matmul_and_add_of_a_row_become_gemm(add, bias: tuple[int, ...]) -> None:
+    graph = network((3, 5), "y", node("MatMul", "x w", "m"), add, w=(5, 2), b=bias)
+    found = recognise_gemm(graph)
+    assert operators(found) == ["Gemm"]
+    assert found.shape(found.nodes[0].inputs[1]) == (2, 5)
+    assert found.shape(found.nodes[0].inputs[2]) == (2,)
+    assert sources(found, "y") == ("m", "y")
+    assert_same_meaning(graph, found)
+
+
+def test_rows_of_more_than_two_dimensions_are_flattened_and_the_sum_still_becomes_the_bias() -> None:
+    graph = network((2, 3, 5), "y", node("MatMul", "x w", "m"), node("Add", "m b", "y"), w=(5, 2), b=(2,))
+    found = recognise_gemm(graph)
+    assert operators(found) == ["Reshape", "Gemm", "Reshape"]
+    assert len(found.nodes[1].inputs) == 3
+    assert_same_meaning(graph, found)
+
+
+def test_two_sums_become_one_bias() -> None:
+    graph = network((3, 5), "y", node("Gemm", "x w b", "m"), node("Add", "m c", "y"), w=(2, 5), b=(2,), c=(2,))
+    found = recognise_gemm(graph)
+    assert operators(found) == ["Gemm"]
+    assert_same_meaning(graph, found)
+
+
+def test_weight_and_bias_behind_dequantize_linear_stay_integers() -> None:
+    graph = network(
+        (3, 5),
+        "y",
+        node("DequantizeLinear", "q s z", "w", axis=1),
+        node("DequantizeLinear", "c t", "b"),
+        node("MatMul", "x w", "m"),
+        node("Add", "m b", "y"),
+        q=np.arange(10, dtype=np.int8).reshape(5, 2),
+        c=np.int32([7, -3]),
+        t=0.125,
+        **SCALED,
+    )
+    found = recognise_gemm(graph)
+    assert sorted(operators(found)) == ["DequantizeLinear", "DequantizeLinear", "Gemm"]
+    weight = found.producers[found.producers["y"].inputs[1]]
+    assert weight.integer("axis") == 0
+    np.testing.assert_array_equal(found.constants[weight.inputs[0]], np.arange(10).reshape(5, 2).T)
+    assert_same_meaning(graph, found)
+
+
+def test_a_product_with_a_second_reader_keeps_its_sum_apart() -> None:
+    graph = network(
+        (3, 5), "y", node("MatMul", "x w", "m"), node("Add", "m b", "a"), node("Mul", "a m", "y"), w=(5, 2), b=(2,)
+    )
+    found = recognise_gemm(graph)
+    assert operators(found) == ["Gemm", "Add", "Mul"]
+    assert_same_meaning(graph, found)
+
+
+def test_a_product_of_two_computed_matrices_is_left() -> None:
+    graph = network((3, 3), "y", node("Relu", "x", "a"), node("MatMul", "x a", "y"))
+    assert recognise_gemm(graph) is graph
+
+
+def test_a_sum_with_a_matrix_or_a_larger_constant_is_left() -> None:
+    whole = network((3, 5), "y", node("Gemm", "x w", "m"), node("Add", "m b", "y"), w=(2, 5), b=(3, 2))
+    larger = network((1, 5), "y", node("Gemm", "x w", "m"), node("Add", "m b", "y"), w=(2, 5), b=(3, 2))
+    assert recognise_gemm(whole) is whole
+    assert recognise_gemm(larger) is larger
+
+
+MAXIMUM = node("ReduceMax", "x", "m", axes=(1,), keepdims=1)
+SHIFT = node("Sub", "x m", "s")
+TOTAL = node("ReduceSum", "e", "t", axes=(1,), keepdims=1)
+STABLE = (MAXIMUM, SHIFT, node("Exp", "s", "e"), TOTAL)
+PLAIN = (node("Exp", "x", "e"), TOTAL)
+LOG = node("Log", "t", "l")
+SPELLINGS = {
+    "softmax": ("Softmax", (*STABLE, node("Div", "e t", "y"))),
+    "softmax without the maximum": ("Softmax", (*PLAIN, node("Div", "e t", "y"))),
+    "log softmax": ("LogSoftmax", (*STABLE, LOG, node("Sub", "s l", "y"))),
+    "log softmax without the maximum": ("LogSoftmax", (*PLAIN, LOG, node("Sub", "x l", "y"))),
+}
+LOOK_ALIKES = {
+    "the sum is over two axes": (
+        *STABLE[:3],
+        node("ReduceSum", "e", "t", axes=(1, 2), keepdims=1),
+        node("Div", "e t", "y"),
+    ),
+    "a sum without its dimension broadcasts along another axis": (
+        *STABLE[:3],
+        node("ReduceSum", "e", "t", axes=(1,), keepdims=0),
+        node("Div", "e t", "y"),
+    ),
+    "the sum is divided": (*STABLE, node("Div", "t e", "y")),
+    "the sum is of something else": (
+        *STABLE[:3],
+        node("ReduceSum", "x", "t", axes=(1,), keepdims=1),
+        node("Div", "e t", "y"),
+    ),
+    "the mean": (*STABLE[:3], node("ReduceMean", "e", "t", axes=(1,), keepdims=1), node("Div", "e t", "y")),
+    "the logarithm is taken off x, not of what the sum is": (*STABLE, LOG, node("Sub", "x l", "y")),
+    "the powers are read by another node, too": (*STABLE, node("Div", "e t", "d"), node("Mul", "d e", "y")),
+    "the sum is an output": (*STABLE, node("Div", "e t", "y"), node("Identity", "t", "z")),
+}
+
+
+def _graph_of_recognise_softmax(nodes: tuple[Node, ...]) -> Graph:
+    return network((1, 4, 4), "y t" if any(each.output == "z" for each in nodes) else "y", *nodes)
+
+
+@pytest.mark.parametrize(("op", "nodes"), SPELLINGS.values(), ids=SPELLINGS)
+def test_every_spelling_becomes_one_operator_that_names_all_its_nodes(op: str, nodes: tuple[Node, ...]) -> None:
+    before = _graph_of_recognise_softmax(nodes)
+    found = recognise_softmax(before)
+    assert_same_meaning(before, found)
+    (made,) = found.nodes
+    assert (made.op, made.attrs["axis"]) == (op, 1)
+    assert sorted(made.sources) == sorted(each.name for each in nodes)
+
+
+@pytest.mark.parametrize("nodes", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
+def test_what_only_looks_like_it_stays(nodes: tuple[Node, ...]) -> None:
+    before = _graph_of_recognise_softmax(nodes)
+    found = recognise_softmax(before)
+    assert_same_meaning(before, found)
+    assert operators(found) == operators(before)
+
+
+def test_a_maximum_along_another_axis_stays_before_the_operator() -> None:
+    wide = node("ReduceMax", "x", "m", axes=(2,), keepdims=1)
+    before = _graph_of_recognise_softmax((wide, *STABLE[1:], node("Div", "e t", "y")))
+    found = recognise_softmax(before)
+    assert_same_meaning(before, found)
+    assert operators(found) == ["ReduceMax", "Sub", "Softmax"]

@@ -1,8 +1,18 @@
+"""Transposes, Reshapes and shuffles: eliminate_transposes, sink_reshapes, sink_shuffles."""
+
+from __future__ import annotations
+
+import numpy as np
 import pytest
 
-from npuc.ir import Node
+from npuc.ir import Graph, Node
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
+from npuc.passes.cleanup.sink_reshapes import sink_reshapes
+from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
+from npuc.rewrites import rewrites
+from npuc.targets.easynpu.network.passes import expand_groups, sink_shuffles
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
+from tests.passes.test_expansion import shuffle
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
@@ -269,3 +279,187 @@ def test_an_operand_of_lower_rank_that_is_computed_keeps_the_layout() -> None:
     found = eliminate_transposes(graph)
     assert operators(found).count("Transpose") == 2
     assert_same_meaning(graph, found)
+
+
+def test_reshape_of_reshape_becomes_one() -> None:
+    graph = network((2, 6), "y", node("Reshape", "x", "a", shape=(12,)), node("Reshape", "a", "y", shape=(3, 4)))
+    found = sink_reshapes(graph)
+    assert operators(found) == ["Reshape"]
+    assert sources(found, "y") == ("a", "y")
+    assert_same_meaning(graph, found)
+
+
+def test_reshape_and_back_vanishes() -> None:
+    graph = network(
+        (2, 6),
+        "y",
+        node("Relu", "x", "r"),
+        node("Reshape", "r", "a", shape=(12,)),
+        node("Reshape", "a", "b", shape=(2, 6)),
+        node("Sigmoid", "b", "y"),
+    )
+    found = sink_reshapes(graph)
+    assert operators(found) == ["Relu", "Sigmoid"]
+    assert_same_meaning(graph, found)
+
+
+def test_relu_and_clip_move_in_front_of_flatten() -> None:
+    graph = network(
+        (1, 2, 3, 3),
+        "y",
+        node("Reshape", "x", "f", shape=(1, 18)),
+        node("Relu", "f", "r"),
+        node("Min", "r six", "m"),
+        node("Gemm", "m w", "y"),
+        six=6,
+        w=(4, 18),
+    )
+    found = sink_reshapes(graph)
+    assert operators(found) == ["Relu", "Min", "Reshape", "Gemm"]
+    assert_same_meaning(graph, found)
+
+
+def test_a_reshape_with_a_second_reader_stays_in_front() -> None:
+    graph = network(
+        (1, 2, 3),
+        "y",
+        node("Reshape", "x", "f", shape=(1, 6)),
+        node("Relu", "f", "r"),
+        node("Mul", "r f", "y"),
+    )
+    assert sink_reshapes(graph) is graph
+
+
+def test_squeezed_operands_are_added_before_the_squeeze() -> None:
+    # as TensorFlow writes one-dimensional convolutions: Squeeze, sum, ExpandDims
+    graph = network(
+        (1, 1, 7, 4),
+        "y",
+        node("Sigmoid", "x", "s"),
+        node("Reshape", "x", "a", shape=(1, 7, 4)),
+        node("Reshape", "s", "b", shape=(1, 7, 4)),
+        node("Add", "a b", "c"),
+        node("Add", "c k", "d"),
+        node("Concat", "d c", "e", axis=2),
+        node("Reshape", "e", "y", shape=(1, 1, 7, 8)),
+        k=(4,),
+    )
+    found = sink_reshapes(graph)
+    assert operators(found) == ["Sigmoid", "Add", "Add", "Concat"]
+    assert found.nodes[-1].integer("axis") == 3
+    assert_same_meaning(graph, found)
+
+
+def test_operands_that_lost_different_axes_stay_apart() -> None:
+    graph = network(
+        (1, 3, 1, 4),
+        "y",
+        node("Relu", "x", "r"),
+        node("Transpose", "r", "t", perm=(0, 2, 1, 3)),
+        node("Reshape", "x", "a", shape=(1, 3, 4)),
+        node("Reshape", "t", "b", shape=(1, 3, 4)),
+        node("Add", "a b", "y"),
+    )
+    assert sink_reshapes(graph) is graph
+
+
+def test_softmax_keeps_the_few_axes_of_a_classifier() -> None:
+    graph = network((1, 4, 1, 1), "y", node("Reshape", "x", "a", shape=(1, 4)), node("Softmax", "a", "y", axis=1))
+    assert sink_reshapes(graph) is graph
+
+
+def test_a_mean_that_drops_axes_reads_the_tensor_before_the_squeeze() -> None:
+    graph = network(
+        (2, 1, 7, 4),
+        "y",
+        node("Reshape", "x", "a", shape=(2, 7, 4)),
+        node("ReduceMean", "a", "y", axes=(1,), keepdims=0),
+    )
+    found = sink_reshapes(graph)
+    assert operators(found) == ["ReduceMean"]
+    assert found.nodes[0].integers("axes") == (1, 2)
+    assert_same_meaning(graph, found)
+
+
+permute_channels_by_conv = PermuteChannelsByConv(16)
+
+
+def unit(reader_group: int = 2) -> Graph:
+    """A unit of ShuffleNet on 8 channels, in two groups."""
+    return expand_groups(
+        network(
+            (1, 8, 3, 4),
+            "y",
+            node("Conv", "x w k", "a", group=2, activation="Relu"),
+            *shuffle("a", "b", 2, 8),
+            node("Conv", "b v l", "c", group=8, kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+            node("Conv", "c u", "y", group=reader_group),
+            w=(8, 4, 1, 1),
+            k=(8,),
+            v=(8, 1, 3, 3),
+            l=(8,),
+            u=(8, 8 // reader_group, 1, 1),
+        )
+    )
+
+
+def test_the_shuffle_moves_behind_the_depthwise_convolution_and_into_the_next() -> None:
+    graph = unit()
+    found = sink_shuffles(graph)
+    assert operators(found) == ["Conv+Relu", "Conv", "Gather", "Conv"]
+    assert_same_meaning(graph, found)
+    assert sink_shuffles(found) is found
+    assert sources(found, "c") == ("br", "bt", "b")
+    absorbed = permute_channels_by_conv(found)
+    assert operators(absorbed) == ["Conv+Relu", "Conv", "Conv"]
+    assert_same_meaning(graph, absorbed)
+
+
+def test_the_report_calls_it_exact() -> None:
+    graph = unit()
+    (found,) = rewrites("sink_shuffles", graph, sink_shuffles(graph), lambda _graph, _node: 0)
+    assert str(found).endswith("-> Gather, exact")
+
+
+def test_successive_outputs_of_the_first_convolution_read_one_group() -> None:
+    found = permute_channels_by_conv(sink_shuffles(unit()))
+    used = found.constants[found.nodes[0].inputs[1]].any(axis=(2, 3))
+    assert np.array_equal(used, np.kron(np.eye(2), np.ones((4, 4))))
+
+
+def test_a_shuffle_stays_where_a_depthwise_or_no_convolution_follows() -> None:
+    graph = unit(8)
+    assert sink_shuffles(graph) is graph
+
+
+def test_a_shuffle_that_another_node_reads_stays() -> None:
+    graph = expand_groups(
+        network(
+            (1, 8, 3, 4),
+            "y",
+            node("Conv", "x w", "a", group=2),
+            *shuffle("a", "b", 2, 8),
+            node("Conv", "b v", "c", group=8),
+            node("Conv", "c u", "d"),
+            node("Add", "d b", "y"),
+            w=(8, 4, 1, 1),
+            v=(8, 1, 1, 1),
+            u=(8, 8, 1, 1),
+        )
+    )
+    assert sink_shuffles(graph) is graph
+
+
+def test_a_shuffle_of_a_dense_convolution_stays() -> None:
+    graph = network(
+        (1, 8, 3, 4),
+        "y",
+        node("Conv", "x w", "a"),
+        *shuffle("a", "b", 2, 8),
+        node("Conv", "b v", "c", group=8),
+        node("Conv", "c u", "y"),
+        w=(8, 8, 1, 1),
+        v=(8, 1, 1, 1),
+        u=(8, 8, 1, 1),
+    )
+    assert sink_shuffles(graph) is graph
