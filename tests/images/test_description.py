@@ -29,8 +29,10 @@ def refused(call: Any) -> str:
     [
         ({"means": [1]}, "unknown key 'means'. Did you mean 'mean'?"),
         ({"order": "grb"}, "order = 'grb'"),
-        ({"order": "nv12"}, "order = 'nv12' is no order of whole channels"),
-        ({"frame": "yuyv"}, "frame = 'yuyv' is no order of whole channels"),
+        ({"order": "nv12"}, "order = 'nv12' is what a camera gives"),
+        ({"frame": "i420"}, "frame = 'i420'"),
+        ({"frame": "nv12", "layout": "nchw"}, "layout = 'nchw' beside frame = 'nv12'"),
+        ({"frame": "nv12", "order": "gray"}, "frame = 'nv12' lacks channels"),
         ({"std": 0}, "std = 0 | above 0"),
         ({"std": [1, 0, 1]}, "std = [1, 0, 1] | above 0"),
         ({"scale": -1}, "scale = -1 | above 0"),
@@ -71,6 +73,8 @@ def test_what_cannot_be_meant_is_refused_by_name(values: dict[str, Any], said: s
         ({"mean": 1}, TensorType((1, 3, 8, 8), "uint8"), "the input's type is uint8"),
         ({"resize": 256, "crop": 200}, RGB["x"], "crop = 200 | the input has 224 x 224 pixels"),
         ({"resize": 200}, RGB["x"], "resize = 200 | at least the input's 224 x 224 pixels"),
+        ({"frame": "nv12"}, TensorType((1, 3, 7, 8)), "frame = 'nv12' | even sides; the input has 7 x 8 pixels"),
+        ({"frame": "yuyv"}, TensorType((1, 3, 8, 7)), "frame = 'yuyv' | even sides"),
         ({"resize": 100}, TensorType((1, 3, 64, 128)), "resize = 100 | at least the input's 64 x 128 pixels"),
     ],
 )
