@@ -158,7 +158,7 @@ def _by_operator(found: Mapping[str, Sequence[Result]]) -> list[str]:
     alike: dict[tuple[str, str], list[str]] = {}
     for name, figures in passed.items():
         alike.setdefault((str(counts[name]), _figures(figures)), []).append(name)
-    host = sorted(name for (count, text), names in alike.items() if text == f"{count} (0)" for name in names)
+    host = sum(len(names) for (count, text), names in alike.items() if text == f"{count} (0)")
     lines = [
         "## Operators",
         "",
@@ -169,7 +169,7 @@ def _by_operator(found: Mapping[str, Sequence[Result]]) -> list[str]:
     for (count, text), names in alike.items():
         if text not in ("0", f"{count} (0)"):
             lines.append(f"| {', '.join(names)} | {count} | {text} |")
-    return [*lines, "", f"All tests pass, on the host of every target: {', '.join(host)}."]
+    return [*lines, "", f"All tests of the other {host} operators pass, on the host of every target."]
 
 
 def _figures(by_target: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from npuc.compiling.proof import Prover
+from npuc.cutting import part_of, with_cut
 from npuc.errors import NpucError, UnsupportedOperator
 from npuc.frontend.binding import bound_values, input_types
 from npuc.frontend.reading import read_model
@@ -16,6 +17,7 @@ from npuc.ir import TensorType
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Step
 from npuc.program import Program
+from npuc.quantize.calibration.provenance import expect_ranges
 from npuc.quantize.qdq import qdq_model
 from npuc.regions.compilation import calibrating, compiled, optimised_whole, request_of
 from npuc.regions.rebatching import rebatched
@@ -31,8 +33,10 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
     Raises NpucError for nodes that neither the target nor the host can run, and for everything that the target
     refuses if the options forbid the host; Mismatch (E603) for a program that computes anything else.
     """
-    request = _described(request)
-    return compiled(request, Prover(request))
+    with part_of(request) as (inner, cut):
+        inner = _described(inner)
+        program, samples = compiled(inner, Prover(inner))
+        return with_cut(program, cut), samples
 
 
 def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[Program], Samples]:
@@ -52,7 +56,7 @@ def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[P
 
 
 def _described(request: Request) -> Request:
-    """The request with its descriptions bound to the inputs of the model. Raises DataError (E404)."""
+    """The request with its descriptions bound to the inputs of the model. Raises DataError (E405)."""
     options = request.options
     if not options.input:
         return request
@@ -81,12 +85,17 @@ def quantise_model(request: Request) -> tuple[bytes, Samples]:
     Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model with
     scales of its own, or a target without an integer network.
     """
-    request = _described(replace(request, options=replace(request.options, input_data="float")))
+    with part_of(replace(request, options=replace(request.options, input_data="float"))) as (inner, _):
+        return _quantised_model(_described(inner))
+
+
+def _quantised_model(request: Request) -> tuple[bytes, Samples]:
     (graph, _), target, options = optimised_whole(request), request.target, request.options
     given = next((node for node in graph.nodes if node.op in CONVERSIONS), None)
     if given is not None:
         reason, remedy = "the model is quantised already", "compile it as it is"
         raise UnsupportedOperator("E205", reason, node=given.name, op=given.op, remedy=remedy)
+    expect_ranges(request, [graph])
     samples = calibrating(request, {name: graph.tensors[name] for name in graph.inputs})
     network, tried = target.quantised(graph, samples, options)
     options.tell(tried)

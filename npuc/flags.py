@@ -23,6 +23,8 @@ class Flags(TypedDict, total=False):
     strict: bool
     deny: str | Sequence[str]
     bind: Mapping[str, float]
+    inputs: str | Sequence[str]
+    outputs: str | Sequence[str]
     objective: str
     weights: str
     level: int | str
@@ -118,6 +120,11 @@ def _names(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Names, or a text of names with commas between them."""
+    return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+
+
 def _mixed(value: bool | str) -> bool:
     if isinstance(value, str) and value not in CHOICES["mixed"]:
         raise ValueError(f"mixed is '{value}'.{closest(value, CHOICES['mixed'])} It is one of off, auto")
@@ -137,6 +144,8 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "deny": _names,
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
+    "inputs": _listed,
+    "outputs": _listed,
     "mixed": _mixed,
     "prefix": identifier,
     "input": described,

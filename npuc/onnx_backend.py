@@ -157,10 +157,10 @@ def like(value: Array) -> Array:
 
 
 class NpucBackend(Backend):
-    """A target as a backend; `backend` makes one for another target."""
+    """A target as a backend: `backend` makes one."""
 
-    target: ClassVar[str] = "easynpu"
-    options: ClassVar[Options] = Options()
+    target: ClassVar[str]
+    options: ClassVar[Options]
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
@@ -197,8 +197,8 @@ def _port(name: str, dtype: Any, shape: Sequence[int]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
 
-def backend(target: str = "easynpu", options: Options | None = None) -> type[NpucBackend]:
-    """The backend of a target. Raises KeyError for an unknown one."""
+def backend(target: str, options: Options | None = None) -> type[NpucBackend]:
+    """The backend of a target. Raises ValueError for an unknown one."""
     from npuc.registry import target as find
 
     chosen = options or usual_options(find(target))

@@ -33,6 +33,8 @@ from npuc.storage.mapped import append, linked, release
 from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
 from npuc.storage.records import damaged, read
 from npuc.system.budget import budget, take
+from npuc.text.escaping import terminal
+from npuc.text.terminal import plural
 
 FORMAT = "npuc-program"
 VERSION = 2
@@ -41,6 +43,8 @@ MANIFEST = "manifest.json"
 EVIDENCE = ("reference.onnx", "graph.json")
 GIVEN_BY = "given_by"
 """The manifest entry that only programs of several parts have (npuc.regions.artefact)."""
+RANGES = "ranges"
+"""The manifest entry of `Ranges`."""
 VARIANTS, SHARED = "variants", "files"
 """Entry and folder of programs for other input shapes, and the folder of their files (npuc.variants)."""
 
@@ -62,11 +66,47 @@ class Port:
 
 
 @frozen
+class Cut:
+    """The part of a model between tensors: names, none for the model's own, and shapes of the model's inputs."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+
+@frozen
 class Model:
     """The model that the program was compiled from."""
 
     name: str = "a network"
     sha256: str = ""
+    """Of its file; of a part of the model that of the part's."""
+    cut: Cut | None = None
+
+
+@frozen
+class Ranges:
+    """Where the ranges of activations come from."""
+
+    origin: str = "unknown"
+    """samples, synthetic (samples), model (its own scales), or none (floating point)."""
+    files: tuple[str, ...] = ()
+    """Names of the files of samples."""
+    samples: int = 0
+    sha256: str = ""
+    """Of the files' digests, in order."""
+
+    def __str__(self) -> str:
+        match self.origin:
+            case "samples":
+                files = terminal(self.files[0]) if len(self.files) == 1 else plural(len(self.files), "file")
+                return f"{plural(self.samples, 'sample')} of {files} ({self.sha256[:12]})"
+            case "synthetic":
+                return f"{plural(self.samples, 'synthetic sample')}, no data"
+            case "model":
+                return "the model's own scales"
+            case _:
+                return ""
 
 
 DTYPES = (
@@ -127,6 +167,11 @@ class Program:
     def bound(self) -> Mapping[str, float]:
         """Inputs of the model that were bound to constants, and their values."""
         return read(Mapping[str, float], self.manifest.get("bound", {}), "bound")
+
+    @property
+    def ranges(self) -> Ranges:
+        """Where the ranges of its activations come from; "unknown" in programs of older versions."""
+        return read(Ranges, self.manifest.get(RANGES, {}), RANGES)
 
     @property
     def images(self) -> tuple[Description, ...]:

@@ -129,7 +129,9 @@ def with_samples(files: Sequence[Path], types: Mapping[str, TensorType]) -> list
     Raises DataError if none have.
     """
     taken, refusals = list[Path](), list[DataError]()
-    for path in files_of(files):
+    if not (found := files_of(files)):
+        return [*files]
+    for path in found:
         if is_picture(path):  # it is made to fit every variant
             taken.append(path)
             continue

@@ -19,6 +19,7 @@ from npuc.models.digits import FOLDER
 from npuc.onnx_suite import suite
 from npuc.registry import TARGETS
 from tests.files import arrays
+from tests.onnx_models import parse
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx-backend.md"
 PART = (
@@ -59,7 +60,7 @@ def test_numbers_are_cast_from_and_to_bfloat16(target: str, others: str) -> None
         types = [onnx.TensorProto.DataType.Value(each.upper()) for each in (source, result)]
         given, wanted = (helper.tensor_dtype_to_np_dtype(each) for each in types)
         text = f"g ({source}[3, 4] x) => ({result}[3, 4] y) {{ y = Cast<to = {types[1]}>(x) }}"
-        model = parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> {text}')
+        model = parse(text, 19)
         (found,) = npuc.backend(target).prepare(model).run([values.astype(given)])
         assert found.dtype == wanted
         np.testing.assert_array_equal(found.astype(float), values.astype(given).astype(wanted).astype(float))
@@ -130,7 +131,7 @@ def test_a_node_runs_alone(target: str) -> None:
 
 
 def test_what_is_fed_wrongly_is_refused() -> None:
-    prepared = npuc.backend().prepare(SCALAR)
+    prepared = npuc.backend("easynpu").prepare(SCALAR)
     x: Any = np.zeros((2, 3), np.float32)
     with pytest.raises(DataError) as few:
         prepared.run([x])
@@ -143,6 +144,6 @@ def test_what_is_fed_wrongly_is_refused() -> None:
 
 
 def test_the_simulators_run_on_the_cpu() -> None:
-    assert npuc.backend().supports_device("CPU") and not npuc.backend().supports_device("CUDA")
-    with pytest.raises(KeyError):
-        npuc.backend("abacus")
+    assert npuc.backend("easynpu").supports_device("CPU") and not npuc.backend("easynpu").supports_device("CUDA")
+    with pytest.raises(ValueError, match=r"no target 'easynp'\. Did you mean 'easynpu'"):
+        npuc.backend("easynp")

@@ -88,7 +88,7 @@ def test_a_flag_that_the_target_does_not_have_is_corrected(
     name: str, flags: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error) as raised:
-        npuc.compile(MODEL, target=name, **flags)
+        npuc.compile(MODEL, target=name, calibration="synthetic", **flags)
     assert text in str(raised.value)
 
 

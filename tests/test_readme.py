@@ -54,6 +54,7 @@ def test_the_dump_begins_as_the_readme_shows(program: Path) -> None:
 def test_the_figures_of_the_shipped_models_are_measured() -> None:
     known = json.loads(figures.FILE.read_text(encoding="utf-8"))
     assert figures.MARK + figures.table(known) in README, "run python docs/figures.py"
+    assert README.count(f"{known['resnet8']['nvdla-small']['cycles']:,}") == 2  # also beside NVIDIA's compiler
     assert figures.measure("digits") == known["digits"]
 
 

@@ -22,7 +22,7 @@ from npuc.cli.options import (
     strict_option,
     target_flags,
 )
-from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say
+from npuc.cli.output import Artefact, answer, opened, say
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     "--model", type=PATH, help="The model that both were compiled from; compares their accuracy on --data."
 )
 @click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with both networks side by side.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the fields and instructions of every changed layer.")
 @artefact_options
 def diff(
     first: Path,
@@ -46,6 +47,7 @@ def diff(
     data: tuple[Path, ...],
     model: Path | None,
     output: Path | None,
+    verbose: bool,
     allow_modified: bool,
     as_json: bool,
 ) -> None:
@@ -73,7 +75,7 @@ def diff(
         report["outputs"] = _outputs(pair, data)
     if model is not None:
         report["accuracy"] = _accuracy(pair, data, model)
-    told = summaries.difference(shown(report), first, second)
+    told = summaries.difference(shown(report), first, second, verbose=verbose)
     if output is not None:
         page = _page(pair, report).encode()
         with replacing(output) as staging:
@@ -183,8 +185,6 @@ def compare(
     with progress("comparing") as bar:
         images = () if input is None else described(input)
         report = compared(subject, found, Options(strict=strict, flags=own, input=images), bar)
-    if data and not calibration:
-        announce_synthetic("calibrated", "--calibration DATA.npz", None)
     say(tables.comparison(report, form), exact=form == "csv")
     return 0 if report["status"] == "ok" else 1
 

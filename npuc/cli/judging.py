@@ -76,6 +76,7 @@ def accuracy(
       npuc accuracy resnet8.onnx resnet8.npu --data test.npz --qdq q.onnx --json
       npuc accuracy ssd.onnx ssd.npu --data 'images/*.npz' --metric my.py:map
     """
+    from npuc.cutting import compiled_part
     from npuc.images.description import labels_of
     from npuc.program import with_labels
     from npuc.reports import judgements
@@ -90,6 +91,7 @@ def accuracy(
     program = opened(artefact, allow_modified).program
     if labels is not None:
         program = with_labels(program, labels_of(labels))
+    model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
     subject = judging.Subject(model.absolute(), artefact.absolute(), qdq and qdq.absolute(), allow_modified)
     try:
         with progress("accuracy", quiet=as_json) as bar:

@@ -151,6 +151,14 @@ bind_option = click.option(
     callback=_bindings,
     help="Replace a scalar input by a constant, or give a named dimension its extent.",
 )
+cut_options = _together(
+    click.option(
+        "--inputs", metavar="TENSOR,..", help="Compile the part of the model that begins at these tensors."
+    ),
+    click.option(
+        "--outputs", metavar="TENSOR,..", help="Compile the part of the model that ends at these tensors."
+    ),
+)
 search_options = _together(
     click.option(
         "--calibration-cache",
@@ -188,7 +196,7 @@ calibration_option = click.option(
     "--calibration",
     type=PATH,
     multiple=True,
-    help="Calibration samples: .npz files or pictures, a folder or list of them, or a quoted pattern.",
+    help="Calibration samples: .npz files or pictures, a folder or list of them, a quoted pattern, or synthetic.",
 )
 data_option = click.option(
     "--data",

@@ -197,6 +197,7 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --bisect --allow-modified
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
+    from npuc.cutting import compiled_part
     from npuc.regions.artefact import is_composite
     from npuc.reports import summaries
     from npuc.text.progress import progress
@@ -212,6 +213,7 @@ def verify(
         raise click.UsageError("--bisect is for programs without host regions; verify says which layers differ")
     if dump is not None:
         _expect_comparable(program, bisect=bisect)
+    model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
     samples = _samples(subject, data, count)
     if dump is not None:
         return _dumped(model, subject, samples, dump, as_json)
@@ -235,7 +237,7 @@ def verify(
 def _bisected(
     model: Path, artefact: Artefact, samples: Samples, report: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """The first difference or the largest drop in SQNR, and the files that reproduce it."""
+    """The first difference or the largest loss, and the files that reproduce it."""
     from dataclasses import asdict
 
     from npuc.verification import bisection
@@ -244,13 +246,13 @@ def _bisected(
     program, target = artefact.with_evidence(), artefact.target
     graph = described(program)
     difference = bisection.first_difference(model, program, target, samples)
-    found = asdict(difference) if difference else bisection.largest_jump(report, graph)
+    found = asdict(difference) if difference else bisection.largest_loss(report, graph)
     if found is None:
         return {"kind": "none", "folder": None, "files": []}
     feed = {name: values[found.get("sample", 0), ...] for name, values in samples.inputs.items()}
     files = bisection.reproduction(model, graph, found["tensor"], feed, program.images)
     names = bisection.save(files, bisection.commands(target, model, artefact.path), folder)
-    return {"kind": "difference" if difference else "jump", **found, "folder": str(folder), "files": names}
+    return {"kind": "difference" if difference else "loss", **found, "folder": str(folder), "files": names}
 
 
 def _expect_comparable(program: Program, *, bisect: bool) -> None:

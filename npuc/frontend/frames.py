@@ -28,7 +28,7 @@ DEQUANTISES = 10
 def framed(model: onnx.ModelProto, images: Sequence[Description]) -> onnx.ModelProto:
     """The model with frames as inputs where descriptions ask for them; it is modified.
 
-    Raises DataError (E404) for an input that is also an output.
+    Raises DataError (E405) for an input that is also an output.
     """
     for each in images:
         if each.fused:
@@ -40,7 +40,7 @@ def _frame(model: onnx.ModelProto, described: Description) -> None:
     graph = model.graph
     if any(each.name == described.input for each in graph.output):
         reason = "the description of the input: the model gives it as an output"
-        raise DataError("E404", reason, tensor=described.input, remedy="compile with --input-data float")
+        raise DataError("E405", reason, tensor=described.input, remedy="compile with --input-data float")
     port = next(each for each in graph.input if each.name == described.input)
     port.type.CopyFrom(helper.make_tensor_type_proto(TensorProto.UINT8, described.frame_shape))
     made = _Nodes(described.input, Names(tensor_names(graph)))

@@ -118,7 +118,7 @@ class Description:
         return self.normalised(pixels[..., self.places])
 
     def bound_to(self, types: Mapping[str, TensorType]) -> Description:
-        """The description of one of these inputs of a model. Raises DataError (E404) if it does not fit."""
+        """The description of one of these inputs of a model. Raises DataError (E405) if it does not fit."""
         name = self.input or (next(iter(types)) if len(types) == 1 else "")
         if name not in types:
             reason = f"the model has no input '{name}'" if name else f"the model has {len(types)} inputs"
@@ -139,7 +139,7 @@ class Description:
         return found
 
     def _expect_fitting(self, name: str) -> None:
-        """Raises DataError (E404) if what is cut from pictures has not the input's size."""
+        """Raises DataError (E405) if what is cut from pictures has not the input's size."""
         height, width = self.size
         if self.crop and self.size != (self.crop, self.crop):
             raise _wrong(f"crop = {self.crop}", name, f"the input has {height} x {width} pixels")
@@ -193,7 +193,7 @@ Source = "str | PathLike[str] | Mapping[str, Any]"
 def described(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Description, ...]:
     """The descriptions in a TOML file or a mapping of the same keys, or the preset of this name.
 
-    Raises DataError: E401 for a file that cannot be read, E404 for an unknown key or an invalid value.
+    Raises DataError: E401 for a file that cannot be read, E405 for an unknown key or an invalid value.
     """
     if isinstance(source, Mapping):
         return _several(source, Path())
@@ -243,7 +243,7 @@ def _one(values: Mapping[str, Any], name: str, folder: Path) -> Description:
 
 
 def _read(key: str, value: Any, name: str, folder: Path) -> Any:
-    """The value of a key as the field holds it. Raises DataError (E404) for an invalid one."""
+    """The value of a key as the field holds it. Raises DataError (E405) for an invalid one."""
     choices = {
         "order": CHANNELS,
         "frame": (*CHANNELS, *yuv.YUV),
@@ -289,7 +289,7 @@ def _labels(value: object, name: str, folder: Path) -> tuple[str, ...]:
 
 
 def labels_of(path: Path) -> tuple[str, ...]:
-    """The names of classes in a file, one a line. Raises DataError (E401, E404)."""
+    """The names of classes in a file, one a line. Raises DataError (E401, E405)."""
     remedy = "give a text file with the name of a class in each line"
     try:
         lines = decoded(given(path, "E401", remedy)).split("\n")
@@ -304,7 +304,7 @@ def labels_of(path: Path) -> tuple[str, ...]:
 
 
 def _checked(found: Description) -> Description:
-    """The description, if its keys fit each other. Raises DataError (E404)."""
+    """The description, if its keys fit each other. Raises DataError (E405)."""
     channels, name = len(CHANNELS[found.order]), found.input
     for key, values in (("mean", found.mean), ("std", found.std)):
         if len(values) not in (1, channels):
@@ -325,11 +325,11 @@ def _checked(found: Description) -> Description:
 def bound(
     images: Sequence[Description], types: Mapping[str, TensorType], *, fused: bool
 ) -> tuple[Description, ...]:
-    """The descriptions of these inputs of a model. Raises DataError (E404) for one that does not fit."""
+    """The descriptions of these inputs of a model. Raises DataError (E405) for one that does not fit."""
     return tuple(replace(each, fused=fused).bound_to(types) for each in images)
 
 
 def _wrong(reason: str, name: str | None, limit: str | None = None, remedy: str = REMEDY) -> DataError:
     return DataError(
-        "E404", f"the description of the input: {reason}", tensor=name or None, limit=limit, remedy=remedy
+        "E405", f"the description of the input: {reason}", tensor=name or None, limit=limit, remedy=remedy
     )

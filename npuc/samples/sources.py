@@ -24,6 +24,10 @@ class Source:
     label: str | None = None
 
 
+SYNTHETIC = "synthetic"
+"""In place of files: samples that npuc draws."""
+
+
 def files_of(paths: Iterable[Path]) -> list[Path]:
     """The files that paths stand for, as `sources_of`, without labels."""
     return [each.path for each in sources_of(paths)]
@@ -36,8 +40,10 @@ def sources_of(paths: Iterable[Path]) -> list[Source]:
     class. A pattern contains `*`, `?`, `[..]` or `**`. All are sorted by path, character by character, a list's
     are in its order; hidden files are left out. Raises DataError (E401) for a folder without samples, a pattern
     without a match, a list that is damaged. A named file is not checked here; opening it reports a missing one.
+    SYNTHETIC alone stands for no file.
     """
-    return [source for path in paths for source in _sources(path)]
+    paths = [*paths]
+    return [] if [*map(str, paths)] == [SYNTHETIC] else [source for path in paths for source in _sources(path)]
 
 
 def _sources(path: Path) -> list[Source]:

@@ -27,6 +27,7 @@ from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
 from tests.given import GIVEN as GIVEN_FILES
 from tests.graphs.compiling import HOSTED, Case, check_compile
+from tests.onnx_models import parse
 from tests.passes import networks
 from tests.passes.networks import node
 
@@ -143,7 +144,19 @@ def test_a_network_of_all_layers_is_bit_exact(images: int, tmp_path: Path) -> No
     need_compiler()
     onnx.save(network(images), tmp_path / "m.onnx")
     model, out = tmp_path / "m.onnx", tmp_path / "m.npu"
-    npuc("compile", model, "--target", "bm1684", "--precision", "int8", "-O0", "-o", out).done()
+    npuc(
+        "compile",
+        "--calibration",
+        "synthetic",
+        model,
+        "--target",
+        "bm1684",
+        "--precision",
+        "int8",
+        "-O0",
+        "-o",
+        out,
+    ).done()
     found = npuc("verify", model, out, "--samples", "2", "--json").json
     assert found["bit_exact"] is True
     assert found["outputs"][0]["sqnr_db"] > 12
@@ -156,7 +169,7 @@ def test_weights_of_layers_of_a_batch_are_improved(level: str) -> None:
     w, x = random.standard_normal((4, 4, 3, 3)), random.standard_normal((6, 3, 4, 5, 5)) + 0.3
     given = {name: each.astype(np.float32) for name, each in (("w", w), ("x", x))}
     text = "g (float[3,4,5,5] x, float[4,4,3,3] w) => (float[3,4,3,3] y) { y = Conv(x, w) }"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model = parse(text)
     model.graph.input.pop()
     model.graph.initializer.append(onnx.numpy_helper.from_array(given["w"], "w"))
     samples = {"x": given["x"]}
@@ -174,6 +187,8 @@ def test_four_images_take_as_long_as_one(tmp_path: Path) -> None:
         onnx.save(network(images), model)
         command = (
             "compile",
+            "--calibration",
+            "synthetic",
             model,
             "--target",
             "bm1684",
@@ -193,6 +208,8 @@ def test_the_exported_c_computes_what_the_table_does(tmp_path: Path) -> None:
     onnx.save(network(2), tmp_path / "m.onnx")
     command = (
         "compile",
+        "--calibration",
+        "synthetic",
         tmp_path / "m.onnx",
         "--target",
         "bm1684",
@@ -334,7 +351,17 @@ def test_quantised_models_multiply_on_the_chip(name: str, tmp_path: Path) -> Non
     need_compiler()
     if not (SHARED / f"{name}.onnx").is_file():
         pytest.skip("no folder `shared` with trained models beside the project")
-    command = ("compile", SHARED / f"{name}.onnx", "--target", "bm1684", "--precision", "int8", "--json")
+    command = (
+        "compile",
+        "--calibration",
+        "synthetic",
+        SHARED / f"{name}.onnx",
+        "--target",
+        "bm1684",
+        "--precision",
+        "int8",
+        "--json",
+    )
     report = npuc(*command, "--input-shape", QUANTISED[name], "-o", tmp_path / "m.npu").json
     assert all(each["macs_on_npu"] == each["macs"] for each in report["account"]) and report["macs"] > 0
 

@@ -54,6 +54,26 @@ def test_the_quick_start_runs_and_prints_what_it_shows(checkout: Path) -> None:
     assert status.stdout.split() == ["??", ".gitignore", "??", "models/"]
 
 
+def test_every_command_that_looks_inside_digits_runs(checkout: Path) -> None:
+    compile_digits = (
+        "compile",
+        "models/digits.onnx",
+        "--target",
+        "easynpu",
+        "--calibration",
+        "models/digits_calibration.npz",
+    )
+    for output in ("digits.npu", "other.npu"):
+        npuc(*compile_digits, "-o", output).done()
+    (checkout / "mine.toml").write_text('name = "mine"\npe_rows = 2\n', encoding="utf-8")
+    commands = re.findall(r"`npuc ([^`]+)`", (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8"))
+    ours = [shlex.split(command) for command in commands if "digits" in command]
+    assert len(ours) > 10
+    for command in ours:
+        npuc(*command, *(("-o", "mine.npu", *compile_digits[4:]) if command[0] == "compile" else ())).done()
+    assert (checkout / "firmware" / "Makefile").is_file() and (checkout / "changes.html").is_file()
+
+
 def test_the_page_of_photos_runs_after_its_example(checkout: Path) -> None:
     example = [sys.executable, ROOT / "examples" / "photos.py"]
     subprocess.run(example, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)

@@ -153,7 +153,9 @@ def test_a_file_with_the_batch_first_runs_on_npu_or_host(tmp_path: Path, target:
     model = batch_first(model_of("GRU", steps=3, batch=1))
     onnx.save(model, tmp_path / "m.onnx")
     precision = "fp16" if target == "nvdla-full" else "int8"
-    found = api.compile(tmp_path / "m.onnx", target, options=Options(precision=precision, level="0"))
+    found = api.compile(
+        tmp_path / "m.onnx", target, calibration="synthetic", options=Options(precision=precision, level="0")
+    )
     assert found.report["npu_macs_share"] == share
     feed = feed_of(model)
     outputs = found.run({name: value[None] for name, value in feed.items()})
@@ -210,7 +212,7 @@ def test_nvdla_runs_their_steps_without_the_host_between_them(
     op: str, target: str, options: Options, most: float
 ) -> None:
     model = model_of(op, states=True, steps=3, batch=1)
-    found, feed = api.compile(model, target, options=options), feed_of(model)
+    found, feed = api.compile(model, target, calibration="synthetic", options=options), feed_of(model)
     assert found.report["npu_macs_share"] == 1
     steps = [step["kind"] for step in found.program.manifest["steps"]]
     assert steps.count("segment") == 2  # x W + b of all steps, then all steps
@@ -232,8 +234,15 @@ def test_nvdla_runs_their_steps_without_the_host_between_them(
 def test_the_host_runs_them_where_steps_would_alternate_or_lose_precision(
     target: str, precision: str, batch: int, reason: str
 ) -> None:
-    found = api.compile(model_of("LSTM", batch=batch), target, options=Options(precision=precision))
+    found = api.compile(
+        model_of("LSTM", batch=batch), target, calibration="synthetic", options=Options(precision=precision)
+    )
     assert [part["place"] for part in found.report["partitions"]] == ["host"]
     assert reason in account_of(found.program.manifest)[0].problems[0].reason
     with pytest.raises(NpucError, match=reason):
-        api.compile(model_of("LSTM", batch=batch), target, options=Options(precision=precision, strict=True))
+        api.compile(
+            model_of("LSTM", batch=batch),
+            target,
+            calibration="synthetic",
+            options=Options(precision=precision, strict=True),
+        )

@@ -60,7 +60,7 @@ def refused(call: Any) -> str:
 )
 def test_what_cannot_be_meant_is_refused_by_name(values: dict[str, Any], said: str) -> None:
     found = refused(lambda: described(values))
-    assert found.startswith("E404 ") and said in found
+    assert found.startswith("E405 ") and said in found
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_does_not_fit_the_model_is_refused_by_name(
     values: dict[str, Any], kind: TensorType, said: str
 ) -> None:
     found = refused(lambda: bound(described(values), {"x": kind}, fused=True))
-    assert found.startswith("E404 x: ") and said in found
+    assert found.startswith("E405 x: ") and said in found
 
 
 def test_an_input_is_named_where_there_are_several() -> None:
@@ -108,8 +108,8 @@ def test_a_file_overrides_its_preset_and_names_labels_beside_it(tmp_path: Path) 
     ("name", "text", "code"),
     [
         ("missing.toml", None, "E401"),
-        ("imagenets", None, "E404"),
-        ("bad.toml", "= 3", "E404"),
+        ("imagenets", None, "E405"),
+        ("bad.toml", "= 3", "E405"),
         ("n.toml", 'labels = "no.txt"', "E401"),
     ],
 )

@@ -18,20 +18,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.storage.records import damaged
+from npuc.targets.nvdla.emission.describing import Described
+from npuc.targets.nvdla.firmware import descriptors as of
+from npuc.targets.nvdla.firmware.descriptors import COMPLETED, ENABLED, ENGINES, NONE, PROGRAMMED, Common, Consumer
+from npuc.targets.nvdla.firmware.structures import pack
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, schema
 from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, Needed, before, by_memory, cubes
 from npuc.targets.nvdla.loadable.averages import expressed
-from npuc.targets.nvdla.loadable.capture import Captured, captured
-from npuc.targets.nvdla.loadable.descriptors import COMPLETED, ENABLED, ENGINES, NONE, PROGRAMMED, Common, Consumer
 from npuc.targets.nvdla.loadable.memories import Memories
 from npuc.targets.nvdla.loadable.places import MAPS, WEIGHTS, Layout, Use, placed
 from npuc.targets.nvdla.loadable.ports import SOFTMAX_SCALE, Port, Ports
-from npuc.targets.nvdla.loadable.structures import pack
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection import Constants
@@ -119,7 +120,7 @@ PAGE = schema.ALIGNMENT
 class Built:
     """Operations with the addresses of their cubes, look-up tables, weights, and the size of map memory."""
 
-    operations: tuple[Captured, ...]
+    operations: tuple[Described, ...]
     luts: tuple[of.Lut, ...]
     weights: bytes
     map_bytes: int
@@ -141,7 +142,7 @@ def composed(program: Program, ports: Ports) -> schema.Loadable:
 def _built(program: Program, ports: Ports, machine: Machine) -> Built:
     contents = Contents.of(program.manifest)
     segment = ports.segment
-    held = captured(contents.commands(program)[segment.start : segment.start + segment.count], machine)
+    held = _expressible(contents.engines(program, segment))
     constants = _constants(program, contents)
     end = aligned(contents.dram.base + contents.dram.bytes, PAGE)
     scratch = end + APART // 2
@@ -168,6 +169,16 @@ def _built(program: Program, ports: Ports, machine: Machine) -> Built:
     return Built(tuple(numbered), luts, bytes(constants.image), aligned(max(room, 1), PAGE))
 
 
+def _expressible(held: Sequence[Described]) -> Sequence[Described]:
+    """The same. Raises ArtefactError (E506) for what the firmware cannot set."""
+    for each in held:
+        if each.mixed:
+            reason = f"{each.mixed} takes one operand from memory and one from a register"
+            limit = "both from the same: descriptors have one mode a unit"
+            raise ArtefactError("E506", reason, op="SDP", limit=limit, remedy="export as nvdla-trace or c")
+    return held
+
+
 def _constants(program: Program, contents: Contents) -> Constants:
     """The image of weights, which can be extended."""
     if len(contents.dram.images) != 1 or contents.dram.images[0].file not in program.files:
@@ -176,29 +187,27 @@ def _constants(program: Program, contents: Contents) -> Constants:
     return Constants(contents.machine, image.address, bytearray(image.data(program.files)))
 
 
-def _uses(at: int, each: Captured, machine: Machine) -> list[Use]:
+def _uses(at: int, each: Described, machine: Machine) -> list[Use]:
     """The cubes in memory that an operation uses, those read first."""
-    found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda name, _: each.addresses[name])
+    found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda _, cube: cube.offset)
     uses = [Use(at, name, place, name == RESULT) for name, place in found]
     return sorted(uses, key=lambda use: use.writes)
 
 
 def _located(
-    at: int, each: Captured, places: Mapping[tuple[int, str], tuple[int, int]], weights: int, machine: Machine
-) -> Captured:
+    at: int, each: Described, places: Mapping[tuple[int, str], tuple[int, int]], weights: int, machine: Machine
+) -> Described:
     """The operation, its cubes with sizes and with addresses by index and offset."""
-    found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda name, _: each.addresses[name])
+    found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda _, cube: cube.offset)
     sizes = {name: place.size for name, place in found}
     changed: dict[str, of.Cube] = {}
-    for name, address in each.addresses.items():
-        cube: of.Cube = getattr(each.surfaces, name)
-        memory, offset = places.get((at, name), (WEIGHTS, address - weights))
-        if cube.address != of.NONE:
-            changed[name] = replace(cube, address=memory, offset=offset, size=sizes.get(name, cube.size))
+    for name, cube in each.cubes.items():
+        memory, offset = places.get((at, name), (WEIGHTS, cube.offset - weights))
+        changed[name] = replace(cube, address=memory, offset=offset, size=sizes.get(name, cube.size))
     return replace(each, surfaces=replace(each.surfaces, **changed))
 
 
-def _with_table(each: Captured, luts: Sequence[of.Lut]) -> Captured:
+def _with_table(each: Described, luts: Sequence[of.Lut]) -> Described:
     return each if each.lut is None else replace(each, op=replace(each.op, lut=luts.index(each.lut)))
 
 
@@ -224,7 +233,7 @@ def _engine_lists(built: Built, machine: Machine, data: int) -> list[tuple[str, 
     ]
 
 
-def _accesses(each: Captured, machine: Machine) -> Accesses:
+def _accesses(each: Described, machine: Machine) -> Accesses:
     found = list(cubes(each.op, each.surfaces, machine.atom_bytes, by_memory))
     return Accesses.of(each.engine, found, behind=each.behind)
 

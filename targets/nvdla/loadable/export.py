@@ -20,6 +20,7 @@ from npuc.program import Program
 from npuc.samples.loading import KINDS, varied
 from npuc.target import Observer
 from npuc.targets.nvdla import loadable as loadables
+from npuc.targets.nvdla.firmware.structures import size, unpack
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.loadable import emulation, schema
@@ -28,7 +29,6 @@ from npuc.targets.nvdla.loadable.composing import composed
 from npuc.targets.nvdla.loadable.places import MAPS
 from npuc.targets.nvdla.loadable.ports import Ports, ports_of, scales
 from npuc.targets.nvdla.loadable.scheduling import run_of
-from npuc.targets.nvdla.loadable.structures import size, unpack
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import Memory, Nvdla

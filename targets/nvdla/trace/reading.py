@@ -4,14 +4,10 @@ Commands run in file order: `intr_notify` waits for its interrupt at its positio
 sequencers of nv_small's environment, commands run in an order that it allows. Unit names may be in lower case
 (cdma_dat_0). All memories (pri_mem, sec_mem) are treated as one.
 
-Source: the test programs, and the configuration file format of NVDLA's verification guide.
-
-Orders the calls of a test program as its sequencers may run them.
-
 In nv_small's environment every block has a sequencer; sync_wait blocks one until an event is announced by
 sync_notify of another, or by the monitor of an interrupt (intr_notify). The file's order may differ.
 
-Source: the verification guide; nv_large's own test programs.
+Source: the test programs, and the configuration file format of NVDLA's verification guide.
 """
 
 from __future__ import annotations
@@ -28,8 +24,7 @@ from npuc.frozen import frozen
 from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.registers import Register, RegisterMap, register_map
 from npuc.targets.nvdla.model.nvdla import STATUS
-from npuc.targets.nvdla.trace.dat import dump, packets, text_of
-from npuc.targets.nvdla.trace.program import MACHINES, Check, Trace
+from npuc.targets.nvdla.trace.program import MACHINES, Check, Trace, dump, packets, text_of
 
 
 @frozen
