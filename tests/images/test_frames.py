@@ -173,7 +173,9 @@ def test_padding_is_the_model_s_zero_whatever_the_mean(target: str, mean: float,
 def test_the_host_computes_nothing_for_frames_that_fuse(tmp_path: Path) -> None:
     model = network(tmp_path, pad=0)
     for target in ("easynpu", "nvdla-small", "bm1684"):
-        found = api.compile(model, target, precision="int8", input="imagenet", proof="off")
+        found = api.compile(
+            model, target, precision="int8", calibration="synthetic", input="imagenet", proof="off"
+        )
         hosted = [each for each in found.program.manifest["account"] if each["place"] == "host"]
         assert not hosted, hosted
 
@@ -264,7 +266,8 @@ def test_variants_take_pictures_in_their_own_batches(tmp_path: Path) -> None:
 def test_pictures_without_pillow_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, out = network(tmp_path), tmp_path / "o"
     monkeypatch.setitem(sys.modules, "PIL", None)
-    npuc("compile", model, "--target", "easynpu", "--input", "imagenet", "-o", out).done()
+    given = ("--input", "imagenet", "--calibration", "synthetic", "-o", out)
+    npuc("compile", model, "--target", "easynpu", *given).done()
     np.savez(tmp_path / "x.npz", x=np.zeros((1, SIZE, SIZE, 3), np.uint8))
     npuc("run", out, "--data", tmp_path / "x.npz").done()
     (tmp_path / "a.png").write_bytes(b"")
