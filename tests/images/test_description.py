@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from npuc.errors import DataError
+from npuc.errors import ArtefactError, DataError
 from npuc.images.description import PRESETS, Description, bound, described
 from npuc.ir import TensorType
+from npuc.program import Program
 from npuc.storage.records import read
 
 RGB = {"x": TensorType((1, 3, 224, 224))}
@@ -124,3 +125,26 @@ def test_imagenet_keeps_seven_eighths_of_the_short_side(size: tuple[int, int], s
     # 224 / 0.875 = 256; 299 / 0.875 = 341.7; 128 / 0.875 = 146.3
     found = PRESETS["imagenet"].bound_to({"x": TensorType((1, 3, *size))})
     assert found.short_side == short
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"order": "zyx"}, "order = 'zyx'"),
+        ({"mean": []}, "mean = []"),
+        ({"std": [0.0]}, "std = [0.0]"),
+        ({"letterbox": 999}, "letterbox = 999"),
+        ({"shape": [1, 3]}, "its shape is [1, 3]"),
+        ({"shape": [1, 5, 4, 4]}, "its shape is [1, 5, 4, 4]"),
+        ({"fused": True}, "the program's input is [1, 3, 4, 4]"),
+        ({"input": "z"}, "the program's input is []"),
+        ({"fused": 1}, "images[0].fused is 1"),
+    ],
+)
+def test_a_manifest_that_npuc_did_not_write_is_refused(changed: dict[str, Any], said: str) -> None:
+    (whole,) = bound(described("none"), {"x": TensorType((1, 3, 4, 4))}, fused=False)
+    port = {"name": "x", "shape": [1, 3, 4, 4], "dtype": "float32"}
+    assert Program({"inputs": [port], "images": [whole.as_json()]}, {}).images == (whole,)
+    with pytest.raises(ArtefactError, match="damaged") as caught:
+        _ = Program({"inputs": [port], "images": [{**whole.as_json(), **changed}]}, {}).images
+    assert said in str(caught.value)
