@@ -178,7 +178,7 @@ def compare(
     subject = Subject(model, shapes, calibration, data)
     with progress("comparing") as bar:
         report = compared(subject, found, Options(strict=strict, flags=own), bar)
-    say(tables.comparison(report, form), exact=form == "csv")
+    say(tables.comparison(report, form), exact=form != "text")
     return 0 if report["status"] == "ok" else 1
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from npuc.cli.completing import NODES, PASSES
 from npuc.cli.options import (
     Choice,
     TargetCommand,
@@ -62,14 +63,18 @@ if TYPE_CHECKING:
     default="host",
     help="host: run nodes that the target lacks on the host [default]; refuse: reject the model.",
 )
-@click.option("--deny", metavar="OP|NODE", multiple=True, help="Run an operator or a node on the host.")
+@click.option(
+    "--deny", metavar="OP|NODE", multiple=True, shell_complete=NODES, help="Run an operator or a node on the host."
+)
 @removed_options("max_partitions")
 @bind_option
 @search_options
 @click.option(
     "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that may be off by more than 1 LSB."
 )
-@click.option("--dump-after", metavar="PASS", multiple=True, help="Print the graph after a pass.")
+@click.option(
+    "--dump-after", metavar="PASS", multiple=True, shell_complete=PASSES, help="Print the graph after a pass."
+)
 @click.option(
     "--proof",
     type=Choice(CHOICES["proof"]),

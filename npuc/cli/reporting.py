@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from npuc.cli.completing import LAYERS
 from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model
 from npuc.cli.output import Artefact, answer, opened, written
 from npuc.cli.paths import PATH
@@ -212,7 +213,7 @@ def _expect_counted(runner: Runner, inputs: Mapping[str, Array], cycles: int) ->
 
 @click.command()
 @click.argument("artefact", type=PATH)
-@click.argument("node")
+@click.argument("node", shell_complete=LAYERS)
 @click.option("--model", type=PATH, help="The model it was compiled from; adds measured errors.")
 @data_option
 @artefact_options
