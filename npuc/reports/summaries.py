@@ -37,7 +37,7 @@ def compiled(report: Shown, entries: Sequence[Entry], directory: Path, *, verbos
         f"  {plural(report['instructions'], 'instruction')} in {plural(report['segments'], 'segment')}, "
         f"{count(report['macs'])} MACs",
         f"  {count(report['cycles'])} cycles modelled{_an_image(report)}, "
-        f"utilisation {report['utilization'] or 0:.3f} (ideal {report['ideal_cycles']:,.0f})",
+        f"utilization {report['utilization'] or 0:.3f} (ideal {report['ideal_cycles']:,.0f})",
     ]
     if "busier_engine_cycles" in report:
         engines = f"BDC {count(report['bdc_cycles'])}, GDMA {count(report['gdma_cycles'])}"
@@ -124,7 +124,7 @@ COLUMNS = (
     Column("BDC", "bdc_cycles"),
     Column("GDMA", "gdma_cycles"),
     Column(
-        "utilisation",
+        "utilization",
         "ideal_cycles",
         lambda layer: layer["ideal_cycles"] / layer["cycles"] if layer["macs"] and layer["cycles"] else None,
     ),

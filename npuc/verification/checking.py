@@ -108,8 +108,6 @@ def _causes(
             "the activation ranges come from synthetic samples",
             "compile with --calibration FILE.npz of typical samples",
         )
-    if is_composite(program):
-        return
     graph = described(program)
     shares = {} if program.precision in FLOATING else _beyond(program.precision, graph, samples)
     for name, share in shares.items():
