@@ -24,7 +24,6 @@ from npuc import program as programs
 from npuc.errors import HOST_STEP, DataError, NpucError, Problem
 from npuc.flags import Flags, options_of
 from npuc.frozen import frozen
-from npuc.inspect.timeline import Timeline
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.regions.composite import target_of
@@ -33,6 +32,7 @@ from npuc.registry import target as find
 from npuc.samples import loading as data
 from npuc.target import Options, Request, Runner, Target
 from npuc.variants import together, undecided, variants_of
+from npuc.view import Timeline
 
 if TYPE_CHECKING:
     import onnx
@@ -55,6 +55,18 @@ class Compiled:
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the program, without its simulator."""
         return Compiled, (self.program,)
+
+    def __repr__(self) -> str:
+        """The model, the machine and the cycles, in a line."""
+        report = self.report
+        what = f"{self.program.model.name!r} for {report['target']}, machine {report['machine']!r}"
+        return f"<Compiled {what}: {report['cycles']:,} cycles>"
+
+    def _repr_html_(self) -> str:
+        """The summary of `npuc report`, as notebooks show it."""
+        from npuc.page.page import summary
+
+        return summary(self.program, self.target)
 
     @cached_property
     def target(self) -> Target:

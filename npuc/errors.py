@@ -79,7 +79,7 @@ CODES: dict[str, str] = {
 
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"
 _LARGER = "use a machine with larger memories or fields (--machine FILE), or smaller layers"
-_HOST = "let the host run it (--fallback host), or change the model as the limit says"
+_HOST = "let the host run it (leave out --strict), or change the model as the limit says"
 REMEDIES: dict[str, str] = {
     "E101": "give the path of an .onnx file",
     "E102": "export or download the model again; onnx.checker.check_model says more",
@@ -97,7 +97,7 @@ REMEDIES: dict[str, str] = {
     "E202": _HOST,
     "E203": "leave out --strict, or write the node with operators that `npuc operators --target TARGET` lists",
     "E204": "leave out --isa documented",
-    "E205": "let the host run it (--fallback host), or export the model in float32",
+    "E205": "let the host run it (leave out --strict), or export the model in float32",
     **dict.fromkeys(("E301", "E302", "E303"), _LARGER),
     "E304": "use a machine with wider accumulators (--machine FILE), or a layer with fewer products per sum",
     "E305": "correct the machine file; the target's page describes its keys, and `npuc targets` lists machines",

@@ -8,7 +8,6 @@ from npuc.frozen import frozen
 
 POWER_OF_TWO = "power-of-two"
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "fallback": ("host", "refuse"),
     "level": ("0", "1", "2"),
     "method": ("mse", "output", "minmax", "percentile", "entropy"),
     "scales": ("free", POWER_OF_TWO),
@@ -22,6 +21,7 @@ OWN_METRIC = "write it as a metric of your own: --metric FILE.py:FUNCTION"
 REMOVED: Mapping[str, str] = {
     "max_partitions": "name the nodes that are to run on the host: --deny",
     "objective cycles": "the default, time, counts the cycles of computation and of transfers",
+    "fallback": "--strict refuses what the target cannot run; without it the host runs that",
     "full_names": "npuc dump --json has every name in full",
     "layout": OWN_METRIC,
     "box_format": OWN_METRIC,

@@ -20,7 +20,6 @@ class Flags(TypedDict, total=False):
     precision: str
     isa: str
     strict: bool
-    fallback: str
     deny: str | Sequence[str]
     bind: Mapping[str, float]
     objective: str
@@ -89,9 +88,8 @@ def _expect_together(
     target: Target, options: Options, flags: Mapping[str, Any], spelled: Callable[[str], str]
 ) -> None:
     """Raises ValueError for flags that exclude each other or do not go with the precision."""
-    if options.deny and (options.strict or options.fallback == "refuse"):
-        other = spelled("strict") if options.strict else f"{spelled('fallback')} refuse"
-        raise ValueError(f"{spelled('deny')} and {other} exclude each other")
+    if options.deny and options.strict:
+        raise ValueError(f"{spelled('deny')} and {spelled('strict')} exclude each other")
     if flags.get("scales") is not None and options.precision in FLOATING:
         what = f"{spelled('scales')} {flags['scales']}"
         raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from npuc.errors import ArtefactError, DoesNotFit, Problem, UnsupportedOperator
 from npuc.flag import Flag
 from npuc.frozen import frozen
-from npuc.inspect.annotation import MemoryAnnotation
-from npuc.inspect.outline import Heading, by_nodes
-from npuc.inspect.timeline import Timeline, in_turn
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.registry import target as target
 from npuc.samples.loading import Samples
 from npuc.storage.mapped import trim
+from npuc.view import Heading, MemoryAnnotation, Timeline, by_nodes, in_turn
 
 if TYPE_CHECKING:
     from npuc.quantize.calibration.histograms import HistogramSource
@@ -52,8 +50,6 @@ class Options:
     """The source of tensors' histograms; None: quantize.calibration.histograms."""
     scales: str | None = None
     """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
-    fallback: str = "host"
-    """What to do with operators that the target refuses: run them on the "host", or "refuse" the model."""
     deny: tuple[str, ...] = ()
     """ONNX operators and nodes that must run on the host."""
     bind: tuple[tuple[str, float], ...] = ()
@@ -77,11 +73,6 @@ class Options:
         given = {name: value for name, value in old.items() if value is not None}
         if given:
             object.__setattr__(self, "flags", {**self.flags, **given})
-
-    @property
-    def refuses_host(self) -> bool:
-        """Whether a node that the target does not run is refused."""
-        return self.strict or self.fallback == "refuse"
 
     def flag(self, flag: Flag) -> str:
         """The value of a flag that a target declares."""

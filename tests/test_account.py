@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from npuc.models import MODELS
 from npuc.onnx_files.subgraphs import within
 from npuc.target import Options, Request, target
 from tests.cli.process import npuc
-from tests.regions.nets import model_of
+from tests.onnx_models import parse
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
 
@@ -40,7 +41,7 @@ def _transformer() -> onnx.ModelProto:
         a{0} = MatMul(p{0}, k{0}) o{0} = MatMul(a{0}, w) r{0} = Add(h{0}, o{0}) f{0} = MatMul(r{0}, v)
         u{0} = Relu(f{0}) d{0} = MatMul(u{0}, w) h{1} = Add(r{0}, d{0})"""
     text = f"g (float[1,8,16] h0) => (float[1,8,16] h2) {{ {layer.format(0, 1)} {layer.format(1, 2)} }}"
-    return model_of(text, g=(16,), b=(16,), w=(16, 16), v=(16, 16))
+    return parse(text, g=(16,), b=(16,), w=(16, 16), v=(16, 16))
 
 
 NETWORKS = {
@@ -104,7 +105,8 @@ def test_commands_name_only_nodes_that_the_model_has(network: str, machine: str,
     assert len(screen.splitlines()) <= 25
     npuc("report", tmp_path / "a", "-o", tmp_path / "r.html").done()
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert re.findall(r'data-fate="([^"]*)"', page) == names
+    told = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert [each["name"] for each in told["nodes"]] == names
     drawn = re.findall(r'data-node="([^"]*)"', page)
     folded = {each["node"] for each in found[0]["account"] if each["place"] == "folded"}
     assert sorted(drawn) == sorted({*names} - folded)

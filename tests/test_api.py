@@ -109,7 +109,7 @@ def test_problems_are_listed_and_raised() -> None:
     (problem,) = npuc.check(model, "easynpu")
     assert (problem.code, problem.op) == ("E201", "Sin")
     with pytest.raises(UnsupportedOperator):
-        npuc.compile(model, "easynpu", calibration="synthetic", options=Options(fallback="refuse"))
+        npuc.compile(model, "easynpu", calibration="synthetic", options=Options(strict=True))
     assert npuc.check(MODEL, "easynpu") == []
 
 
@@ -197,6 +197,15 @@ def test_names_of_a_model_in_memory_may_be_anything(name: str, target: str, imag
     found = npuc.compile(model, target, calibration="synthetic", level="0").run(images[:2])
     assert list(found) == [f"{name} y"]
     np.testing.assert_array_equal(found[f"{name} y"], *plain.run(images[:2]).values())
+
+
+def test_a_program_is_shown_in_a_line_and_in_notebooks_by_its_summary(program: npuc.Compiled) -> None:
+    cycles = f"{program.report['cycles']:,}"
+    assert cycles in repr(program) and len(repr(program)) < 200
+    page = program._repr_html_()
+    assert cycles in page and len(page) < 20_000 and "<script" not in page
+    costliest = max(program.report["layers"], key=lambda each: each["cycles"])
+    assert f'data-layer="{program.report["layers"].index(costliest)}"' in page
 
 
 @pytest.mark.parametrize("function", [npuc.compile, npuc.check])

@@ -19,6 +19,7 @@ from npuc.models.digits import FOLDER
 from npuc.onnx_suite import suite
 from npuc.registry import TARGETS
 from tests.files import arrays
+from tests.onnx_models import parse
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx-backend.md"
 PART = (
@@ -59,7 +60,7 @@ def test_numbers_are_cast_from_and_to_bfloat16(target: str, others: str) -> None
         types = [onnx.TensorProto.DataType.Value(each.upper()) for each in (source, result)]
         given, wanted = (helper.tensor_dtype_to_np_dtype(each) for each in types)
         text = f"g ({source}[3, 4] x) => ({result}[3, 4] y) {{ y = Cast<to = {types[1]}>(x) }}"
-        model = parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> {text}')
+        model = parse(text, 19)
         (found,) = npuc.backend(target).prepare(model).run([values.astype(given)])
         assert found.dtype == wanted
         np.testing.assert_array_equal(found.astype(float), values.astype(given).astype(wanted).astype(float))
@@ -84,7 +85,7 @@ BEFORE = {"easynpu": 482, "nvdla-small": 434, "nvdla-large": 434, "nvdla-full": 
 def test_the_page_has_no_failures_and_what_ran_on_the_npu_still_does() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in TARGETS:
-        row, _ = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
         npu, mixed, host, passed, refused, failed = (int(each) for each in row.split("|")[2:-1])
         assert npu > BEFORE[name] and npu + mixed + host == passed and passed + refused == 2024 and failed == 0
         (line,) = [line for line in text.splitlines() if line.startswith(f"- {name}: ")]

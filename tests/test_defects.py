@@ -17,7 +17,7 @@ from npuc.ir import Graph
 from npuc.regions import planning
 from npuc.targets.easynpu.program import lowering
 from tests.cli.process import npuc as command
-from tests.regions.nets import model_of
+from tests.onnx_models import parse
 
 NET = """g (float[1,4,8,8] x) => (float[1,4,4,4] y) {
     a = Conv <pads = [1,1,1,1]> (x, w)
@@ -62,7 +62,7 @@ def test_a_defect_is_one_block_with_its_own_code(
     plant: Callable[[pytest.MonkeyPatch], None], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    model = model_of(NET, w=(4, 4, 3, 3))
+    model = parse(NET, w=(4, 4, 3, 3))
     with pytest.raises(Defect, match=told) as caught:
         npuc.compile(model, "easynpu", calibration="synthetic")
     assert isinstance(caught.value.__cause__, TypeError | KeyError | ArtefactError)
@@ -85,7 +85,7 @@ def test_a_malformed_node_is_the_users_even_if_an_importer_fails_on_it(
     attributes: dict[str, list[int]], inputs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(IMPORTERS, "Transpose", fail)
-    model = model_of("g (float[1,4,8,8] x) => (float[a,b,c,d] y) { y = Identity(x) }")
+    model = parse("g (float[1,4,8,8] x) => (float[a,b,c,d] y) { y = Identity(x) }")
     model.graph.node[0].CopyFrom(helper.make_node("Transpose", [inputs], ["y"], **attributes))
     with pytest.raises(NpucError, match="E105"):
         import_model(model)

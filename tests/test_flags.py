@@ -73,7 +73,7 @@ def test_keywords_become_options() -> None:
         ("easynpu", {"method": "entropie"}, ValueError, "Did you mean 'entropy'"),
         ("easynpu", {"mixed": "automatic"}, ValueError, "mixed is 'automatic'"),
         ("easynpu", {"deny": ["Conv"], "strict": True}, ValueError, "exclude each other"),
-        ("easynpu", {"deny": ["Conv"], "fallback": "refuse"}, ValueError, "exclude each other"),
+        ("easynpu", {"fallback": "refuse"}, ValueError, "fallback was removed; --strict"),
         ("easynpu", {"max_partitions": 0}, ValueError, "max_partitions was removed; name the nodes"),
         ("easynpu", {"objective": "cycles"}, ValueError, "objective cycles was removed; the default, time"),
         ("easynpu", {"mixed": True, "strict": True}, ValueError, "strict and mixed auto exclude"),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.page.layering import layering
+from npuc.page.network import layering
 
 SHORT_CUT = {"a": ("x",), "b": ("a",), "c": ("b", "weights"), "d": ("c", "a")}
 """x and weights are no boxes; d adds what b and c made of a to a itself."""

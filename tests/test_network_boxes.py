@@ -6,8 +6,7 @@ from typing import Any
 
 from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, Entry
 from npuc.errors import Problem
-from npuc.page.boxes import boxes_of
-from npuc.page.network import drawing
+from npuc.page.network import boxes_of, drawing
 
 
 def _entry(node: str, op: str, place: str, reads: str, writes: str, **more: Any) -> Entry:

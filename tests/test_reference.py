@@ -17,6 +17,7 @@ from npuc.ir import Array, Graph
 from npuc.onnx_files.export import to_onnx
 from npuc.onnx_files.external_weights import HEAVY, without_weights
 from npuc.reference import graph_session, session
+from tests.onnx_models import parse
 from tests.passes.networks import network, node
 
 
@@ -134,9 +135,8 @@ def test_a_product_behind_pooling_whose_shape_onnxruntime_mistakes_is_computed()
         b = MatMul(a, w)
         y = Add(b, c)
     }"""
-    model = onnx.parser.parse_model(text)
     w, c = np.array([[1.5], [-2.0], [0.25]], np.float32), np.array([0.5], np.float32)
-    model.graph.initializer.extend([onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(c, "c")])
+    model = parse(text, w=w, c=c)
     x = np.random.default_rng(0).normal(0.3, 1, (1, 8, 8, 8)).astype(np.float32)
     (found,) = session(model).run(None, {"x": x})
     (wanted,) = session(model, few_runs=True).run(None, {"x": x})

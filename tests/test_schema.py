@@ -16,8 +16,8 @@ from npuc.errors import NpucError
 from npuc.models import MODELS
 from npuc.program import MANIFEST, save
 from npuc.target import Options, Request, target
-from tests.compiled import compilation
-from tests.regions.nets import model_of, program_of
+from tests.compiled import compilation, program_of
+from tests.onnx_models import parse
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[1] / "docs" / "program-schema.json").read_text("utf-8"))
 
@@ -92,7 +92,7 @@ def _open(manifest: Any) -> None:
 
 def test_programs_with_host_regions_follow_the_schema(tmp_path: Path) -> None:
     body = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n b = Sin(a)\n y = NonZero(b)"
-    model = model_of(f"g (float[1,8,6,6] x) => (int64[4,n] y) {{ {body} }}", w=(8, 8, 3, 3))
+    model = parse(f"g (float[1,8,6,6] x) => (int64[4,n] y) {{ {body} }}", w=(8, 8, 3, 3))
     for name in ("easynpu", "bm1684"):
         (tmp_path / name).mkdir()
         program_of(model, tmp_path / name, name)

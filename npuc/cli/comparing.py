@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     "--model", type=PATH, help="The model that both were compiled from; compares their accuracy on --data."
 )
 @click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with both networks side by side.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the fields and instructions of every changed layer.")
 @artefact_options
 def diff(
     first: Path,
@@ -45,6 +46,7 @@ def diff(
     data: tuple[Path, ...],
     model: Path | None,
     output: Path | None,
+    verbose: bool,
     allow_modified: bool,
     as_json: bool,
 ) -> None:
@@ -72,7 +74,7 @@ def diff(
         report["outputs"] = _outputs(pair, data)
     if model is not None:
         report["accuracy"] = _accuracy(pair, data, model)
-    told = summaries.difference(shown(report), first, second)
+    told = summaries.difference(shown(report), first, second, verbose=verbose)
     if output is not None:
         page = _page(pair, report).encode()
         with replacing(output) as staging:

@@ -58,15 +58,9 @@ if TYPE_CHECKING:
 @target_flags
 @strict_option
 @click.option(
-    "--fallback",
-    type=Choice(CHOICES["fallback"]),
-    default="host",
-    help="host: run nodes that the target lacks on the host [default]; refuse: reject the model.",
-)
-@click.option(
     "--deny", metavar="OP|NODE", multiple=True, shell_complete=NODES, help="Run an operator or a node on the host."
 )
-@removed_options("max_partitions")
+@removed_options("max_partitions", "fallback")
 @bind_option
 @search_options
 @click.option(

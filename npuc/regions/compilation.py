@@ -135,7 +135,7 @@ def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Co
 def offered(plan: Plan) -> tuple[partition.Part, ...]:
     """Parts that the target accepts. Raises NpucError where a refused node may not or cannot run on the host."""
     parts = settled(plan)
-    if plan.options.refuses_host:
+    if plan.options.strict:
         expect_on_target(plan, parts)
     expect_host(plan)
     return parts
@@ -143,15 +143,15 @@ def offered(plan: Plan) -> tuple[partition.Part, ...]:
 
 def _read_on_npu(plan: Plan, parts: Iterable[partition.Part]) -> set[str]:
     """The tensors that NPU parts read from outside."""
-    units = ([plan.network.by_name[name] for name in part.blocks] for part in parts if part.on_npu)
-    return {name for each in units for name in crossing_inputs(plan.network, each, on_npu=True)}
+    nodes = ([plan.network.by_name[name] for name in part.blocks] for part in parts if part.on_npu)
+    return {name for each in nodes for name in crossing_inputs(plan.network, each, on_npu=True)}
 
 
 def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
     """Sends all nodes to the host: some inputs are not numeric tensors and have no samples."""
     reason, limit = "an input is no tensor of numbers: nothing behind it can be calibrated", "tensors of numbers"
     problem = Problem("E107", reason, tensor=min(strange), limit=limit)
-    deny(plan, [unit.name for unit in plan.network.nodes], problem)
+    deny(plan, [node.name for node in plan.network.nodes], problem)
 
 
 def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> dict[Key, Lowered]:
@@ -230,10 +230,10 @@ def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prover: Prover) 
     """
     if is_whole(plan, [part], lowered.graph) and not plan.options.bind:
         return replace(lowered, program=prover.part(lowered, plan.request.model))
-    units = [plan.network.by_name[name] for name in part.blocks]
-    model = region_model(plan.network, units, lowered.graph.outputs)
+    nodes = [plan.network.by_name[name] for name in part.blocks]
+    model = region_model(plan.network, nodes, lowered.graph.outputs)
     if not {each.name for each in model.graph.input} <= {*lowered.graph.inputs}:  # a mask was prepared before it
-        model = to_onnx(part_graph(plan.network, units, lowered.graph.outputs, plan.network.name))
+        model = to_onnx(part_graph(plan.network, nodes, lowered.graph.outputs, plan.network.name))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "part.onnx"
         path.write_bytes(model.SerializeToString())

@@ -9,9 +9,6 @@ from typing import Any, cast
 
 from npuc.errors import ArtefactError, NpucError
 from npuc.export.network_name import named, network_name
-from npuc.inspect.annotation import MemoryAnnotation
-from npuc.inspect.outline import Heading, Line, names_of
-from npuc.inspect.timeline import Activity, Timeline
 from npuc.ir import Array
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
@@ -20,6 +17,7 @@ from npuc.registry import names
 from npuc.registry import target as find
 from npuc.storage.records import damaged
 from npuc.target import Origin, Stepper, Target
+from npuc.view import Activity, Heading, Line, MemoryAnnotation, Timeline, names_of
 
 
 def target_of(program: Program) -> Target:

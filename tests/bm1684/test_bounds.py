@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from tests.cli.process import npuc
-from tests.regions.nets import model_of
+from tests.onnx_models import parse
 
 TEXT = "g (float[{n},64,8,8] x) => (float[{n},64,8,8] y) {{ {body} }}"
 CONV = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n y = Relu(a)"
@@ -16,7 +16,7 @@ WEIGHTS = (64, 64, 3, 3)
 
 
 def _report(tmp_path: Path, images: int, *options: str, body: str = CONV) -> dict[str, object]:
-    onnx.save(model_of(TEXT.format(n=images, body=body), w=WEIGHTS), tmp_path / "m.onnx")
+    onnx.save(parse(TEXT.format(n=images, body=body), w=WEIGHTS), tmp_path / "m.onnx")
     arguments = (
         "compile",
         tmp_path / "m.onnx",

@@ -91,7 +91,7 @@ def _form(form: str) -> tuple[onnx.ModelProto, Array]:
 @cache
 def _compiled(form: str) -> api.Compiled:
     model, x = _form(form)
-    options = Options(precision="int8", fallback="refuse", proof="all")
+    options = Options(precision="int8", strict=True, proof="all")
     return api.compile(model, "bm1684", calibration={"x": x}, options=options)
 
 

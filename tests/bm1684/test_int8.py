@@ -20,13 +20,14 @@ from npuc.reference import session
 from npuc.target import Options
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.artefact import Contents, of_words, to_words
-from npuc.targets.bm1684.simulate import simulator, vendor
+from npuc.targets.bm1684.simulate import running, simulator
 from npuc.targets.bm1684.target import FIRMWARE_HEADER
 from tests.bm1684 import chips, fix8b
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
 from tests.given import GIVEN as GIVEN_FILES
 from tests.graphs.compiling import HOSTED, Case, check_compile
+from tests.onnx_models import parse
 from tests.passes import networks
 from tests.passes.networks import node
 
@@ -55,7 +56,7 @@ def test_layers_give_the_vendors_values_and_cycles(seed: int, tmp_path: Path) ->
     found, cycles = carried_out(case, tmp_path)
     image = tmp_path / "memory"
     case.memory.tofile(image)
-    theirs = vendor.carry_out(case.table, fix8b.ADDRESSES, image, libraries)
+    theirs = running.carry_out(case.table, fix8b.ADDRESSES, image, libraries)
     assert (np.fromfile(image, np.uint8) == found).all()
     assert abs(cycles - theirs) <= 6  # each of six moves agrees within one cycle
 
@@ -168,7 +169,7 @@ def test_weights_of_layers_of_a_batch_are_improved(level: str) -> None:
     w, x = random.standard_normal((4, 4, 3, 3)), random.standard_normal((6, 3, 4, 5, 5)) + 0.3
     given = {name: each.astype(np.float32) for name, each in (("w", w), ("x", x))}
     text = "g (float[3,4,5,5] x, float[4,4,3,3] w) => (float[3,4,3,3] y) { y = Conv(x, w) }"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model = parse(text)
     model.graph.input.pop()
     model.graph.initializer.append(onnx.numpy_helper.from_array(given["w"], "w"))
     samples = {"x": given["x"]}
@@ -377,7 +378,7 @@ def test_what_moves_the_first_axis_at_the_end_is_left_to_the_host(end: str, imag
         values = random.normal(0.05, 0.3, shape).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     x = random.normal(0.3, 1, (images, 1, 6, 16)).astype(np.float32)
-    options = Options(precision="int8", fallback="refuse", proof="all")
+    options = Options(precision="int8", strict=True, proof="all")
     found = api.compile(model, "bm1684", calibration={"x": x}, options=options)
     assert found.report["proof"]["bit_exact"]
     wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])

@@ -13,7 +13,7 @@ from npuc.models.digits import FOLDER
 from npuc.targets.bm1684.simulate import compilation
 from tests.bm1684.kernels import need_compiler
 from tests.cli.process import npuc
-from tests.regions.nets import model_of
+from tests.onnx_models import parse
 
 DIGITS = FOLDER / "digits.onnx"
 FREESTANDING = ("-std=c99", "-ffreestanding", "-Wall", "-Wextra", "-Werror", "-O1", "-c")
@@ -116,7 +116,7 @@ def test_a_compile_can_choose_the_name_and_an_export_another(tmp_path: Path) -> 
 def test_variants_of_a_prefix_are_numbered(tmp_path: Path) -> None:
     model, artefact = tmp_path / "model.onnx", tmp_path / "a.npu"
     text = "g (float[1,3,h,8] x) => (float[1,4,h,8] y) { y = Conv<pads = [1, 1, 1, 1]>(x, w) }"
-    onnx.save(model_of(text, w=(4, 3, 3, 3)), model)
+    onnx.save(parse(text, w=(4, 3, 3, 3)), model)
     shapes = ("--input-shape", "x=1,3,8,8", "--input-shape", "x=1,3,12,8")
     npuc("compile", model, "--target", "bm1684", "-o", artefact, "--prefix", "u", *shapes).done()
     for number in range(2):

@@ -6,14 +6,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import npuc
+from tests.onnx_models import parse
 
 
 def _model(scale: tuple[float, float], mode: str) -> onnx.ModelProto:
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,8] x) => (float[1,8,?,?] y) '
+    model = parse(
+        "g (float[1,4,6,8] x) => (float[1,8,?,?] y) "
         f"<float[4] s = {{1, 1, {scale[0]}, {scale[1]}}}> "
         f'{{ a = Conv(x, w)\n b = Resize<mode = "{mode}">(a, , s)\n y = Conv(b, v) }}'
     )

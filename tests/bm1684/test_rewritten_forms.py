@@ -14,7 +14,8 @@ from npuc.program import Program, load, save
 from npuc.regions.artefact import is_composite
 from npuc.samples.loading import synthetic
 from npuc.target import Options, Request, target
-from tests.regions.nets import checked, model_of, places
+from tests.compiled import checked, places
+from tests.onnx_models import parse
 
 Shapes = dict[str, Sequence[int]]
 VOLUMES: dict[str, tuple[str, Shapes]] = {
@@ -136,7 +137,7 @@ def _compiled(model: onnx.ModelProto, precision: str, folder: Path) -> Program:
 
 @pytest.mark.parametrize(("precision", "text", "shapes"), CASES)
 def test_the_network_runs_without_the_host(precision: str, text: str, shapes: Shapes, tmp_path: Path) -> None:
-    program = _compiled(model_of(f"g {text}", **shapes), precision, tmp_path)
+    program = _compiled(parse(f"g {text}", **shapes), precision, tmp_path)
     assert not is_composite(program)
     found = checked(program, tmp_path, synthetic(running.program_inputs(program), 5, seed=5))
     assert found["status"] == "ok"
@@ -148,7 +149,7 @@ def test_a_convolution_runs_without_the_limits_that_no_8_bit_layer_has(tmp_path:
         "g (float[1,4,6,6] x) => (float[1,4,6,6] y) <float low = {-1}, float high = {1}>"
         "{a = Conv (x, w) b = Clip (a, low, high) y = Conv (b, w)}"
     )
-    program = _compiled(model_of(text, w=(4, 4, 1, 1)), "int8", tmp_path)
+    program = _compiled(parse(text, w=(4, 4, 1, 1)), "int8", tmp_path)
     assert places(program) == [("npu", ("Conv",)), ("host", ("Clip",)), ("npu", ("Conv",))]
 
 
@@ -157,13 +158,13 @@ def test_products_run_beside_a_function_that_the_host_computes(tmp_path: Path) -
         "g (float[1,6,16] x) => (float[1,6,16] y)"
         "{a = MatMul (x, w) b = Sigmoid (a) c = Mul (a, b) d = Relu (c) y = MatMul (d, w)}"
     )
-    program = _compiled(model_of(text, w=(16, 16)), "int8", tmp_path)
+    program = _compiled(parse(text, w=(16, 16)), "int8", tmp_path)
     assert places(program) == [("npu", ("MatMul",)), ("host", ("Sigmoid", "Mul", "Relu")), ("npu", ("MatMul",))]
     assert program.manifest["report"]["npu_macs_share"] == 1.0
 
 
 def test_the_images_of_a_batch_stay_apart_in_a_product(tmp_path: Path) -> None:
-    model = model_of("g (float[5,16] x) => (float[5,8] y) {a = MatMul (x, w) y = Relu (a)}", w=(16, 8))
+    model = parse("g (float[5,16] x) => (float[5,8] y) {a = MatMul (x, w) y = Relu (a)}", w=(16, 8))
     program = _compiled(model, "int8", tmp_path)
     assert not is_composite(program)
     assert checked(program, tmp_path)["bit_exact"] is True

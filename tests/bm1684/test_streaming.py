@@ -17,7 +17,7 @@ from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.compiled import compilation
-from tests.regions.nets import model_of
+from tests.onnx_models import parse
 
 TEXT = "g (float[1,{c},{h},{w}] x) => (float[1,{o},{ho},{wo}] y) {{ {before} y = Conv<{how}>({x}, w, b) }}"
 
@@ -64,7 +64,7 @@ def _model(name: str, before: str = "", x: str = "x") -> onnx.ModelProto:
     h, w = reversed(case.image) if before else case.image
     extents = {"c": case.channels, "h": h, "w": w, "o": case.outputs, "ho": case.extent(0), "wo": case.extent(1)}
     text = TEXT.format(**extents, how=how, before=before, x=x)
-    return model_of(text, w=(case.outputs, case.channels, *case.kernel), b=(case.outputs,))
+    return parse(text, w=(case.outputs, case.channels, *case.kernel), b=(case.outputs,))
 
 
 def _compiled(model: onnx.ModelProto, folder: Path) -> Program:
@@ -131,5 +131,5 @@ def test_an_image_whose_rows_are_not_evenly_spaced_is_not_streamed(tmp_path: Pat
     """Rows 0..7 of channel 0, then those of channel 1 and so on, are the rows of the image that the Conv reads."""
     text = """g (float[1,3,8,5] x) => (float[1,2,12,5] y) <int64[4] s = {1, 2, 12, 5}> {
         t = Transpose<perm = [2, 0, 1, 3]>(x) r = Reshape(t, s) c = Conv(r, w) y = Relu(c) }"""
-    model = model_of(text, w=(2, 2, 1, 1))
+    model = parse(text, w=(2, 2, 1, 1))
     _expect_right(model, _compiled(model, tmp_path))

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from tests.cli.process import Digits, WriteModel, compiled
+from tests.onnx_models import parse
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 
@@ -43,7 +44,7 @@ def write(tmp_path: Path) -> WriteModel:
     ) -> Path:
         path = tmp_path / name
         if isinstance(model, str):
-            model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {model}')
+            model = parse(model, opset)
         if isinstance(model, onnx.ModelProto):
             random = np.random.default_rng(0)
             for constant, shape in constants.items():

@@ -13,6 +13,7 @@ import pytest
 from npuc.verification.judging.intervals import interval, paired_difference
 from tests.cli.process import Digits, npuc
 from tests.files import arrays
+from tests.onnx_models import parse
 
 
 def test_all_computations_of_the_digits_are_counted(digits: Digits, tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_a_bound_input_is_a_constant_of_the_model(tmp_path: Path) -> None:
     """The data lack it, and onnxruntime could not run the model."""
     text = "g (float[1,2,4,4] x, float k) => (float[1,2,4,4] y) { a = Relu(x) y = Mul(a, k) }"
     model, out, data = (tmp_path / name for name in ("m.onnx", "m.npu", "x.npz"))
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}'), model)
+    onnx.save(parse(text), model)
     np.savez(data, x=np.random.default_rng(4).normal(0.3, 1, (4, 2, 4, 4)).astype(np.float32))
     npuc("compile", model, "--target", "bm1684", "--precision", "fp32", "--bind", "k=2", "-o", out).done()
     found = npuc("accuracy", model, out, "--data", data, "--metric", "regression", "--json").json
@@ -84,10 +85,9 @@ def test_the_integer_network_gives_what_the_words_give(
     """Also of the parts around a host region, on as many samples as are not simulated."""
     nodes = "a = Conv(x, w) b = Relu(a) c = Relu(b) d = Conv(c, w) y = Relu(d)"
     text = f"g (float[1,4,6,6] x) => (float[1,4,6,6] y) {{ {nodes} }}"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
     random = np.random.default_rng(4)
     w = random.normal(0, 0.5, (4, 4, 1, 1)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    model = parse(text, w=w)
     for node in model.graph.node:
         node.name = node.output[0]
     path, out, data = (tmp_path / name for name in ("m.onnx", "m.npu", "x.npz"))

@@ -163,7 +163,7 @@ def test_verbose_reports_the_rewrites_that_need_calibrated_values_too(write: Wri
 def test_an_average_in_more_than_two_stages_is_used_only_if_allowed(write: WriteModel, tmp_path: Path) -> None:
     model = write("g (float[1,16,112,112] x) => (float[1,16,1,1] y) { y = GlobalAveragePool(x) }")
     options = ("--isa", "documented", "--machine", "large")
-    refusal = compiled(model, tmp_path / "o", *options, "--fallback", "refuse").refused("E204")
+    refusal = compiled(model, tmp_path / "o", *options, "--strict").refused("E204")
     assert "--allow split_average_pool" in refusal
     allowed = compiled(model, tmp_path / "o", *options, "--allow", "split_average_pool", "-v").done()
     assert "rounded 3 times more (at most 3 LSB)" in allowed
@@ -211,7 +211,7 @@ def test_two_kept_tensors_go_through_the_host_without_extension_words(write: Wri
     model = write(TWO_KEPT, w=(16, 16, 1, 1))
     moved: list[int] = []
     for isa in ("documented", "extended"):
-        report = compiled(model, tmp_path / isa, "--isa", isa, "--fallback", "refuse", "--json").json
+        report = compiled(model, tmp_path / isa, "--isa", isa, "--strict", "--json").json
         moved.append(report["host_traffic"]["map_bytes"])
         npuc("verify", model, tmp_path / isa).done()
     assert moved[0] > moved[1]
@@ -232,7 +232,7 @@ def test_strict_accepts_the_conversion_of_inputs_and_outputs(digits: Digits, tmp
 
 def test_every_refusal_of_a_model_is_reported_at_once_also_as_json(write: WriteModel, tmp_path: Path) -> None:
     model = write("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Sin(x)\n b = Relu(a)\n y = Cos(b) }")
-    outcome = compiled(model, tmp_path / "o", "--fallback", "refuse", "--json")
+    outcome = compiled(model, tmp_path / "o", "--strict", "--json")
     assert outcome.code == 1 and outcome.json["status"] == "error"
     errors = outcome.json["errors"]
     assert [(error["op"], error["code"]) for error in errors] == [("Sin", "E201"), ("Cos", "E201")]

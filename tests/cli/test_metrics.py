@@ -11,11 +11,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from npuc.samples import streams
 from tests.cli.process import Outcome, compiled, npuc
 from tests.files import split
+from tests.onnx_models import parse
 
 PAIR = """g (float[1,3,16,16] x) => (float[1,16,4] boxes, float[1,16,2] scores) {
     b = Conv <kernel_shape = [4, 4], strides = [4, 4]> (x, bw, bb)
@@ -73,7 +74,7 @@ class Made:
     """A model, its program, and images for it."""
 
     def __init__(self, text: str, folder: Path, count: int = 9) -> None:
-        model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+        model = parse(text)
         for name, values in CONSTANTS[text].items():
             typed = np.asarray(values, np.int64 if np.asarray(values).dtype.kind == "i" else np.float32)
             model.graph.initializer.append(numpy_helper.from_array(typed, name))

@@ -22,6 +22,7 @@ from npuc.ir import Array
 from npuc.target import Options
 from npuc.verification import equivalence
 from npuc.verification.equivalence import Original
+from tests.onnx_models import parse
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
 NETWORK = """g (float[1,3,5,5] x) => (float[1,4,3,3] y) <float half = {0.5}, float two = {2}> {
@@ -41,10 +42,8 @@ LAST = {"whole": "y = Relu (t)", "with a host region": "y = Atan (t)"}
 
 def _model(last: str) -> onnx.ModelProto:
     random = np.random.default_rng(0)
-    model = parser.parse_model(f"{HEAD} {NETWORK.replace('LAST', last)}")
     held = {"w": random.standard_normal((4, 3, 2, 2)), "v": random.uniform(0.5, 2, (1, 4, 1, 1))}
-    model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), k) for k, v in held.items())
-    return model
+    return parse(f"{HEAD} {NETWORK.replace('LAST', last)}", **held)
 
 
 def _drop(node: OnnxNode, to: Builder) -> None:
@@ -104,17 +103,13 @@ DYNAMIC = """g (float[1,8] x) => (float[1,4] y) <float k = {0.01}, uint8 wz = {1
 
 
 def _dynamic() -> onnx.ModelProto:
-    model = parser.parse_model(f"{HEAD} {DYNAMIC}")
     w = np.random.default_rng(0).integers(0, 255, (8, 4)).astype(np.uint8)
-    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
-    return model
+    return parse(f"{HEAD} {DYNAMIC}", w=w)
 
 
 def _half() -> onnx.ModelProto:
     w = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float16)
-    model = parser.parse_model(f"{HEAD} g (float16[1,8] x) => (float16[1,4] y) {{ y = MatMul (x, w) }}")
-    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
-    return model
+    return parse(f"{HEAD} g (float16[1,8] x) => (float16[1,4] y) {{ y = MatMul (x, w) }}", w=w)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from npuc.conditions.lower_bounds import LowerBounds
 from npuc.frontend import import_model
 from npuc.ir import Node
+from tests.onnx_models import parse
 
 CONSTANTS = {
     "half": np.float32(0.5), "two": np.float32(2), "three": np.float32(3), "four": np.float32(4),
@@ -44,9 +45,7 @@ CASES = [
 
 @pytest.mark.parametrize(("body", "bound"), CASES, ids=[body.replace("\n", ";") for body, _ in CASES])
 def test_a_bound_is_what_operators_and_constants_say(body: str, bound: float) -> None:
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 13]> g (float[1,2,4,4] x) => (float y) {{ {body} }}'
-    )
+    model = parse(f"g (float[1,2,4,4] x) => (float y) {{ {body} }}", 13)
     used = {name for node in model.graph.node for name in node.input}
     model.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), name) for name, value in CONSTANTS.items() if name in used

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
 
 from npuc import running
 from npuc.conditions.masks import masking
@@ -21,6 +20,7 @@ from npuc.program import load, save
 from npuc.regions.composite import target_of
 from npuc.samples.loading import Samples
 from npuc.target import Options, Request, target
+from tests.onnx_models import parse
 
 ROWS, WIDTH = 8, 16
 LOGITS = "s = MatMul(x, w)"
@@ -46,13 +46,9 @@ def model_of(text: str, low: float = -1e4, **constants: np.ndarray) -> onnx.Mode
         "low": np.array(low, np.float32),
         **constants,
     }
-    made = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> masks '
-        f"(float[{ROWS},{WIDTH}] x, float[{ROWS},{WIDTH}] m) => (float[a,b] y) {{ {text} }}"
-    )
-    read = {name for node in made.graph.node for name in node.input}
-    made.graph.initializer.extend(numpy_helper.from_array(named[name], name) for name in named if name in read)
-    if "m" not in read:
+    head = f"masks (float[{ROWS},{WIDTH}] x, float[{ROWS},{WIDTH}] m) => (float[a,b] y)"
+    made = parse(f"{head} {{ {text} }}", **named)
+    if not any("m" in node.input for node in made.graph.node):
         del made.graph.input[1]
     return made
 
@@ -110,6 +106,11 @@ CONDITIONS = {
     "a constant below the limit": ("z = Add(s, c)", {"c": np.full(WIDTH, 15.9, np.float32)}, []),
     "a constant at the limit": ("z = Add(s, c)", {"c": np.full(WIDTH, 16.0, np.float32)}, ["Add"]),
     "a negative constant at the limit": ("z = Add(s, c)", {"c": np.full(WIDTH, -16.0, np.float32)}, ["Add"]),
+    "padding at the limit": (
+        "z = Pad(s, ends, edge)",
+        {"ends": np.array([0, 0, 0, 2]), "edge": np.array(-16, np.float32)},
+        ["Pad"],
+    ),
     "padding far below zero": ("z = Pad(s, ends, low)", {"ends": np.array([0, 0, 0, 2])}, ["Pad"]),
     "logits added to logits": ("t = MatMul(x, v)\n z = Add(s, t)", {}, []),
     "an input through elementwise operators": ("n = Relu(m)\n z = Add(s, n)", {}, ["Relu", "Add"]),
@@ -165,7 +166,7 @@ def test_only_operators_that_ignore_small_values_make_it_a_mask(head: str, count
 def test_a_mask_is_refused_if_the_host_is_ruled_out(tmp_path: Path) -> None:
     onnx.save(model_of(f"{MASKS['added constants']}\n {BEHIND}"), tmp_path / "m.onnx")
     with pytest.raises(NpucError, match="mask before a Softmax") as error:
-        compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(fallback="refuse")))
+        compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(strict=True)))
     assert [each.tensor for each in error.value.problems if "mask" in each.reason] == ["z"]
 
 

@@ -34,9 +34,8 @@ from npuc.targets.easynpu.plan.placement import Placement
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
 from npuc.targets.easynpu.plan.streams import Streams
 from npuc.targets.easynpu.plan.strips import Plan, plans
-from tests.compiled import compilation
+from tests.compiled import assert_steps_alike, compilation, verified
 from tests.easynpu.test_plans import Layers, every_plan
-from tests.verified import assert_steps_alike, verified
 
 EASYNPU = target("easynpu")
 TINY = Machine(fmap_words=60, skip_words=60, weight_words=330)

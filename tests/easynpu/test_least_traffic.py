@@ -20,7 +20,7 @@ from npuc import program
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options, Request, target
-from tests.verified import assert_steps_alike, verified
+from tests.compiled import assert_steps_alike, verified
 
 EASYNPU = target("easynpu")
 WORD = 16

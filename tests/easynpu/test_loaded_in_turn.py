@@ -17,8 +17,7 @@ from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options, Request, target
 from npuc.verification.metrics import Difference
-from tests.compiled import compilation
-from tests.verified import assert_steps_alike, verified
+from tests.compiled import assert_steps_alike, compilation, verified
 
 EASYNPU = target("easynpu")
 SMALL = 'name = "small"\nweight_words = {weight}\nfmap_words = {maps}\nskip_words = {maps}\nitcm_words = {itcm}\n'

@@ -29,8 +29,8 @@ from npuc.targets.easynpu.plan.regions import outputs_of, run_of
 from npuc.targets.easynpu.plan.strips import Plan, Strip, plans, units
 from npuc.targets.easynpu.program.lowering import computed, placed
 from npuc.verification.metrics import Tolerance
+from tests.compiled import verified
 from tests.easynpu_rewrites.nets import Net
-from tests.verified import verified
 
 SMALL = Machine(fmap_words=70, skip_words=70, weight_words=320)
 

@@ -20,10 +20,9 @@ from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
-from tests.compiled import compilation, optimised
-from tests.quantised import FORMS, TRAINED, quantised
+from tests.compiled import compilation, optimised, verified
+from tests.onnx_models import FORMS, TRAINED, quantised
 from tests.runtime import RUNTIME
-from tests.verified import verified
 
 EASYNPU = target("easynpu")
 pytestmark = pytest.mark.usefixtures("exact_integers")

@@ -13,8 +13,8 @@ from npuc.errors import NpucError
 from npuc.onnx_files.export import to_onnx
 from npuc.target import Options, Request, target
 from npuc.verification.metrics import Tolerance
+from tests.compiled import verified
 from tests.easynpu.networks import Network, Residual, random_machine
-from tests.verified import verified
 
 
 def compiled_and_verified(

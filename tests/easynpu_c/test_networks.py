@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from npuc import program, running
 from npuc.models import resnet8
@@ -22,6 +22,7 @@ from npuc.target import Options, Request
 from tests.compiled import compilation
 from tests.easynpu_c import compiling
 from tests.easynpu_c.compiling import EASYNPU
+from tests.onnx_models import parse
 
 ACTIVATIONS = """agraph (float[1,3,12,12] x)
     => (float[1,10] logits, float[1,10] p, float[1,24,6,6] log, int64[1,1,6,6] best, int64[1,24,6] last) {
@@ -100,7 +101,7 @@ MIRRORED_WEIGHTS = {"w": (37, 3, 3, 3), "b": (37,)}
 
 def network(text: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
     """A model with normal weights of these shapes; constants named i_* are int64 values themselves."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model = parse(text)
     random = np.random.default_rng(0)
     for name, shape in weights.items():
         if name.startswith("i_"):

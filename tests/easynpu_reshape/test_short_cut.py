@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 from npuc import program, running
 from npuc.ir import Array
@@ -17,6 +16,7 @@ from npuc.targets.easynpu.target import EASYNPU
 from tests.compiled import compilation
 from tests.easynpu.naive import CONTROL, CONV, CONV_RELU, CTL, DWCONV, FUSED, word
 from tests.easynpu.test_simulator import Writer, compare, noise, run_both
+from tests.onnx_models import parse
 
 HEIGHT, WIDTH, SHIFT = 5, 4, 5
 
@@ -102,11 +102,8 @@ def test_the_compiler_adds_the_ifmap_within_a_depthwise_word_and_rounds_once(tmp
     channels, size = 20, 9
     body = "{ c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 20>(x, w, b)\n y = Add(c, x) }"
     shape = f"float[1,{channels},{size},{size}]"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g ({shape} x) => ({shape} y) {body}')
     weights = {"w": random.standard_normal((channels, 1, 3, 3)) / 3, "b": random.standard_normal(channels)}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()
-    )
+    model = parse(f"g ({shape} x) => ({shape} y) {body}", **weights)
     onnx.save(model, tmp_path / "m.onnx")
     made = compilation(Request(tmp_path / "m.onnx", EASYNPU, Options(flags={"isa": isa})))
     compiled, samples = made.program, made.samples

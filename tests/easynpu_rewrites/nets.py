@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
+
+from tests.onnx_models import parse
 
 Values = Mapping[str, "tuple[int, ...] | np.ndarray"]
 
@@ -25,7 +27,7 @@ class Net:
         """The ONNX model; weights are scaled so that no layer saturates."""
         shapes = [", ".join(map(str, shape)) for shape in (self.x, self.y)]
         text = f"g (float[{shapes[0]}] x) => (float[{shapes[1]}] y) {{{self.nodes}}}"
-        model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+        model = parse(text)
         random = np.random.default_rng(1)
         for name, given in self.constants.items():
             value = given if isinstance(given, np.ndarray) else _drawn(random, given)

@@ -16,10 +16,10 @@ from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.target import Options, Request, target
 from npuc.verification.metrics import Tolerance
+from tests.compiled import verified
 from tests.easynpu_rewrites.nets import NETS
 from tests.passes.networks import assert_same_meaning
 from tests.passes.random_graphs import random_graph
-from tests.verified import verified
 
 EASYNPU = target("easynpu")
 

@@ -62,15 +62,18 @@ def test_a_second_operand_may_be_replaced_where_it_lies() -> None:
 
 @pytest.mark.parametrize("first", programs.HEADS)
 def test_a_chain_reads_what_the_chain_before_wrote_last(first: int) -> None:
-    """The shortest beginnings of a chain: the last results must be there, and it must not wait for them."""
+    """The shortest beginnings of a chain: the last results must be there, and it must not wait for them.
+
+    Of one position on three rows of PEs, where two rows have nothing to do, and of four on one row.
+    """
     for second in programs.HEADS:
-        for positions in (1, 4):
-            random = np.random.default_rng((first, second, positions))
-            writer = programs.Writer(random)
-            layer = writer.head(first, (2, positions, 16), 16)
-            writer.emit(layer)
-            writer.emit(writer.head(second, programs.shape_of(layer), 16))
-            programs.compare(writer, *programs.noise(random))
+        positions = 1 if programs.MACHINE.pe_rows > 1 else 4
+        random = np.random.default_rng((first, second, positions))
+        writer = programs.Writer(random)
+        layer = writer.head(first, (2, positions, 16), 16)
+        writer.emit(layer)
+        writer.emit(writer.head(second, programs.shape_of(layer), 16))
+        programs.compare(writer, *programs.noise(random))
 
 
 @pytest.mark.parametrize("seed", range(6))

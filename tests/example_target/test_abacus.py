@@ -136,7 +136,7 @@ def test_what_the_abacus_cannot_count_is_refused(tmp_path: Path) -> None:
         "-o",
         tmp_path / "t.npu",
     )
-    found = npuc(*arguments, "--fallback", "refuse").refused("E202")
+    found = npuc(*arguments, "--strict").refused("E202")
     assert "the abacus only has fully connected layers" in found
     assert "NOTHING runs on the NPU" in npuc(*arguments).done()
 

@@ -106,7 +106,7 @@ def test_what_it_has_not_is_refused(model: Path, tmp_path: Path) -> None:
         "-o",
         tmp_path / "o",
     )
-    npuc(*arguments, "--fallback", "refuse").refused("E202")
+    npuc(*arguments, "--strict").refused("E202")
 
 
 @pytest.mark.usefixtures("model")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from npuc.errors import NpucError
@@ -18,7 +18,8 @@ from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.regions.artefact import is_composite
 from npuc.samples.loading import Samples
-from tests.regions.nets import checked, program_of
+from tests.compiled import checked, program_of
+from tests.onnx_models import network, tensors
 
 HEADS = {"q": (1, 4, 5, 8), "k": (1, 4, 7, 8), "v": (1, 4, 7, 6)}
 EQUAL = {"q": (2, 4, 5, 8), "k": (2, 4, 5, 8), "v": (2, 4, 5, 8)}
@@ -36,13 +37,8 @@ def _model(
     opset: int = 23,
     **attrs: Any,
 ) -> onnx.ModelProto:
-    known = constants or {}
-    names = [*shapes, *known]
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    weights = [numpy_helper.from_array(each, name) for name, each in known.items()]
-    graph = helper.make_graph([helper.make_node(op, names, ["y"], **attrs)], "g", ports, [result], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+    nodes = [helper.make_node(op, [*shapes, *(constants or {})], ["y"], **attrs)]
+    return network(nodes, shapes, constants, opset=opset)
 
 
 def _behind_a_layer(
@@ -52,7 +48,7 @@ def _behind_a_layer(
     model = _model("Attention", {**heads, "mask": shape}, **attrs)
     model.graph.node[0].input[3] = "made"
     model.graph.node.insert(0, helper.make_node("MatMul", ["mask", "one"], ["made"]))
-    model.graph.initializer.append(numpy_helper.from_array(np.eye(shape[-1], dtype=np.float32), "one"))
+    model.graph.initializer.extend(tensors({"one": np.eye(shape[-1])}))
     return model
 
 
@@ -138,8 +134,7 @@ def test_of_a_mask_of_booleans_only_the_mask_is_left_to_the_host(
     model = _model("Attention", {**EQUAL, "mask": (2, 1, 5, 5)})
     model.graph.node[0].name = "Attention"
     model.graph.input[3].type.tensor_type.elem_type = TensorProto.BOOL
-    weight = numpy_helper.from_array(np.eye(8, dtype=np.float32)[::-1].copy(), "w")
-    model.graph.initializer.append(weight)
+    model.graph.initializer.extend(tensors({"w": np.eye(8)[::-1].copy()}))
     model.graph.node.append(helper.make_node("MatMul", ["y", "w"], ["z"]))
     model.graph.output[0].name = "z"
     program = program_of(model, tmp_path, name)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from onnx import parser
 
 from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import import_model
 from npuc.frontend.binding import with_bound
+from tests.onnx_models import parse, tensors
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def two_inputs(a: str, b: str) -> onnx.ModelProto:
-    text = (
-        f'<ir_version: 8, opset_import: ["": 17]> g (float{a} a, float{b} b) => (float[q,3] y) {{ y = Add(a, b) }}'
-    )
-    return parser.parse_model(text)
+    return parse(f"g (float{a} a, float{b} b) => (float[q,3] y) {{ y = Add(a, b) }}")
 
 
 def problems(model: onnx.ModelProto, shapes: Shapes) -> tuple[Problem, ...]:
@@ -96,11 +93,8 @@ def test_a_bound_shape_that_the_network_cannot_take_is_the_nodes_problem() -> No
 
 
 def test_an_initialiser_that_is_also_listed_as_input_is_a_constant() -> None:
-    import numpy as np
-    from onnx import numpy_helper
-
     model = two_inputs("[1,3]", "[1,3]")
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 3), np.float32), "b"))
+    model.graph.initializer.extend(tensors({"b": [[1.0] * 3]}))
     graph = import_model(model)
     assert graph.inputs == ("a",) and graph.constants["b"].tolist() == [[1, 1, 1]]
 

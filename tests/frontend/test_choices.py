@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from npuc.errors import DataError
 from npuc.frontend import import_model
@@ -15,9 +14,10 @@ from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.regions.artefact import is_composite
 from npuc.samples.loading import Samples
+from tests.compiled import checked, places, program_of
 from tests.conftest import Reference
-from tests.frontend.test_refusals import model_of, problem_of, problems_of
-from tests.regions.nets import checked, places, program_of
+from tests.frontend.test_refusals import problem_of, problems_of
+from tests.onnx_models import parse, tensors
 
 GUARD = "s = Softmax(z)\n n = IsNaN(s)\n y = Where(n, zero, s)"
 LOGITS = "l = MatMul(x, w)"
@@ -54,12 +54,7 @@ X = RANDOM.normal(0.3, 1, (2, 4, 4)).astype(np.float32)
 
 
 def of(body: str, inputs: str = "float[2,4,4] x") -> onnx.ModelProto:
-    model = model_of(f"g ({inputs}) => (y) {{ {body} }}")
-    used = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(CONSTANTS[each]), each) for each in CONSTANTS if each in used
-    )
-    return model
+    return parse(f"g ({inputs}) => (y) {{ {body} }}", **CONSTANTS)
 
 
 NEVER_NAN = {
@@ -153,9 +148,7 @@ def test_a_choice_among_infinities_or_by_a_computed_condition_is_refused(body: s
 @pytest.mark.parametrize("mask", [CAUSAL, FULL], ids=["causal", "a removed row"])
 def test_attention_as_pytorch_writes_it_agrees(mask: Array, tmp_path: Path) -> None:
     model = of(f"{LOGITS}\n z = Add(l, causal)\n {GUARD.replace('y =', 'a =')}\n y = MatMul(a, x)")
-    next(each for each in model.graph.initializer if each.name == "causal").CopyFrom(
-        numpy_helper.from_array(mask, "causal")
-    )
+    next(each for each in model.graph.initializer if each.name == "causal").CopyFrom(*tensors({"causal": mask}))
     if mask is FULL:  # NaN in every sample: nothing can be proved
         with pytest.raises(DataError, match="not finite"):
             program_of(model, tmp_path, "bm1684")

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
 
 import npuc
 from npuc.errors import NpucError
+from tests.onnx_models import parse
 
 CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "the last index": ("y = Gather <axis = 1> (a, c)", {"c": [3]}, None),
@@ -37,13 +37,9 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_constants_are_checked_at_import(name: str, target: str) -> None:
     body, constants, said = CASES[name]
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g (float[1,4,5] x) => (y) {{ a = Abs (x)\n {body} }}'
-    )
-    held = {"d": np.ones((4, 5), np.float32), **constants}
-    for key, value in held.items():
-        array = np.asarray(value) if np.size(value) else np.asarray(value, np.int64)
-        model.graph.initializer.append(numpy_helper.from_array(array, key))
+    held = {key: value if np.size(value) else np.asarray(value, np.int64) for key, value in constants.items()}
+    text = f"g (float[1,4,5] x) => (y) {{ a = Abs (x)\n {body} }}"
+    model = parse(text, **{"d": np.ones((4, 5)), **held})
     x = np.random.default_rng(0).uniform(1, 5, (3, 1, 4, 5)).astype(np.float32)
     precision = "fp32" if target == "bm1684" else "int8"
     if said is not None:

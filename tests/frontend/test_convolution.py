@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array
+from tests.onnx_models import network, node
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
@@ -20,14 +20,7 @@ Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 def compare(op: str, w: tuple[int, ...], attrs: dict[str, Any], reference: Reference) -> None:
     rng = np.random.default_rng(0)
     x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 4, 9, 8), w))
-    graph = helper.make_graph(
-        [helper.make_node(op, ["x", "w"], ["y"], **attrs)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    model = network([node(op, "x w", "y", **attrs)], x.shape, {"w": weight}, opset=13)
     found = run(import_model(model), {"x": x})["y"]
     np.testing.assert_allclose(found, reference(model, {"x": x})["y"], rtol=1e-4, atol=1e-5)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import helper
 
 import npuc
 from npuc.errors import NpucError
@@ -15,6 +15,7 @@ from npuc.frontend import import_model
 from npuc.frontend.dynamic import without_dynamic_quantisation
 from npuc.reference import session
 from npuc.verification.equivalence import Equivalence
+from tests.onnx_models import parse
 
 BODIES = {
     "product": """m = MatMulInteger(q, w, z, wz)
@@ -45,7 +46,6 @@ def model_of(kind: str, seed: int = 0) -> onnx.ModelProto:
     dims = ",".join(map(str, shape))
     first = "" if "Dynamic" in BODIES[kind] else "q, s, z = DynamicQuantizeLinear(x)\n"
     text = f"g (float[{dims}] x) => (y) {{ {first} {BODIES[kind]} }}"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> {text}')
     w = random.integers(-120, 120, (8, 8) if len(shape) == 2 else (3, 4, 3, 3)).astype(np.int8)
     constants = {
         "w": w if kind != "values" else w.astype(np.float32) / 100,
@@ -55,10 +55,7 @@ def model_of(kind: str, seed: int = 0) -> onnx.ModelProto:
         "uz": np.uint8(100),
         "b": random.standard_normal(8).astype(np.float32),
     }
-    read = {name for node in model.graph.node for name in node.input}
-    held = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in read]
-    model.graph.initializer.extend(held)
-    return model
+    return parse(text, 13, **constants)
 
 
 @pytest.mark.parametrize(("target", "precision"), [("easynpu", "int8"), ("bm1684", "fp32")])

@@ -8,32 +8,23 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.regions.artefact import is_composite
-from tests.regions.nets import checked, program_of
+from tests.compiled import checked, program_of
+from tests.onnx_models import network, node
 
 
 def _model(equation: str, *shapes: Sequence[int], constants: Sequence[int] = ()) -> onnx.ModelProto:
     """One Einsum; constants: the operands that are weights."""
     random = np.random.default_rng(2)
-    names = [f"x{at}" for at in range(len(shapes))]
-    weights = [
-        numpy_helper.from_array(random.normal(0.2, 1, shapes[at]).astype(np.float32), names[at])
-        for at in constants
-    ]
-    ports = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[at])
-        for at, name in enumerate(names)
-        if at not in constants
-    ]
-    node = helper.make_node("Einsum", names, ["y"], equation=equation)
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph([node], "g", ports, [result], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = {f"x{at}": random.normal(0.2, 1, shapes[at]) for at in constants}
+    inputs = {f"x{at}": shape for at, shape in enumerate(shapes) if at not in constants}
+    names = " ".join(f"x{at}" for at in range(len(shapes)))
+    return network([node("Einsum", names, "y", equation=equation)], inputs, weights)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,9 @@ from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array
+from tests.onnx_models import parse, tensors
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
-
-
-def model_of(text: str, opset: int = 17) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')
 
 
 def test_the_flatten_of_an_exported_network_becomes_one_reshape() -> None:
@@ -31,7 +28,7 @@ def test_the_flatten_of_an_exported_network_becomes_one_reshape() -> None:
         t = Concat <axis = 0> (u, rest)
         y = Reshape(x, t)
     }"""
-    graph = import_model(model_of(text), None, {"x": (2, 3, 4, 4)})
+    graph = import_model(parse(text), None, {"x": (2, 3, 4, 4)})
     (node,) = graph.nodes
     assert (node.op, node.integers("shape")) == ("Reshape", (2, 48))
     assert not graph.constants
@@ -47,7 +44,7 @@ def test_the_resize_to_another_tensors_size_has_static_sizes() -> None:
         y = Resize(x, r, r, size)
         unused = Relu(z)
     }"""
-    graph = import_model(model_of(text))
+    graph = import_model(parse(text))
     assert graph.shape("y") == (1, 2, 9, 11) and [node.op for node in graph.nodes] == ["Resize"]
 
 
@@ -74,7 +71,7 @@ def test_arithmetic_on_constants_equals_onnxruntime(node: str, onnxruntime_value
         int64[3] a = {{7, -4, 2}}, int64[3] b = {{2, 3, 5}}, bool[3] c = {{1, 0, 1}}, int64 one = {{1}},
         int64 nine = {{9}}, int64 two = {{2}}, int64 zero = {{0}}, int64[1] thrice = {{3}}, int64[2] b2 = {{4, 5}}
     > {{ y = {node} }}"""
-    model, feeds = model_of(text), {"x": np.ones(1, np.float32)}
+    model, feeds = parse(text), {"x": np.ones(1, np.float32)}
     graph = import_model(model)
     wanted = onnxruntime_values(model, feeds)["y"]
     assert not graph.nodes and graph.constants["y"].dtype == wanted.dtype
@@ -89,7 +86,7 @@ def test_a_constant_saturates_where_it_is_cast_to_eight_bits(kind: str, onnxrunt
         d = Cast <to = 1> (q)
         y = Add(x, d)
     }}"""
-    model, feeds = model_of(text, 19), {"x": np.zeros(4, np.float32)}
+    model, feeds = parse(text, 19), {"x": np.zeros(4, np.float32)}
     wanted = onnxruntime_values(model, feeds)["y"]
     assert np.isfinite(wanted).all()
     np.testing.assert_array_equal(run(import_model(model), feeds)["y"], wanted)
@@ -108,7 +105,7 @@ def test_a_constant_saturates_where_it_is_cast_to_eight_bits(kind: str, onnxrunt
     ],
 )
 def test_a_constant_node_may_hold_its_value_in_any_form(attribute: dict[str, Any], expected: Array) -> None:
-    model = model_of("g (float[1] x) => (y) { y = Constant <value_int = 0> () }")
+    model = parse("g (float[1] x) => (y) { y = Constant <value_int = 0> () }")
     model.graph.node[0].CopyFrom(helper.make_node("Constant", [], ["y"], **attribute))
     value = import_model(model).constants["y"]
     assert value.dtype == expected.dtype and value.shape == expected.shape and value.tolist() == expected.tolist()
@@ -119,9 +116,9 @@ def test_quantised_weights_become_float_constants() -> None:
         w = DequantizeLinear <axis = 1> (q, s, z)
         y = Add(x, w)
     }"""
-    graph = import_model(model_of(text))
+    graph = import_model(parse(text))
     assert graph.constants["w"].tolist() == [[0.5, -6], [1.5, 6]]
-    kept = import_model(model_of(text), fold_weights=False)
+    kept = import_model(parse(text), fold_weights=False)
     assert [node.op for node in kept.nodes] == ["DequantizeLinear", "Add"] and "q" in kept.constants
 
 
@@ -129,9 +126,9 @@ def test_quantised_weights_become_float_constants() -> None:
 def test_a_constant_condition_chooses_its_branch(taken: bool) -> None:
     then_branch = parser.parse_graph("t () => (float[2] a) { d = Relu(x)\n a = Neg(d) }")
     else_branch = parser.parse_graph("e () => (float[2] a) <float[2] c = {1, 2}> { d = Exp(x)\n a = Add(d, c) }")
-    model = model_of("g (float[2] x) => (float[2] y) { b = Abs(x)\n y = Relu(b) }")
+    model = parse("g (float[2] x) => (float[2] y) { b = Abs(x)\n y = Relu(b) }")
     del model.graph.node[1:]
-    model.graph.initializer.append(numpy_helper.from_array(np.array(taken), "cond"))
+    model.graph.initializer.extend(tensors({"cond": taken}))
     branches = {"then_branch": then_branch, "else_branch": else_branch}
     model.graph.node.append(helper.make_node("If", ["cond"], ["m"], name="if", **branches))
     model.graph.node.append(helper.make_node("Add", ["m", "b"], ["y"]))
@@ -145,7 +142,7 @@ def test_a_constant_condition_chooses_its_branch(taken: bool) -> None:
 
 def test_a_condition_computed_at_run_time_is_refused() -> None:
     branch = parser.parse_graph("t () => (float[2] a) { a = Relu(x) }")
-    model = model_of("g (float[2] x, bool cond) => (float[2] y) { y = Relu(x) }")
+    model = parse("g (float[2] x, bool cond) => (float[2] y) { y = Relu(x) }")
     model.graph.node[0].CopyFrom(
         helper.make_node("If", ["cond"], ["y"], name="if", then_branch=branch, else_branch=branch)
     )
@@ -159,7 +156,7 @@ def test_a_models_own_functions_are_inlined() -> None:
     text = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
     g (float[2] x) => (float[2] y) { a = own.twice(x)\n y = own.twice(a) }
     <domain: "own", opset_import: ["": 17]> twice (v) => (w) { w = Add(v, v) }"""
-    graph = import_model(parser.parse_model(text))
+    graph = import_model(parse(text))
     assert [node.op for node in graph.nodes] == ["Add", "Add"]
     assert run(graph, {"x": np.array([1, -2], np.float32)})["y"].tolist() == [4, -8]
 
@@ -170,7 +167,7 @@ def test_an_attribute_that_a_call_leaves_out_has_the_functions_default(onnxrunti
     <domain: "own", opset_import: ["": 17]>
     act <alpha: float = 0.25> (v) => (w) { w = LeakyRelu <alpha = @alpha> (v) }
     """
-    model, x = parser.parse_model(text), {"x": np.array([1, -2, 3, -4], np.float32)}
+    model, x = parse(text), {"x": np.array([1, -2, 3, -4], np.float32)}
     np.testing.assert_allclose(run(import_model(model), x)["y"], onnxruntime_values(model, x)["y"], rtol=1e-5)
     assert run(import_model(model), x)["y"].tolist() == [1, -0.25, 3, -0.5]
     assert not model.graph.node[0].attribute
@@ -186,12 +183,12 @@ def test_an_attribute_that_a_call_leaves_out_has_the_functions_default(onnxrunti
     ],
 )
 def test_identities_vanish_and_outputs_keep_their_names(body: str, ops: list[str]) -> None:
-    graph = import_model(model_of(f"g (float[2] x) => (y) {{ {body} }}"))
+    graph = import_model(parse(f"g (float[2] x) => (y) {{ {body} }}"))
     assert graph.outputs == ("y",) and [node.op for node in graph.nodes] == ops
 
 
 def test_two_names_of_one_tensor_can_both_be_outputs() -> None:
-    graph = import_model(model_of("g (float[2] x) => (y, z) { a = Relu(x)\n y = Identity(a)\n z = Identity(a) }"))
+    graph = import_model(parse("g (float[2] x) => (y, z) { a = Relu(x)\n y = Identity(a)\n z = Identity(a) }"))
     found = run(graph, {"x": np.array([1, -1], np.float32)})
     assert found["y"].tolist() == found["z"].tolist() == [1, 0]
 
@@ -205,5 +202,5 @@ def test_a_constant_that_would_fill_the_memory_is_refused(node: str) -> None:
         int64 huge = {{1000000000000}}, int64[1,1,1] v = {{1}}
     > {{ y = {node} }}"""
     with pytest.raises(NpucError) as refused:
-        import_model(model_of(text))
+        import_model(parse(text))
     assert refused.value.problems[0].code == "E110"

@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from npuc.errors import NpucError
 from npuc.frontend import load
 from npuc.ir import Array
 from npuc.reference import graph_session, session
+from tests.onnx_models import network, parse
 
 RANDOM = np.random.default_rng(5)
 MS = "com.microsoft"
@@ -123,26 +124,16 @@ def model_of(
     op: str, given: Sequence[Any], outputs: int, attributes: Mapping[str, Any]
 ) -> tuple[onnx.ModelProto, Array]:
     x = values(*given[0])
-    constants = [
-        None
-        if each is None
-        else numpy_helper.from_array(each if isinstance(each, np.ndarray) else values(*each), f"c{at}")
+    constants = {
+        f"c{at}": each if isinstance(each, np.ndarray) else values(*each)
         for at, each in enumerate(given[1:])
-    ]
-    names = ["x", *("" if each is None else each.name for each in constants)]
+        if each is not None
+    }
+    names = ["x", *("" if each is None else f"c{at}" for at, each in enumerate(given[1:]))]
     found = ["y", "", "", "total"][:outputs]
     domain = "" if op.startswith(":") else MS
-    node = helper.make_node(op.lstrip(":"), names, found, domain=domain, **attributes)
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in found if name]
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
-        ports,
-        [c for c in constants if c],
-    )
-    opsets = [helper.make_opsetid("", 12), helper.make_opsetid(MS, 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8), x
+    made = helper.make_node(op.lstrip(":"), names, found, domain=domain, **attributes)
+    return network([made], x.shape, constants, " ".join(filter(None, found)), 12, com_microsoft=1), x
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -223,11 +214,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_model_that_onnxruntime_optimised_is_read_whole(name: str, tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(NETWORKS[name])
-    read = {each for node in model.graph.node for each in node.input}
-    for constant, shape in (("w", (2, 2, 3, 3)), ("v", (6, 6)), ("u", (6,))):
-        if constant in read:
-            model.graph.initializer.append(numpy_helper.from_array(values(*shape) / 3, constant))
+    model = parse(NETWORKS[name], w=values(2, 2, 3, 3) / 3, v=values(6, 6) / 3, u=values(6) / 3)
     onnx.save(model, tmp_path / "m.onnx")
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
@@ -255,12 +242,8 @@ def test_embeddings_are_sums_of_rows(segments: bool, positions: bool, tmp_path: 
         helper.make_node("EmbedLayerNormalization", names, ["e", "", "total"], domain=MS, epsilon=0.01),
         helper.make_node("Add", ["x", "e"], ["y"]), helper.make_node("Add", ["x", "total"], ["z"]),
     ]  # fmt: skip
-    port = helper.make_tensor_value_info
-    constants = [numpy_helper.from_array(each, name) for name, each in held.items() if name in names]
-    outputs = [port(name, TensorProto.FLOAT, [1, 3, 6]) for name in ("y", "z")]
-    graph = helper.make_graph(nodes, "g", [port("x", TensorProto.FLOAT, [1, 3, 6])], outputs, constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    constants = {name: each for name, each in held.items() if name in names}
+    onnx.save(network(nodes, (1, 3, 6), constants, "y z", com_microsoft=1), tmp_path / "m.onnx")
     x = values(1, 3, 6)
     expected = session(tmp_path / "m.onnx").run(["y", "z"], {"x": x})
     found = graph_session(load(tmp_path / "m.onnx"), ["y", "z"]).run(["y", "z"], {"x": x})

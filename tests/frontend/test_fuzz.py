@@ -11,10 +11,10 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper, parser
 
 from npuc.errors import NpucError
 from npuc.frontend import import_model, load
+from tests.onnx_models import parse
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
 g (float[1,3,8,8] x) => (float[1,10] y) <int64[2] z = {1, -1}> {
@@ -29,10 +29,7 @@ EXTREMES = st.sampled_from([-(2**63), -1, 0, 1, 2, 3, 2**31, 2**63 - 1])
 
 
 def small_model() -> onnx.ModelProto:
-    model = parser.parse_model(TEXT)
-    for name, shape in (("w", (4, 3, 3, 3)), ("b", (4,)), ("v", (10, 64))):
-        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
-    return model
+    return parse(TEXT, w=np.ones((4, 3, 3, 3)), b=np.ones(4), v=np.ones((10, 64)))
 
 
 def survives(action: Callable[[], object]) -> None:

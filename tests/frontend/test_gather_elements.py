@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array
+from tests.onnx_models import parse
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 DATA = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
@@ -22,7 +23,7 @@ def _model(indices: Array, axis: int, *, constant: bool = False) -> onnx.ModelPr
     ports = "float[1] z" if constant else "float[2,5,4] x"
     node = f"y = GatherElements <axis = {axis}> (x, i)"
     body = f"g = {node.replace('y =', '')} y = Add(g, z)" if constant else node
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> g ({ports}) => (float y) {{ {body} }}')
+    model = parse(f"g ({ports}) => (float y) {{ {body} }}", 13)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     model.graph.initializer.append(numpy_helper.from_array(indices, "i"))
     if constant:
@@ -90,9 +91,7 @@ OF_SEVERAL_AXES = {
 
 def _model_nd(indices: Array, batch_dims: int = 0) -> onnx.ModelProto:
     node = f"y = GatherND <batch_dims = {batch_dims}> (x, i)"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> g (float[2,5,4] x) => (y) {{ {node} }}')
-    model.graph.initializer.append(numpy_helper.from_array(indices, "i"))
-    return model
+    return parse(f"g (float[2,5,4] x) => (y) {{ {node} }}", 13, i=indices)
 
 
 @pytest.mark.parametrize("indices", OF_SEVERAL_AXES.values(), ids=OF_SEVERAL_AXES)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array
+from tests.onnx_models import parse
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 RNG = np.random.default_rng(0)
@@ -26,7 +27,7 @@ def check(node: str, values: Mapping[str, Array], constants: str, ops: str, refe
     """Compares the node with onnxruntime; `constants` names the inputs that are initialisers."""
     fed = {name: value for name, value in values.items() if name not in constants.split()}
     inputs = ", ".join(f"float[{','.join(map(str, value.shape))}] {name}" for name, value in fed.items())
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> g ({inputs}) => (y) {{ y = {node} }}')
+    model = parse(f"g ({inputs}) => (y) {{ y = {node} }}", 13)
     held = [numpy_helper.from_array(values[name], name) for name in constants.split()]
     model.graph.initializer.extend(held)
     graph = import_model(model)
@@ -77,16 +78,13 @@ def test_other_products_stay(onnxruntime_values: Reference) -> None:
 
 
 def test_a_weight_in_the_right_orientation_keeps_its_name() -> None:
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 13]> g (float[1,2] x) => (y) <float[3,2] w = {1,2,3,4,5,6}>'
-        "{ y = Gemm <transB = 1> (x, w) }"
-    )
+    model = parse("g (float[1,2] x) => (y) <float[3,2] w = {1,2,3,4,5,6}>{ y = Gemm <transB = 1> (x, w) }", 13)
     assert import_model(model).nodes[0].inputs == ("x", "w")
 
 
 def test_an_addend_that_is_larger_than_the_product_is_refused() -> None:
     text = "g (float[1,5] a, float[5,4] b, float[3,4] c) => (y) { y = Gemm (a, b, c) }"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> {text}')
+    model = parse(text, 13)
     with pytest.raises(NpucError, match="does not broadcast") as refused:
         import_model(model)
     assert refused.value.problems[0].code == "E105"

@@ -10,22 +10,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 from npuc.errors import NpucError
 from npuc.frontend import import_model
 from npuc.interpreter import run
+from tests.onnx_models import parse
 
 X = np.arange(1, 9, dtype=np.float32).reshape(2, 4)
 
 
 def model_of(pads: list[int], mode: str) -> onnx.ModelProto:
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 19]> g (float[2,4] x) => (float[a,b] y) '
-        f'{{ y = Pad<mode = "{mode}">(x, p) }}'
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.array(pads), "p"))
-    return model
+    return parse(f'g (float[2,4] x) => (float[a,b] y) {{ y = Pad<mode = "{mode}">(x, p) }}', 19, p=np.array(pads))
 
 
 def shifted(begin: int, width: int) -> np.ndarray[Any, np.dtype[np.float32]]:

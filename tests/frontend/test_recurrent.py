@@ -193,7 +193,7 @@ def test_lengths_and_peepholes_have_no_steps(place: int, told: str) -> None:
 def test_bm1684_runs_them_whole(op: str) -> None:
     need_compiler()
     model = model_of(op, direction="bidirectional", states=True)
-    found = api.compile(model, "bm1684", options=Options(precision="fp32", fallback="refuse"))
+    found = api.compile(model, "bm1684", options=Options(precision="fp32", strict=True))
     feed = feed_of(model)
     outputs = found.run({name: value[None] for name, value in feed.items()})
     for each, value in zip(model.graph.output, session(model).run(None, feed), strict=True):
@@ -244,5 +244,5 @@ def test_the_host_runs_them_where_steps_would_alternate_or_lose_precision(
             model_of("LSTM", batch=batch),
             target,
             calibration="synthetic",
-            options=Options(precision=precision, fallback="refuse"),
+            options=Options(precision=precision, strict=True),
         )

@@ -15,11 +15,12 @@ from npuc.frontend import import_model, load
 from npuc.frontend.reading import NEWEST_OPSET
 from npuc.interpreter import run
 from tests.conftest import Reference
+from tests.onnx_models import parse
 
 
 def model_of(text: str, opset: int = 17) -> onnx.ModelProto:
     """A model written in ONNX's own textual form: `name (inputs) => (outputs) {nodes}`."""
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')
+    return parse(text, opset)
 
 
 def problems_of(model: onnx.ModelProto) -> tuple[Problem, ...]:

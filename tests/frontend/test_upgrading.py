@@ -14,7 +14,8 @@ from npuc.api import compile as compiled
 from npuc.frontend.upgrading import upgraded
 from npuc.regions.artefact import is_composite
 from npuc.target import Options
-from tests.regions.nets import checked, program_of
+from tests.compiled import checked, program_of
+from tests.onnx_models import parse
 
 NODES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "Add": ({"broadcast": 1}, (1,)),
@@ -80,10 +81,7 @@ def test_newer_models_and_those_with_operators_of_other_domains_are_left() -> No
 def test_multiplications_that_rewrites_add_do_not_count_as_use(tmp_path: Path) -> None:
     """Two groups of 4 x 4 channels: 36 pixels x 8 channels x 4 x 9 multiplications, whatever runs them."""
     w = numpy_helper.from_array(np.random.default_rng(1).normal(0.1, 0.3, (8, 4, 3, 3)).astype(np.float32), "w")
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y)'
-        " { y = Conv<group = 2, pads = [1, 1, 1, 1]>(x, w) }"
-    )
+    model = parse("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { y = Conv<group = 2, pads = [1, 1, 1, 1]>(x, w) }")
     model.graph.initializer.append(w)
     for target in ("easynpu", "nvdla-small", "bm1684"):
         report = compiled(model, target, options=Options(precision="fp32") if target == "bm1684" else None)

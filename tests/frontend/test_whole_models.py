@@ -20,7 +20,8 @@ from npuc.reference import session
 from npuc.regions.composite import target_of
 from npuc.samples.loading import Samples, synthetic
 from npuc.target import Options, Request, target
-from tests.regions.nets import checked, places, program_of
+from tests.compiled import checked, places, program_of
+from tests.onnx_models import parse
 
 SHAPE = (8, 8, 1, 1)
 TYPES = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8, 6, 6]) for name in ("x", "y")]
@@ -130,9 +131,7 @@ def test_a_function_whose_operators_differ_is_refused_by_name(own: int, body: st
 @pytest.mark.parametrize("body", ["y = Identity(x)", "a = Identity(x)\n y = Identity(a)"])
 @pytest.mark.parametrize("name", ["easynpu", "bm1684"])
 def test_a_model_of_identities_compiles(name: str, body: str, tmp_path: Path) -> None:
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {body} }}'
-    )
+    model = parse(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {body} }}")
     onnx.save(model, tmp_path / "m.onnx")
     program, _ = compile_model(Request(tmp_path / "m.onnx", target(name), Options(precision="int8")))
     samples = synthetic(running.program_inputs(program), 2)
@@ -153,11 +152,12 @@ NARROW = {
 def test_a_constant_cast_to_int4_is_as_onnxruntime_has_it(case: str, tmp_path: Path) -> None:
     """onnxruntime rounds and saturates, onnx.reference truncates and wraps around."""
     numbers, folded = NARROW[case]
-    model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[1,4,6,6] x) => (float[1,4,6,6] y) '
-        "{ i = Cast<to = 22>(c)\n f = Cast<to = 1>(i)\n a = Mul(x, f)\n y = Relu(a) }"
+    model = parse(
+        "g (float[1,4,6,6] x) => (float[1,4,6,6] y) "
+        "{ i = Cast<to = 22>(c)\n f = Cast<to = 1>(i)\n a = Mul(x, f)\n y = Relu(a) }",
+        21,
+        c=np.array(numbers, np.float32).reshape(1, 4, 1, 1),
     )
-    model.graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.float32).reshape(1, 4, 1, 1), "c"))
     try:
         session(model)
     except NpucError:
@@ -187,13 +187,9 @@ def test_layers_behind_an_operator_of_onnxruntime_run_on_the_npu(tmp_path: Path)
 @pytest.mark.parametrize("name", ["easynpu", "bm1684"])
 def test_an_input_that_is_an_output_too_needs_no_node(name: str, tmp_path: Path) -> None:
     """With calibration samples the search judged it as a result of the host, and found nothing that writes it."""
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] x) '
-        "{ y = Conv(x, w) }"
-    )
     random = np.random.default_rng(3)
     weights = random.standard_normal((4, 4, 1, 1)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    model = parse("g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] x) { y = Conv(x, w) }", w=weights)
     onnx.save(model, tmp_path / "m.onnx")
     x = random.standard_normal((4, 1, 4, 6, 6)).astype(np.float32)
     np.savez(tmp_path / "c.npz", x=x)

@@ -17,7 +17,8 @@ from npuc.ir import Array
 from npuc.reference import session
 from npuc.regions.artefact import is_composite
 from npuc.target import Options
-from tests.regions.nets import checked, model_of, program_of
+from tests.compiled import checked, program_of
+from tests.onnx_models import parse
 
 FLOAT16, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 STORED: dict[int, np.dtype[Any]] = {each: helper.tensor_dtype_to_np_dtype(each) for each in (FLOAT16, BFLOAT16)}
@@ -84,7 +85,7 @@ OF_BFLOAT16 = {
 def test_what_computes_in_bfloat16_without_such_weights_runs(
     target: str, dtype: str, body: str, wanted: Callable[[Array], Array]
 ) -> None:
-    model = model_of(f"g ({dtype}[1,4,6,6] x) => ({dtype}[1,4,6,6] y) {{ {body} }}")
+    model = parse(f"g ({dtype}[1,4,6,6] x) => ({dtype}[1,4,6,6] y) {{ {body} }}")
     onnx.checker.check_model(model, full_check=True)
     images = _images().astype(np.float32)
     found = compiled(model, target, calibration=images)

@@ -30,6 +30,7 @@ from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from tests.compiled import compilation
 from tests.fuzz.mutation import changed_bytes, changed_json, changed_lines, changed_model
+from tests.onnx_models import parse
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
 TEXT = """
@@ -132,9 +133,8 @@ net (float[1,3,8,8] x) => (float[1,4,8,8] y) <int8[4,3,1,1] w, float s = {0.05},
 @cache
 def seeds() -> tuple[onnx.ModelProto, ...]:
     """Networks that are changed: plain, in parts, with functions and control flow, in int8, old."""
-    quantised = parser.parse_model(QUANTISED)
     kernel = np.random.default_rng(18).integers(-99, 127, (4, 3, 1, 1), np.int8)
-    quantised.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "w"))
+    quantised = parse(QUANTISED, w=kernel)
     old = parser.parse_model(OLD)
     old.graph.initializer.extend(each for each in model().graph.initializer if each.name in "wb")
     return model(), split_model(), parser.parse_model(CONTROL), quantised, old

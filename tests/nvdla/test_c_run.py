@@ -24,6 +24,7 @@ from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory, Nvdla
 from npuc.targets.nvdla.program.artefact import STATUS, Contents, Segment
 from tests.nvdla.networks import compiled, network, node, weights
+from tests.onnx_models import parse
 
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
@@ -157,9 +158,7 @@ def test_several_inputs_and_outputs_with_steps_before_and_behind(precision: str,
         t = Transpose <perm = [0, 3, 1, 2]> (a) c = Conv <pads = [1, 1, 1, 1]> (t, w) d = Conv (b, v)
         e = Add (c, d) y = Transpose <perm = [0, 2, 3, 1]> (e)
         p = GlobalAveragePool (e) f = Flatten (p) z = Softmax (f) }"""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
-    for name, value in {"w": weights(8, 4, 3, 3), "v": weights(8, 4, 1, 1)}.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    model = parse(text, w=weights(8, 4, 3, 3), v=weights(8, 4, 1, 1))
     check(model, tmp_path, "nvdla-full", precision)
 
 

@@ -94,7 +94,13 @@ def test_padding_is_right_up_to_the_limit_and_for_some_widths_wrong_beyond(
     def everywhere(left: int, right: int) -> bool:
         return all(form.pads(machine.atom_bytes, *each) for each in product(widths, [left], [right], offsets))
 
-    assert all(everywhere(*each) for each in product(range(left + 1), range(right + 1)))
+    # all of the border, and every 23rd of what it encloses
+    inside = [
+        (before, behind)
+        for at, (before, behind) in enumerate(product(range(left + 1), range(right + 1)))
+        if before in (0, left) or behind in (0, right) or at % 23 == 0
+    ]
+    assert all(everywhere(*each) for each in inside)
     assert left == 31 or not everywhere(left + 1, 0)
     assert right == 63 or not everywhere(0, right + 1)
 

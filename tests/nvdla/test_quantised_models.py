@@ -20,7 +20,7 @@ from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.compiled import compilation
-from tests.quantised import FORMS, TRAINED, quantised
+from tests.onnx_models import FORMS, TRAINED, quantised
 
 pytestmark = pytest.mark.usefixtures("exact_integers")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import npuc
-from npuc.inspect.timeline import Buffer, Timeline
 from npuc.models import MODELS
+from npuc.view import Buffer, Timeline
 
 TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 

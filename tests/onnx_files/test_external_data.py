@@ -7,18 +7,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, parser
+from onnx import TensorProto
 
 from npuc.errors import ModelError
 from npuc.frontend import import_model, load
+from tests.onnx_models import parse
 
 VALUES = np.array([1.5, -2.0, 3.0], np.float32)
 
 
 def model_with(**entries: str) -> onnx.ModelProto:
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[3] x) => (float[3] y) { y = Add(x, w) }'
-    )
+    model = parse("g (float[3] x) => (float[3] y) { y = Add(x, w) }")
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3])
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in entries.items():

@@ -1,15 +1,30 @@
-"""merge_pads, unify_pooling, lift_to_2d."""
+"""Windows within a machine's limits: pads, pools, their borders and parts."""
+
+from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from npuc.ir import Attr
+from npuc.interpreter import run
+from npuc.ir import Attr, Graph, Node, TensorType
+from npuc.onnx_files.export import to_onnx
+from npuc.ops import build
+from npuc.ops.windows import window_of
 from npuc.passes.cleanup.merge_pads import merge_pads
+from npuc.passes.expansion.pad_long_averages import PadLongAverages
+from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
+from npuc.passes.expansion.split_max_pool import AxisPool, division, split_max_pool
 from npuc.passes.recognition.lift_to_2d import lift_to_2d
 from npuc.passes.recognition.unify_pooling import unify_pooling
-from tests.passes.networks import assert_same_meaning, network, node, operators, sources
+from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
+from tests.conftest import Reference
+from tests.passes.networks import assert_same_meaning, feeds, network, node, operators, sources
 
 AROUND = (0, 0, 1, 0, 0, 0, 2, 1)
 
@@ -231,3 +246,276 @@ def test_an_integer_weight_keeps_its_scale_when_lifted() -> None:
 def test_images_are_left() -> None:
     graph = network((1, 3, 4, 4), "y", node("Conv", "x w", "y"), w=(4, 3, 3, 3))
     assert lift_to_2d(graph) is graph
+
+
+CUBE = (3, 4, 5)
+AXES = ((0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2))
+COMPUTED = {
+    "ReduceMean": ["GlobalAveragePool"],
+    "ReduceMax": ["GlobalMaxPool"],
+    "ReduceMin": ["Neg", "GlobalMaxPool", "Neg"],
+    "ReduceSum": ["Conv"],
+}
+MOVES = ("Reshape", "Transpose", "Expand", "Concat")
+
+
+def computing(names: list[str]) -> list[str]:
+    return [name for name in names if name not in MOVES]
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("op", COMPUTED)
+def test_a_reduction_is_pooling_of_an_image(op: str, axes: tuple[int, ...], keepdims: int) -> None:
+    graph = network(CUBE, "y", node(op, "x", "y", axes=axes, keepdims=keepdims))
+    found = reductions_to_pools(graph)
+    assert computing(operators(found)) == COMPUTED[op]
+    assert_same_meaning(graph, found)
+    assert reductions_to_pools(found).nodes == found.nodes
+
+
+def test_trailing_axes_are_reduced_without_transposition() -> None:
+    graph = network((2, 3, 4, 5), "y", node("ReduceMax", "x", "y", axes=(2, 3)))
+    assert operators(reductions_to_pools(graph)) == ["Reshape", "GlobalMaxPool", "Reshape"]
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceSum"])
+def test_channels_of_an_image_are_added_up_by_a_convolution(op: str) -> None:
+    graph = network((1, 6, 4, 5), "y", node(op, "x", "y", axes=(1,), keepdims=1))
+    found = reductions_to_pools(graph)
+    assert operators(found) == ["Conv"]
+    assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize(("op", "expected"), [("Max", ["MaxPool"]), ("Min", ["Neg", "Neg", "MaxPool", "Neg"])])
+@pytest.mark.parametrize("axes", [(), (0,), (1,)])
+def test_of_two_tensors_pooling_takes_the_larger(op: str, expected: list[str], axes: tuple[int, ...]) -> None:
+    small = node("ReduceMean", "x", "a", axes=axes, keepdims=1) if axes else node("Tanh", "x", "a")
+    graph = network(CUBE, "y", small, node(op, "x a", "y"))
+    found = maxima_to_pools(graph)
+    assert computing(operators(found))[1:] == expected
+    assert_same_meaning(graph, found)
+    assert maxima_to_pools(found).nodes == found.nodes
+
+
+def test_the_larger_of_a_tensor_and_itself_is_the_tensor() -> None:
+    graph = network(CUBE, "y", node("Max", "x x", "y"))
+    assert_same_meaning(graph, maxima_to_pools(graph))
+
+
+@pytest.mark.parametrize(("inputs", "constant"), [("x c", (4, 5)), ("c x", CUBE), ("x c", (4, 1))])
+@pytest.mark.parametrize(("op", "count"), [("Max", 3), ("Min", 5)])
+def test_the_larger_of_a_tensor_and_a_constant_is_rectified(
+    op: str, count: int, inputs: str, constant: Any
+) -> None:
+    graph = network(CUBE, "y", node(op, inputs, "y"), c=constant)
+    found = maxima_to_pools(graph)
+    assert len(found.nodes) == count and "Relu" in operators(found)
+    assert_same_meaning(graph, found)
+
+
+pad_long_averages = PadLongAverages(Limits(positions=64, extent=32, stride=8))
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((1, 3, 1, 61), ["AveragePool", "Conv"]),
+        ((1, 3, 197, 1), ["AveragePool", "Conv"]),
+        ((1, 3, 5, 43), ["AveragePool", "Conv", "AveragePool"]),
+        ((1, 2, 37, 41), ["AveragePool", "Conv", "AveragePool", "Conv"]),
+        ((1, 2, 2, 99), ["AveragePool", "Conv", "AveragePool"]),
+        ((1, 2, 1, 2003), ["AveragePool", "AveragePool", "Conv"]),
+        ((1, 2, 1, 2000), ["AveragePool", "AveragePool", "Conv"]),
+    ],
+)
+def test_the_mean_of_pieces_is_that_of_all_elements(shape: tuple[int, ...], found: list[str]) -> None:
+    before = network(shape, "y", node("GlobalAveragePool", "x", "y"))
+    after = pad_long_averages(before)
+    assert operators(after) == found
+    for each in after.nodes:
+        kernel = each.integers("kernel_shape", after.shape(each.inputs[1])[2:] if each.op == "Conv" else ())
+        assert max(kernel) <= (37 if each is after.nodes[-1] else 32)
+    assert_same_meaning(before, after)
+    assert pad_long_averages(after) is after
+
+
+@pytest.mark.parametrize(
+    ("shape", "attrs"),
+    [
+        ((1, 3, 24, 24), {"kernel_shape": (24, 24)}),
+        ((1, 3, 64, 64), {"kernel_shape": (64, 64)}),
+        ((1, 3, 1, 61), {"kernel_shape": (1, 59)}),
+        ((1, 3, 1, 61), {"kernel_shape": (1, 63), "pads": (0, 1, 0, 1)}),
+    ],
+    ids=["small", "equal pieces", "more windows", "padded"],
+)
+def test_other_averages_stay(shape: tuple[int, ...], attrs: dict[str, Attr]) -> None:
+    before = network(shape, "y", node("AveragePool", "x", "y", **attrs))
+    assert pad_long_averages(before) is before
+
+
+split_average_pool = SplitAveragePool()
+
+
+def pool(op: str, shape: tuple[int, ...], **attrs: Attr) -> Graph:
+    return build("pool", [Node(op, ("x",), ("y",), attrs, "n")], {"x": TensorType(shape)}, ["y"], {})
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pool("AveragePool", (1, 3, 25, 5), kernel_shape=(25, 5)),
+        pool("AveragePool", (1, 3, 30, 21), kernel_shape=(9, 8), strides=(3, 2)),
+        pool("GlobalAveragePool", (1, 2, 11, 13)),
+    ],
+    ids=["whole map", "strided", "global"],
+)
+def test_two_stages_give_the_same_average(graph: Graph) -> None:
+    after = split_average_pool(graph)
+    assert [node.op for node in after.nodes] == ["AveragePool", "AveragePool"]
+    x = np.random.default_rng(0).standard_normal(graph.shape("x")).astype(np.float32)
+    np.testing.assert_allclose(run(after, {"x": x})["y"], run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-6)
+    assert split_average_pool(after) is after
+
+
+@pytest.mark.parametrize(
+    ("graph", "stages"),
+    [
+        (pool("GlobalAveragePool", (1, 2, 112, 112)), 4),
+        (pool("AveragePool", (1, 2, 150, 3), kernel_shape=(150, 1)), 2),
+        (pool("AveragePool", (1, 2, 280, 5), kernel_shape=(140, 5), strides=(140, 1)), 2),
+        (pool("GlobalAveragePool", (1, 2, 12, 96)), 2),
+        (pool("AveragePool", (1, 2, 134, 131), kernel_shape=(66, 2), strides=(66, 1)), 2),
+    ],
+    ids=["both axes", "one axis", "two windows", "blocks", "blocks of one axis"],
+)
+def test_longer_axes_take_as_many_stages_as_are_allowed(graph: Graph, stages: int) -> None:
+    after = SplitAveragePool(None)(graph)
+    assert [node.op for node in after.nodes] == ["AveragePool"] * stages
+    assert all(np.prod(node.integers("kernel_shape")) <= 64 for node in after.nodes)
+    assert all(max(node.integers("strides")) <= 15 for node in after.nodes[:-1])
+    x = np.random.default_rng(0).standard_normal(graph.shape("x")).astype(np.float32)
+    np.testing.assert_allclose(run(after, {"x": x})["y"], run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-6)
+    assert (split_average_pool(graph) is graph) == (stages > 2)
+
+
+def test_blocks_are_no_longer_than_an_average_may_be() -> None:
+    graph = pool("GlobalAveragePool", (1, 2, 1, 99))
+    after = SplitAveragePool(3, Limits(positions=64, extent=32, stride=8))(graph)
+    assert [node.integers("kernel_shape") for node in after.nodes] == [(1, 3), (1, 3), (1, 11)]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pool("AveragePool", (1, 3, 8, 8), kernel_shape=(8, 8)),
+        pool("AveragePool", (1, 3, 12, 12), kernel_shape=(9, 9), pads=(1, 1, 1, 1)),
+        pool("AveragePool", (1, 3, 71, 1), kernel_shape=(71, 1)),
+    ],
+    ids=["small", "padded", "a prime"],
+)
+def test_other_averages_stay_in_split_average_pool(graph: Graph) -> None:
+    assert split_average_pool(graph) is graph
+
+
+def pooled(shape: tuple[int, int], **attrs: Attr) -> Graph:
+    return network((1, 2, *shape), "y", node("MaxPool", "x", "y", **attrs))
+
+
+def assert_small(graph: Graph) -> None:
+    for each in graph.nodes:
+        window = window_of(each, each.integers("kernel_shape"))
+        assert window.reach[0] * window.reach[1] <= 64
+        assert max(window.strides) <= 15
+        assert max(window.dilations) <= 16
+
+
+def assert_equal_to(expected: np.ndarray, graph: Graph) -> None:
+    np.testing.assert_array_equal(run(graph, feeds(graph))["y"], expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "attrs", "pools"),
+    [
+        ((9, 9), {"kernel_shape": (9, 9)}, 2),
+        ((20, 20), {"kernel_shape": (9, 9), "pads": (4, 4, 4, 4)}, 2),
+        ((20, 20), {"kernel_shape": (13, 5), "strides": (3, 2), "pads": (6, 0, 1, 4), "ceil_mode": 1}, 2),
+        ((30, 30), {"kernel_shape": (3, 3), "dilations": (4, 5), "strides": (1, 2)}, 2),
+        ((100, 3), {"kernel_shape": (100, 3)}, 3),
+        ((200, 2), {"kernel_shape": (70, 1), "strides": (35, 1)}, 2),
+        ((90, 80), {"kernel_shape": (66, 66), "pads": (1, 0, 2, 3)}, 4),
+        ((64, 64), {"kernel_shape": (32, 32), "strides": (32, 32)}, 4),
+        ((128, 1), {"kernel_shape": (70, 1), "strides": (20, 1), "pads": (8, 0, 7, 0), "ceil_mode": 1}, 2),
+    ],
+)
+def test_a_large_window_is_divided_exactly(
+    shape: tuple[int, int], attrs: dict[str, Attr], pools: int, onnxruntime_values: Reference
+) -> None:
+    graph = pooled(shape, **attrs)
+    found = split_max_pool(graph)
+    assert operators(found) == ["MaxPool"] * pools
+    assert_small(found)
+    assert_equal_to(onnxruntime_values(to_onnx(graph), feeds(graph))["y"], found)
+    assert split_max_pool(found) is found
+    assert sources(found, "y") == ("y",)
+
+
+@pytest.mark.parametrize("shape", [(14, 14), (65, 1), (1, 113), (101, 67), (16, 4), (1, 5000), (9, 9)])
+def test_global_maxima_of_any_length_are_divided(shape: tuple[int, int]) -> None:
+    graph = network((1, 2, *shape), "y", node("GlobalMaxPool", "x", "y"))
+    found = split_max_pool(graph)
+    if shape == (16, 4):
+        assert found is graph
+        return
+    assert_small(found)
+    assert_equal_to(run(graph, feeds(graph))["y"], found)
+    assert split_max_pool(found) is found
+
+
+def test_rows_come_before_columns() -> None:
+    found = split_max_pool(pooled((20, 20), kernel_shape=(9, 11), strides=(2, 3), pads=(1, 2, 3, 4)))
+    windows = [{key: each.integers(key) for key in ("kernel_shape", "strides", "pads")} for each in found.nodes]
+    assert windows == [
+        {"kernel_shape": (9, 1), "strides": (2, 1), "pads": (1, 0, 2, 0)},
+        {"kernel_shape": (1, 11), "strides": (1, 3), "pads": (0, 2, 0, 4)},
+    ]
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"kernel_shape": (8, 8)},
+        {"kernel_shape": (3, 3), "dilations": (3, 4)},
+        {"kernel_shape": (140, 1)},
+        {"kernel_shape": (3, 1), "dilations": (40, 1)},
+        {"kernel_shape": (9, 9), "strides": (17, 1)},
+    ],
+)
+def test_small_windows_and_those_without_a_division_stay(attrs: dict[str, Attr]) -> None:
+    graph = pooled((150, 20), **attrs)
+    assert split_max_pool(graph) is graph
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(1, 300), st.integers(0, 40), st.integers(0, 30), st.integers(0, 30), st.integers(0, 40))
+def test_a_division_has_the_windows_of_the_whole(
+    kernel: int, stride: int, begin: int, end: int, more: int
+) -> None:
+    begin, end = min(begin, kernel - 1), min(end, kernel - 1)
+    steps = division(AxisPool(kernel, stride, 1, begin, end))
+    if steps is None:
+        return
+    extent = max(kernel - begin - end, 1) if stride == 0 else kernel + more
+    if extent + begin + end < kernel:
+        return
+    x = [{at} if 0 <= at < extent else set[int]() for at in range(-begin, extent + end)]
+    y = x if len(x) == kernel or stride else x[:kernel]
+    assert all(step.fits for step in steps)
+    for number, step in enumerate(steps):
+        assert number == 0 or step.begin == step.end == 0
+        assert max(step.begin, step.end) < step.kernel
+        starts = range(0, len(y) - step.reach + 1, step.stride or 1)
+        y = [set[int]().union(*(y[at + k * step.dilation] for k in range(step.kernel))) for at in starts]
+    wanted = [set[int]().union(*x[at : at + kernel]) for at in range(0, len(x) - kernel + 1, stride or len(x))]
+    assert y == wanted

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import npuc
 from npuc.driver import compile_model
@@ -17,16 +17,14 @@ from npuc.program import load, save
 from npuc.quantize.calibration.histograms import NOTHING, uniform
 from npuc.quantize.scales.reach import LARGEST, expect_within_reach
 from npuc.target import Options, Request, target
-from tests.regions.nets import checked
+from tests.compiled import checked
+from tests.onnx_models import parse
 
 
 def model_of(power: int) -> onnx.ModelProto:
     """Two layers, with values of about 10 to this power between them."""
     random = np.random.default_rng(0)
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y) '
-        "{ a = Conv(x, w)\n b = Relu(a)\n y = Conv(b, v) }"
-    )
+    model = parse("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { a = Conv(x, w)\n b = Relu(a)\n y = Conv(b, v) }")
     for name, gain in {"w": 10.0**power, "v": 10.0**-power}.items():
         values = (random.standard_normal((8, 8, 1, 1)) * gain).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(values, name))
@@ -50,10 +48,7 @@ def test_values_of_any_size_are_accurate(name: str, power: int, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["easynpu", "nvdla-small", "nvdla-full", "bm1684"])
 def test_tiny_inputs_keep_their_resolution(name: str, exponent: int) -> None:
     """The quality of int8 does not depend on the size of the values. Before, it was 0 dB from 2^-56 down."""
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,8,8] x) => (float[1,4,1,1] y) '
-        "{ a = Relu(x)\n y = GlobalAveragePool(a) }"
-    )
+    model = parse("g (float[1,4,8,8] x) => (float[1,4,1,1] y) { a = Relu(x)\n y = GlobalAveragePool(a) }")
     x = (np.random.default_rng(1).standard_normal((8, 4, 8, 8)) * 2.0**exponent).astype(np.float32)
     program = npuc.compile(model, name, calibration=x, precision="int8", strict=True)
     wanted = np.maximum(x.astype(np.float64), 0).mean(axis=(2, 3), keepdims=True)
@@ -62,12 +57,10 @@ def test_tiny_inputs_keep_their_resolution(name: str, exponent: int) -> None:
 
 
 def test_values_too_small_for_a_scale_are_refused_by_name() -> None:
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,8,8] x) => (float[1,4,8,8] y) { y = Relu(x) }'
-    )
+    model = parse("g (float[1,4,8,8] x) => (float[1,4,8,8] y) { y = Relu(x) }")
     x = np.full((1, 4, 8, 8), 2.0**-110, np.float32)
     with pytest.raises(NpucError, match="too small for a scale") as error:
-        npuc.compile(model, "easynpu", calibration=x, fallback="refuse")
+        npuc.compile(model, "easynpu", calibration=x, strict=True)
     assert {each.code for each in error.value.problems} == {"E205"}
     hosted = npuc.compile(model, "easynpu", calibration=x)
     np.testing.assert_array_equal(hosted.run(x)["y"], x)
@@ -76,7 +69,7 @@ def test_values_too_small_for_a_scale_are_refused_by_name() -> None:
 def test_without_the_host_they_are_refused_by_name(tmp_path: Path) -> None:
     onnx.save(model_of(20), tmp_path / "m.onnx")
     with pytest.raises(NpucError, match="would saturate") as error:
-        compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(fallback="refuse")))
+        compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(strict=True)))
     assert {each.code for each in error.value.problems} == {"E205"}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
 
 import npuc
 from npuc.frontend import import_model
@@ -18,6 +18,7 @@ from npuc.quantize.scales.results import node_histograms
 from npuc.reference import session
 from npuc.samples.loading import Samples
 from npuc.verification.metrics import Difference
+from tests.onnx_models import parse
 
 
 def _sigmoid_of(bias: float, op: str = "Sigmoid") -> Any:
@@ -97,11 +98,11 @@ BEFORE_MOVES = {
 def test_what_is_moved_to_tables_is_limited_as_what_they_read(case: str) -> None:
     body, limited = BEFORE_MOVES[case]
     outputs = "float[a,b] y" + (", float[c,d] z" if "z =" in body else "")
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g (float[4,8] x) => ({outputs}) {{ a = MatMul(x, w)\n {body} }}'
+    model = parse(
+        f"g (float[4,8] x) => ({outputs}) {{ a = MatMul(x, w)\n {body} }}",
+        w=np.ones((8, 8), np.float32),
+        k=np.array([4, 8]),
     )
-    for name, values in {"w": np.ones((8, 8), np.float32), "k": np.array([4, 8])}.items():
-        model.graph.initializer.append(numpy_helper.from_array(values, name))
     graph = import_model(model)
     assert set(domains(graph, graph.nodes)) == limited | ({"a"} if case == "a table before" else set())
     finite = {name for name, each in domains(graph, graph.nodes).items() if np.isfinite(each).all()}
@@ -111,13 +112,14 @@ def test_what_is_moved_to_tables_is_limited_as_what_they_read(case: str) -> None
 def test_a_mask_before_a_table_costs_no_accuracy() -> None:
     """A constant mask is added in another shape than the table's: 10 dB before, as -1e4 took the range."""
     random = np.random.default_rng(0)
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y) '
-        "{ a = Conv(x, w)\n s = Add(a, m)\n b = Sigmoid(s)\n y = Conv(b, w) }"
-    )
     mask = np.where(random.random((1, 8, 6, 6)) < 0.5, 0, -1e4).astype(np.float32)
     weights = (random.standard_normal((8, 8, 1, 1)) / 2).astype(np.float32)
-    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in {"w": weights, "m": mask}.items())
+    model = parse(
+        "g (float[1,8,6,6] x) => (float[1,8,6,6] y) "
+        "{ a = Conv(x, w)\n s = Add(a, m)\n b = Sigmoid(s)\n y = Conv(b, w) }",
+        w=weights,
+        m=mask,
+    )
     x = random.standard_normal((8, 1, 8, 6, 6)).astype(np.float32)
     found = npuc.compile(model, target="easynpu", calibration={"x": x}).run({"x": x})["y"]
     run = session(model.SerializeToString())

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from tests.cli.process import npuc
-from tests.regions.nets import model_of
+from tests.onnx_models import parse
 
 BODY = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n d = CumSum(a, k)\n e = Conv<pads = [1, 1, 1, 1]>(d, v)\n y = Sin(e)"
 TEXT = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {BODY} }}"
@@ -20,7 +20,7 @@ TEXT = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {BODY} 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, samples, and its program."""
     found = tmp_path_factory.mktemp("regions")
-    onnx.save(model_of(TEXT, w=(8, 8, 3, 3), v=(8, 8, 3, 3)), found / "m.onnx")
+    onnx.save(parse(TEXT, w=(8, 8, 3, 3), v=(8, 8, 3, 3)), found / "m.onnx")
     np.savez(found / "x.npz", x=np.random.default_rng(2).normal(1, 2, (4, 8, 6, 6)).astype(np.float32))
     options = ("--target", "easynpu", "-o", found / "m.npu", "--calibration", found / "x.npz", "-O0")
     (found / "said.txt").write_text(npuc("compile", found / "m.onnx", *options).done())
@@ -34,7 +34,7 @@ def test_compile_says_a_line_for_each_reason(folder: Path) -> None:
 
 
 def test_a_model_that_leaves_nothing_on_the_npu_is_told_so(tmp_path: Path) -> None:
-    onnx.save(model_of("g (float[1,8] x) => (float[1,8] y) { y = Sin(x) }"), tmp_path / "m.onnx")
+    onnx.save(parse("g (float[1,8] x) => (float[1,8] y) { y = Sin(x) }"), tmp_path / "m.onnx")
     said = npuc("compile", tmp_path / "m.onnx", "--target", "bm1684", "-o", tmp_path / "m.npu").done()
     assert "NOTHING runs on the NPU" in said
 
@@ -119,7 +119,7 @@ def test_check_lists_everything_at_once_grouped_and_with_its_place(tmp_path: Pat
     body = "a = Conv(x, w)\n b = Sin(a)\n c = Sin(b)\n d = Conv(c, w)\n f = CumSum(d, k)\n"
     body += "y = Softmax<axis = 1>(f)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
-    onnx.save(model_of(text, w=(8, 8, 1, 1)), tmp_path / "m.onnx")
+    onnx.save(parse(text, w=(8, 8, 1, 1)), tmp_path / "m.onnx")
     outcome = npuc("check", tmp_path / "m.onnx", "--target", "easynpu", "--json")
     assert outcome.code == 0 and outcome.json["errors"] == []
     found = {(each["op"], each["count"], each["place"]) for each in outcome.json["groups"]}
@@ -128,7 +128,7 @@ def test_check_lists_everything_at_once_grouped_and_with_its_place(tmp_path: Pat
 
 
 def test_check_says_that_the_host_runs_what_strict_refuses(tmp_path: Path) -> None:
-    model = model_of("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { a = Conv(x, w)\n y = Softmax<axis = 1>(a) }",
+    model = parse("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { a = Conv(x, w)\n y = Softmax<axis = 1>(a) }",
                      w=(8, 8, 1, 1))  # fmt: skip
     onnx.save(model, tmp_path / "m.onnx")
     said = npuc("check", tmp_path / "m.onnx", "--target", "easynpu").done()
@@ -140,7 +140,7 @@ def test_a_branch_that_the_shapes_exclude_is_told_and_an_input_bound_to_the_othe
     branches += " else_branch = wide () => (float[1,8,6,6] q) { s = Squeeze(x, two)\n q = Unsqueeze(s, two) }"
     body = f"eight = Constant<value = int64 {{8}}>()\n c = Equal(rate, eight)\n y = If<{branches}>(c)"
     text = f"g (float[1,C,6,6] x, int64 rate) => (float[1,8,6,6] y) <int64[1] two = {{2}}> {{ {body} }}"
-    onnx.save(model_of(text, w=(8, 8, 1, 1)), tmp_path / "m.onnx")
+    onnx.save(parse(text, w=(8, 8, 1, 1)), tmp_path / "m.onnx")
     asked = (tmp_path / "m.onnx", "--target", "easynpu", "--input-shape", "x=1,8,6,6")
     for command in (("check",), ("compile", "-o", tmp_path / "m.npu")):
         outcome = npuc(*command, *asked, "--json")
@@ -154,7 +154,7 @@ def test_a_branch_that_the_shapes_exclude_is_told_and_an_input_bound_to_the_othe
 def test_deny_and_refusing_the_host_exclude_each_other(folder: Path, tmp_path: Path) -> None:
     options = ("--target", "easynpu", "-o", tmp_path / "n.npu", "--deny", "Conv")
     assert "--strict exclude" in npuc("compile", folder / "m.onnx", *options, "--strict").usage()
-    assert "exclude each other" in npuc("compile", folder / "m.onnx", *options, "--fallback", "refuse").usage()
+    assert "--strict refuses" in npuc("compile", folder / "m.onnx", *options, "--fallback", "refuse").usage()
     assert (
         "NAME=VALUE"
         in npuc(
@@ -166,7 +166,7 @@ def test_deny_and_refusing_the_host_exclude_each_other(folder: Path, tmp_path: P
 def test_an_output_that_no_part_of_the_npu_reaches_must_be_as_in_fp32(tmp_path: Path) -> None:
     body = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n z = Sin(x)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] a, float[1,8,6,6] z) {{ {body} }}"
-    onnx.save(model_of(text, w=(8, 8, 3, 3)), tmp_path / "m.onnx")
+    onnx.save(parse(text, w=(8, 8, 3, 3)), tmp_path / "m.onnx")
     npuc(
         "compile",
         "--calibration",

@@ -17,7 +17,8 @@ import npuc
 from npuc.custom_ops import custom_ops
 from npuc.errors import ArtefactError
 from tests.cli.process import npuc as command
-from tests.regions.nets import checked, model_of, places, program_of
+from tests.compiled import checked, places, program_of
+from tests.onnx_models import parse
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
 SOURCE = Path(__file__).with_name("affine.c")
@@ -38,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> onnx.ModelProto:
     """Two convolutions with the library's operator between them, whose result has a declared shape."""
-    made = model_of(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {BODY} }}", w=(8, 8, 3, 3), v=(8, 8, 3, 3))
+    made = parse(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {BODY} }}", w=(8, 8, 3, 3), v=(8, 8, 3, 3))
     made.opset_import.append(helper.make_opsetid("demo", 1))
     made.graph.value_info.append(helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [1, 8, 6, 6]))
     onnx.save(made, tmp_path / "m.onnx")

@@ -9,19 +9,20 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import npuc
 from npuc.errors import DataError
 from tests.cli.process import npuc as npuc_run
+from tests.onnx_models import parse
 
 INFINITE = np.float32(-np.inf)
 
 
 def _model() -> onnx.ModelProto:
     """A layer on the NPU, a Softmax of its masked result on the host, and another layer."""
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x, float[1,1,1,6] mask) => (float[1,8,6,6] y) '
+    model = parse(
+        "g (float[1,8,6,6] x, float[1,1,1,6] mask) => (float[1,8,6,6] y) "
         "{ a = Conv(x, w)\n b = Add(a, mask)\n c = Softmax(b)\n y = Conv(c, v) }"
     )
     random = np.random.default_rng(0)

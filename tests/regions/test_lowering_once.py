@@ -14,7 +14,7 @@ from npuc.account import account_of
 from npuc.errors import DoesNotFit, Problem
 from npuc.ir import Graph
 from npuc.registry import target
-from tests.regions.nets import model_of
+from tests.onnx_models import parse
 
 W = {"w": (8, 8, 3, 3), "v": (8, 8, 3, 3)}
 CONV = "Conv <pads = [1,1,1,1]>"
@@ -39,7 +39,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
 
 @pytest.mark.parametrize(("text", "parts"), [(WHOLE, 1), (DIVIDED, 2)], ids=["whole", "in parts"])
 def test_every_part_is_lowered_once(lowered: Counter[tuple[str, ...]], text: str, parts: int) -> None:
-    npuc.compile(model_of(text, **W), "easynpu", calibration="synthetic", level=0)
+    npuc.compile(parse(text, **W), "easynpu", calibration="synthetic", level=0)
     assert [*lowered.values()] == [1] * parts
 
 
@@ -57,7 +57,7 @@ def test_only_parts_around_a_late_refusal_are_lowered_again(
         return program
 
     monkeypatch.setattr(kind, "lower", too_small)
-    model = model_of(
+    model = parse(
         DIVIDED.replace("y = Conv", "c = Conv").replace("(b, v) }", f"(b, v)\n y = {CONV} (c, w) }}"), **W
     )
     for node, name in zip(model.graph.node, ("first", "sine", "third", "last"), strict=True):
@@ -69,6 +69,6 @@ def test_only_parts_around_a_late_refusal_are_lowered_again(
 
 
 def test_npuc_check_lowers_once_too(lowered: Counter[tuple[str, ...]], tmp_path: Path) -> None:
-    onnx.save(model_of(DIVIDED, **W), tmp_path / "m.onnx")
+    onnx.save(parse(DIVIDED, **W), tmp_path / "m.onnx")
     assert [each.op for each in npuc.check(tmp_path / "m.onnx", "easynpu")] == ["Sin"]
     assert [*lowered.values()] == [1, 1]

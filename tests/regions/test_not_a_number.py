@@ -20,7 +20,8 @@ from npuc.samples.loading import Samples
 from npuc.target import Options, Request, target
 from npuc.text.escaping import shown
 from npuc.verification.metrics import Tolerance
-from tests.regions.nets import checked, model_of, program_of
+from tests.compiled import checked, program_of
+from tests.onnx_models import parse
 
 HEAD = "g (float[1,8,6,6] x) => (float[1,8,6,6] y) "
 SAME = "pads = [1, 1, 1, 1]"
@@ -44,7 +45,7 @@ SHAPES = {"w": (8, 8, 3, 3), "v": (8, 8, 3, 3)}
 def test_a_network_that_makes_nan_of_noise_compiles_and_agrees_in_every_bit(
     body: str, name: str, tmp_path: Path
 ) -> None:
-    program = program_of(model_of(f"{HEAD} {{ {body} }}", **SHAPES), tmp_path, name)
+    program = program_of(parse(f"{HEAD} {{ {body} }}", **SHAPES), tmp_path, name)
     assert checked(program, tmp_path)["bit_exact"]
     low = np.full((2, 1, 8, 6, 6), -3, np.float32)
     low[1] = 3
@@ -53,7 +54,7 @@ def test_a_network_that_makes_nan_of_noise_compiles_and_agrees_in_every_bit(
 
 
 def test_samples_for_which_onnxruntime_gives_nan_are_counted_and_told(tmp_path: Path) -> None:
-    program = program_of(model_of(f"{HEAD} {{ a = Conv<{SAME}>(x, w)\n y = Log(a) }}", w=(8, 8, 3, 3)), tmp_path)
+    program = program_of(parse(f"{HEAD} {{ a = Conv<{SAME}>(x, w)\n y = Log(a) }}", w=(8, 8, 3, 3)), tmp_path)
     x = np.ones((3, 1, 8, 6, 6), np.float32)
     x[1:] *= -1
     report = checked(program, tmp_path, Samples({"x": x}))
@@ -66,7 +67,7 @@ def test_samples_for_which_onnxruntime_gives_nan_are_counted_and_told(tmp_path: 
 def test_the_user_s_samples_must_keep_the_network_finite(tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
     np.savez(data, x=np.random.default_rng(0).standard_normal((4, 8, 6, 6)).astype(np.float32))
-    onnx.save(model_of(f"{HEAD} {{ {BODIES['a region makes it']} }}", **SHAPES), tmp_path / "m.onnx")
+    onnx.save(parse(f"{HEAD} {{ {BODIES['a region makes it']} }}", **SHAPES), tmp_path / "m.onnx")
     with pytest.raises(DataError) as caught:
         compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(level="0"), [data]))
     (problem,) = caught.value.problems
@@ -77,9 +78,8 @@ def test_the_user_s_samples_must_keep_the_network_finite(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["easynpu", "nvdla-small", "bm1684"])
 def test_a_mask_of_infinities_is_left_to_the_host(name: str, tmp_path: Path) -> None:
     body = "a = Conv(x, w)\n m = Add(a, c)\n s = Softmax<axis = 1>(m)\n y = Conv(s, v)"
-    model = model_of(f"{HEAD} {{ {body} }}", w=(8, 8, 1, 1), v=(8, 8, 1, 1))
     mask = np.where(np.arange(8) % 3 == 1, -np.inf, 0).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(mask.reshape(8, 1, 1), "c"))
+    model = parse(f"{HEAD} {{ {body} }}", w=(8, 8, 1, 1), v=(8, 8, 1, 1), c=mask.reshape(8, 1, 1))
     x = np.random.default_rng(0).standard_normal((6, 1, 8, 6, 6)).astype(np.float32) + 0.5
     program = npuc.compile(model, name, precision="int8", calibration={"x": x})
     found, session = program.run({"x": x})["y"], runtime(model)

@@ -21,8 +21,8 @@ from npuc.regions.artefact import is_composite
 from npuc.regions.composite import Composite, target_of
 from npuc.samples.loading import Samples, synthetic
 from npuc.target import Options, Request
-from tests.compiled import compilation
-from tests.regions.nets import causes, checked, model_of, places, program_of
+from tests.compiled import causes, checked, compilation, places, program_of
+from tests.onnx_models import parse
 
 C8 = {"w": (8, 8, 3, 3), "v": (8, 8, 3, 3)}
 SAME = "pads = [1, 1, 1, 1]"
@@ -65,7 +65,7 @@ def test_a_foreign_node_goes_to_the_host_wherever_it_stands(position: str, name:
     body, wanted = POSITIONS[position]
     shapes = {key: shape for key, shape in C8.items() if f", {key})" in body}
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
-    program = program_of(model_of(text, **shapes), tmp_path, name)
+    program = program_of(parse(text, **shapes), tmp_path, name)
     assert places(program) == wanted
     report = checked(program, tmp_path)
     assert report["status"] == "ok" and report["bit_exact"] in (True, None)
@@ -93,7 +93,7 @@ FOREIGN = {
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_what_onnxruntime_loads_is_compiled(kind: str, tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n {FOREIGN[kind]}\n b = Conv<{SAME}>(d, v)\n y = Relu(b)"
-    model = model_of(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", **C8)
+    model = parse(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", **C8)
     program = program_of(model, tmp_path)
     parts = places(program)
     assert parts[0][0] == "npu" and "Conv" in parts[0][1]
@@ -105,7 +105,7 @@ def test_a_node_of_which_only_the_shape_is_read_is_in_no_region(tmp_path: Path) 
     body = f"a = Conv<{SAME}>(x, w)\n t = Transpose<perm = [0, 2, 3, 1]>(a)\n n = Shape(t)\n s = CumSum(a, k)\n"
     body += f"b = Conv<{SAME}>(s, v)\n z = ConstantOfShape(n)\n p = Transpose<perm = [0, 3, 1, 2]>(z)\n"
     body += "c = CumSum(b, k)\n y = Add(c, p)"
-    model = model_of(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}", **C8)
+    model = parse(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}", **C8)
     program = program_of(model, tmp_path)
     assert not any("Transpose" in ops for _, ops in places(program))
     assert checked(program, tmp_path)["status"] == "ok"
@@ -114,7 +114,7 @@ def test_a_node_of_which_only_the_shape_is_read_is_in_no_region(tmp_path: Path) 
 def test_a_shape_known_at_run_time_only_stays_within_the_region(tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n nz = NonZero(a)\n t = Transpose(nz)\n f = Cast<to = 1>(t)\n r = Relu(f)\n"
     body += "y = ReduceMean<axes = [0], keepdims = 0>(r)"
-    program = program_of(model_of(f"g (float[1,8,6,6] x) => (float[4] y) {{ {body} }}", w=C8["w"]), tmp_path)
+    program = program_of(parse(f"g (float[1,8,6,6] x) => (float[4] y) {{ {body} }}", w=C8["w"]), tmp_path)
     assert places(program)[0] == ("npu", ("Conv",)) and [place for place, _ in places(program)] == ["npu", "host"]
     assert "Relu" in places(program)[1][1]
     assert checked(program, tmp_path)["status"] == "ok"
@@ -125,7 +125,7 @@ def test_recurrent_networks_run_on_the_host_and_their_products_are_counted(cell:
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[cell]
     body = f"h, last = {cell}<hidden_size = 5>(x, w, r)\n s = Squeeze(h, one)\n y = Relu(s)"
     text = f"g (float[7,1,3] x) => (float[7,1,5] y) <int64[1] one = {{1}}> {{ {body} }}"
-    program = program_of(model_of(text, w=(1, 5 * gates, 3), r=(1, 5 * gates, 5)), tmp_path)
+    program = program_of(parse(text, w=(1, 5 * gates, 3), r=(1, 5 * gates, 5)), tmp_path)
     report = program.manifest["report"]
     assert report["macs"] == 7 * 5 * gates * (3 + 5) and report["npu_macs_share"] == 0
     assert checked(program, tmp_path)["outputs"][0]["exact"]
@@ -133,7 +133,7 @@ def test_recurrent_networks_run_on_the_host_and_their_products_are_counted(cell:
 
 def test_token_ids_go_to_the_host(tmp_path: Path) -> None:
     body = f"e = Gather(table, x)\n t = Transpose<perm = [0, 3, 1, 2]>(e)\n a = Conv<{SAME}>(t, w)\n y = Relu(a)"
-    model = model_of(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(50, 8), w=C8["w"])
+    model = parse(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(50, 8), w=C8["w"])
     program = program_of(model, tmp_path)
     assert [place for place, _ in places(program)] == ["host", "npu"]
     ids = np.random.default_rng(0).integers(0, 50, (3, 1, 6, 6))
@@ -144,7 +144,7 @@ def test_several_inputs_and_outputs_keep_their_names_types_and_order(tmp_path: P
     body = f"a = Conv<{SAME}>(x, w)\n d = CumSum(z, k)\n s = Add(a, d)\n b = Conv<{SAME}>(s, v)\n"
     body += "i = ArgMax<axis = 1>(d)\n same = Identity(a)"
     head = "g (float[1,8,6,6] z, float[1,8,6,6] x) => (int64[1,1,6,6] i, float[1,8,6,6] b, float[1,8,6,6] same)"
-    program = program_of(model_of(f"{head} <int32 k = {{1}}> {{ {body} }}", **C8), tmp_path)
+    program = program_of(parse(f"{head} <int32 k = {{1}}> {{ {body} }}", **C8), tmp_path)
     assert [port.name for port in program.inputs] == ["z", "x"]
     assert [(port.name, port.dtype) for port in program.outputs] == [
         ("i", "int64"), ("b", "float32"), ("same", "float32"),
@@ -161,7 +161,7 @@ def test_several_inputs_and_outputs_keep_their_names_types_and_order(tmp_path: P
 
 def test_a_layer_that_does_not_fit_goes_to_the_host_and_each_of_two_alike(tmp_path: Path) -> None:
     body = "a = Conv(x, big)\n b = Conv<pads = [1, 1, 1, 1]>(a, w)\n y = Conv(b, big)"
-    model = model_of(f"g (float[1,8,1,2100] x) => (float[1,8,1,2100] y) {{ {body} }}", big=(8, 8, 1, 1), w=C8["w"])
+    model = parse(f"g (float[1,8,1,2100] x) => (float[1,8,1,2100] y) {{ {body} }}", big=(8, 8, 1, 1), w=C8["w"])
     program = program_of(model, tmp_path, "easynpu")
     report = checked(program, tmp_path)
     assert report["status"] == "ok"
@@ -170,7 +170,7 @@ def test_a_layer_that_does_not_fit_goes_to_the_host_and_each_of_two_alike(tmp_pa
 def test_the_bytes_that_cross_are_those_of_the_tensors(tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n y = Conv<{SAME}>(d, v)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
-    program = program_of(model_of(text, **C8), tmp_path)
+    program = program_of(parse(text, **C8), tmp_path)
     told = program.manifest["report"]["partitions"]
     tensor = 4 * 8 * 6 * 6
     assert [(each["bytes_in"], each["bytes_out"]) for each in told] == [(tensor, tensor)] * 3
@@ -189,9 +189,7 @@ def test_one_foreign_node_in_a_residual_network_makes_two_parts_and_exact_bytes(
     body = f"s0 = Conv<{SAME}>(x, w)\n s = Relu(s0)\n a0 = Conv<{SAME}>(s, v)\n a = Sin(a0)\n"
     body += f"b = Conv<{SAME}>(a, u)\n c = Add(b, s)\n d = Relu(c)\n"
     body += f"e0 = Conv<{SAME}>(d, v)\n e = Relu(e0)\n f = Conv<{SAME}>(e, u)\n g = Add(f, d)\n y = Relu(g)"
-    model = model_of(
-        f"g (float[1,3,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", w=(8, 3, 3, 3), v=C8["v"], u=C8["v"]
-    )
+    model = parse(f"g (float[1,3,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", w=(8, 3, 3, 3), v=C8["v"], u=C8["v"])
     program = program_of(model, tmp_path, name)
     told = program.manifest["report"]["partitions"]
     assert [each["place"] for each in told] == ["npu", "host", "npu"] and places(program)[1] == ("host", ("Sin",))
@@ -205,7 +203,7 @@ def test_one_foreign_node_in_a_residual_network_makes_two_parts_and_exact_bytes(
 
 def test_a_model_that_the_target_runs_is_the_program_it_always_was(tmp_path: Path) -> None:
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ a = Conv<{SAME}>(x, w)\n y = Relu(a) }}"
-    program = program_of(model_of(text, w=C8["w"]), tmp_path)
+    program = program_of(parse(text, w=C8["w"]), tmp_path)
     machine = target_of(program)
     assert not is_composite(program) and not isinstance(machine, Composite)
     alone = compilation(Request(tmp_path / "m.onnx", machine, Options(level="0"))).program
@@ -220,7 +218,7 @@ def test_a_model_that_the_target_runs_is_the_program_it_always_was(tmp_path: Pat
 @pytest.mark.parametrize("asked", ["Relu", "Relu_1"])
 def test_a_denied_layer_goes_to_the_host(asked: str, tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n r = Relu(a)\n y = Conv<{SAME}>(r, v)"
-    model = model_of(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", **C8)
+    model = parse(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", **C8)
     program = program_of(model, tmp_path, options={"deny": (asked,)})
     assert places(program) == [("npu", ("Conv",)), ("host", ("Relu",)), ("npu", ("Conv",))]
     assert causes(program) == ["W202"]
@@ -228,7 +226,7 @@ def test_a_denied_layer_goes_to_the_host(asked: str, tmp_path: Path) -> None:
 
 
 def test_what_is_denied_must_be_there(tmp_path: Path) -> None:
-    model = model_of("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { y = Relu(x) }")
+    model = parse("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { y = Relu(x) }")
     with pytest.raises(NpucError, match="Did you mean 'Relu'") as refused:
         program_of(model, tmp_path, options={"deny": ("Rellu",)})
     assert refused.value.problems[0].code == "E109"
@@ -238,21 +236,20 @@ def test_what_is_denied_must_be_there(tmp_path: Path) -> None:
 def test_what_is_denied_may_be_folded_away(asked: str, tmp_path: Path) -> None:
     body = f"[twice] d = Neg(c)\n e = Identity(x)\n m = Mul(e, d)\n y = Conv<{SAME}>(m, w)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <float c = {{1.5}}> {{ {body} }}"
-    program = program_of(model_of(text, w=C8["w"]), tmp_path, options={"deny": (asked,)})
+    program = program_of(parse(text, w=C8["w"]), tmp_path, options={"deny": (asked,)})
     assert [place for place, _ in places(program)] == ["npu"]
     assert checked(program, tmp_path)["bit_exact"]
 
 
-@pytest.mark.parametrize("options", [{"fallback": "refuse"}, {"strict": True}])
-def test_the_host_can_be_refused(options: dict[str, object], tmp_path: Path) -> None:
-    model = model_of("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { y = Sin(x) }")
+def test_the_host_can_be_refused(tmp_path: Path) -> None:
+    model = parse("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { y = Sin(x) }")
     with pytest.raises(NpucError) as refused:
-        program_of(model, tmp_path, options=options)
+        program_of(model, tmp_path, options={"strict": True})
     assert refused.value.problems[0].code == "E201"
 
 
 def test_a_region_that_was_changed_is_refused_by_name(tmp_path: Path) -> None:
-    program_of(model_of("g (float[1,8] x) => (float[1,8] y) { y = Sin(x) }"), tmp_path)
+    program_of(parse("g (float[1,8] x) => (float[1,8] y) { y = Sin(x) }"), tmp_path)
     region = tmp_path / "out.npu" / "host" / "region_0.onnx"
     region.write_bytes(region.read_bytes().replace(b"Sin", b"Cos"))
     with pytest.raises(ArtefactError, match=r"host/region_0\.onnx is damaged"):
@@ -260,7 +257,7 @@ def test_a_region_that_was_changed_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_region_may_name_no_file_outside(tmp_path: Path) -> None:
-    model = model_of("g (float[1,8] x) => (float[1,8] y) { y = Add(x, c) }", c=(8,))
+    model = parse("g (float[1,8] x) => (float[1,8] y) { y = Add(x, c) }", c=(8,))
     program = program_of(model, tmp_path, options={"deny": ("Add",)})
     region = onnx.load_model_from_string(program.files["host/region_0.onnx"])
     (constant,) = region.graph.initializer
@@ -274,7 +271,7 @@ def test_a_region_may_name_no_file_outside(tmp_path: Path) -> None:
 def test_running_opens_no_evidence(tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n y = CumSum(a, k)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
-    program = program_of(model_of(text, w=C8["w"]), tmp_path)
+    program = program_of(parse(text, w=C8["w"]), tmp_path)
     samples = synthetic(running.program_inputs(program), 2)
     wanted = running.run_program(program, target_of(program), samples)
     for name in ("graph.json", "npu/part_0/graph.json", "npu/part_0/reference.onnx"):
@@ -286,7 +283,7 @@ def test_running_opens_no_evidence(tmp_path: Path) -> None:
 def test_a_part_is_an_artefact_of_its_own(tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n y = CumSum(a, k)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
-    program_of(model_of(text, w=C8["w"]), tmp_path)
+    program_of(parse(text, w=C8["w"]), tmp_path)
     shutil.copytree(tmp_path / "out.npu" / "npu" / "part_0", tmp_path / "part")
     part = load(tmp_path / "part")
     assert [port.name for port in part.outputs] == ["a"] and not is_composite(part)
@@ -294,14 +291,14 @@ def test_a_part_is_an_artefact_of_its_own(tmp_path: Path) -> None:
 
 def test_samples_that_onnxruntime_cannot_run_are_named(tmp_path: Path) -> None:
     body = f"e = Gather(table, x)\n t = Transpose<perm = [0, 3, 1, 2]>(e)\n y = Conv<{SAME}>(t, w)"
-    model = model_of(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(1, 8), w=C8["w"])
+    model = parse(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(1, 8), w=C8["w"])
     with pytest.raises(DataError, match="sample 0: onnxruntime cannot run it"):
         program_of(model, tmp_path)
 
 
 def test_samples_that_a_region_cannot_run_are_the_remedy(tmp_path: Path) -> None:
     body = f"e = Gather(table, x)\n t = Transpose<perm = [0, 3, 1, 2]>(e)\n y = Conv<{SAME}>(t, w)"
-    model = model_of(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(2, 8), w=C8["w"])
+    model = parse(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(2, 8), w=C8["w"])
     program = program_of(model, tmp_path)
     with pytest.raises(ArtefactError, match="out of data bounds") as refused:
         checked(program, tmp_path, Samples({"x": np.full((1, 1, 6, 6), 2)}))
@@ -311,7 +308,7 @@ def test_samples_that_a_region_cannot_run_are_the_remedy(tmp_path: Path) -> None
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n y = Conv<{SAME}>(d, v)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
-    model = model_of(text, **C8)
+    model = parse(text, **C8)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         program_of(model, tmp_path / name)
@@ -320,7 +317,7 @@ def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_opsets_that_npuc_does_not_know_run_on_the_host(tmp_path: Path) -> None:
-    model = model_of("g (float[1,8] x) => (float[1,8] y) { y = Sigmoid(x) }")
+    model = parse("g (float[1,8] x) => (float[1,8] y) { y = Sigmoid(x) }")
     model.opset_import[0].version, model.ir_version = 6, 3
     model.opset_import.append(onnx.helper.make_opsetid("demo", 1))  # else it is brought to opset 7
     program = program_of(model, tmp_path)
@@ -330,7 +327,7 @@ def test_opsets_that_npuc_does_not_know_run_on_the_host(tmp_path: Path) -> None:
 def test_scalars_cross_as_scalars(tmp_path: Path) -> None:
     body = f"a = Conv<{SAME}>(x, w)\n m = ReduceMax<keepdims = 0>(a)\n t = Tan(s)\n u = Add(m, t)\n y = Mul(a, u)"
     text = f"g (float[1,8,6,6] x, float s) => (float[1,8,6,6] y) {{ {body} }}"
-    program = program_of(model_of(text, w=C8["w"]), tmp_path)
+    program = program_of(parse(text, w=C8["w"]), tmp_path)
     assert [port.shape for port in program.inputs] == [(1, 8, 6, 6), ()]
     samples = Samples({
         "x": np.random.default_rng(1).normal(1, 1, (2, 1, 8, 6, 6)).astype(np.float32),
@@ -343,14 +340,14 @@ def test_a_bound_input_is_a_constant_of_the_program(tmp_path: Path) -> None:
     body = f"c = If<then_branch = yes () => (float[1,8,6,6] p) {{ p = Conv<{SAME}>(x, w) }},"
     body += " else_branch = no () => (float[1,8,6,6] q) { q = Sin(x) }>(flag)\n y = Relu(c)"
     text = f"g (float[1,8,6,6] x, bool flag) => (float[1,8,6,6] y) {{ {body} }}"
-    program = program_of(model_of(text, w=C8["w"]), tmp_path, options={"bind": (("flag", 1.0),)})
+    program = program_of(parse(text, w=C8["w"]), tmp_path, options={"bind": (("flag", 1.0),)})
     assert [port.name for port in program.inputs] == ["x"]
     assert not is_composite(program) and program.manifest["bound"] == {"flag": 1.0}
     assert checked(program, tmp_path)["bit_exact"]
 
 
 def test_only_scalar_inputs_are_bound(tmp_path: Path) -> None:
-    model = model_of("g (float[1,8] x) => (float[1,8] y) { y = Relu(x) }")
+    model = parse("g (float[1,8] x) => (float[1,8] y) { y = Relu(x) }")
     for name in ("x", "z"):
         with pytest.raises(NpucError) as refused:
             program_of(model, tmp_path, options={"bind": ((name, 1.0),)})
@@ -360,7 +357,7 @@ def test_only_scalar_inputs_are_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["n/sub", "n/div"])
 def test_a_constant_called_as_a_part_of_a_normalisation_keeps_its_values(tmp_path: Path, name: str) -> None:
     body = "n = LayerNormalization(x, s, s)\n a = Add(n, c)\n y = Sinh(a)"
-    model = model_of(f"g (float[1, 8, 16] x) => (float[1, 8, 16] y) {{ {body} }}", s=(16,), c=(1, 8, 16))
+    model = parse(f"g (float[1, 8, 16] x) => (float[1, 8, 16] y) {{ {body} }}", s=(16,), c=(1, 8, 16))
     constant = next(each for each in model.graph.initializer if each.name == "c")
     constant.name = model.graph.node[1].input[1] = name
     assert checked(program_of(model, tmp_path, "bm1684"), tmp_path)["status"] == "ok"

@@ -21,7 +21,7 @@ from npuc.regions.artefact import ProgramPart
 from npuc.regions.composite import target_of
 from npuc.regions.in_c import region, sources
 from npuc.target import Options
-from tests.regions.nets import model_of
+from tests.onnx_models import parse
 
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler (gcc or cc) on the path")
@@ -72,7 +72,7 @@ def _together() -> onnx.ModelProto:
     """One model with an output for every statement, whose inner names are its own."""
     header = "float[2,3,4] x, float[3,4] v, float[2,4,5] m, int64[2] i"
     outputs = ", ".join(f"float[{shape}] y_{at}" for at, shape in enumerate(FLOATS.values()))
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g ({header}) => ({outputs}) {{ }}')
+    model = parse(f"g ({header}) => ({outputs}) {{ }}")
     for at, statement in enumerate(FLOATS):
         text = f'<ir_version: 8, opset_import: ["": 17]> g ({header}) => (float[1] y) {{ {statement} }}'
         for node in parser.parse_model(text).graph.node:
@@ -181,7 +181,7 @@ def test_every_operator_of_the_library_computes_what_onnxruntime_does(tmp_path: 
 @needs_compiler
 def test_an_index_that_chooses_nothing_is_an_error(tmp_path: Path) -> None:
     text = "g (float[2,3,4] x, int64[2] i) => (float[2,2,4] y) { y = Gather<axis = 1>(x, i) }"
-    built = _Built(model_of(text), tmp_path)
+    built = _Built(parse(text), tmp_path)
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     for index, failed in ((2, 0), (3, 3), (-3, 0), (-4, 3)):
         assert built({"x": x, "i": np.array([0, index])})[0] == failed
@@ -199,7 +199,7 @@ def test_an_index_that_chooses_nothing_is_an_error(tmp_path: Path) -> None:
     ids=["operator", "element type", "an input that is an output", "scale at run time", "dynamic"],
 )
 def test_what_the_library_lacks_is_declared(text: str) -> None:
-    model = model_of(text)
+    model = parse(text)
     found = region(model.SerializeToString(), 4, _step(model))
     assert found.text is None
     header = sources([found])["npuc_regions.h"].decode()
@@ -214,7 +214,7 @@ def test_an_export_has_its_regions_in_c_and_as_onnx(name: str) -> None:
     text = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {1}> {
         a = Conv(x, w) s = Sin(a) b = Conv(s, w) c = Sigmoid(b) y = Conv(c, w) }"""
     compiled = api.compile(
-        model_of(text, w=(8, 8, 1, 1)),
+        parse(text, w=(8, 8, 1, 1)),
         name,
         calibration="synthetic",
         options=Options(level="0", deny=("Sigmoid",)),
@@ -231,7 +231,7 @@ def test_an_export_has_its_regions_in_c_and_as_onnx(name: str) -> None:
 
 
 def test_names_of_a_model_do_not_end_a_comment() -> None:
-    model = model_of("g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
+    model = parse("g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
     hostile = "*/ int evil; /*"
     model.graph.node[0].input[0] = model.graph.input[0].name = hostile
     header = sources([region(model.SerializeToString(), 0, _step(model))])["npuc_regions.h"].decode()
@@ -242,7 +242,7 @@ def test_names_of_a_model_do_not_end_a_comment() -> None:
 def test_nan_is_quantised_as_zero_is(tmp_path: Path) -> None:
     text = """g (float[4] x) => (float[4] y) <float s = {0.5}, uint8 z = {131}> {
         q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }"""
-    model = model_of(text)
+    model = parse(text)
     status, found = _Built(model, tmp_path)({"x": np.array([np.nan, 0, 1, -np.inf], np.float32)})
     assert status == 0
     assert found["y"].tolist() == [0, 0, 1, -65.5]

@@ -19,7 +19,8 @@ from npuc.running import program_inputs
 from npuc.samples.loading import load, save, varied
 from npuc.samples.structured import objects
 from tests.cli.process import npuc as command
-from tests.regions.nets import model_of, program_of
+from tests.compiled import program_of
+from tests.onnx_models import parse
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
 HEAD = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n r = Relu(a)"
@@ -40,7 +41,7 @@ def _model(case: str) -> onnx.ModelProto:
     output, body, _ = CASES[case]
     constants = "<int64[1] zero = {0}, float zero_f = {0}>"
     text = f"g (float[1,8,6,6] x) => (float[1] y) {constants} {{ {HEAD}\n {body} }}"
-    model = model_of(text, w=(8, 8, 3, 3))
+    model = parse(text, w=(8, 8, 3, 3))
     kind = output.split()[0]
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     made = {
@@ -97,7 +98,7 @@ STRINGS = "g (string[n] x) => (string[m] y) { y = Concat<axis = 0>(x, x) }"
 
 
 def test_a_program_that_reads_strings_runs_from_a_file(tmp_path: Path) -> None:
-    program = program_of(model_of(STRINGS), tmp_path)
+    program = program_of(parse(STRINGS), tmp_path)
     assert program.inputs == (Port("x", (-1,), "string"),)
     np.savez(tmp_path / "x.npz", x=np.array([["a", "\u00e9t\u00e9"], ["b", "c"]]))
     command("run", tmp_path / "out.npu", "--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz").done()
@@ -114,7 +115,7 @@ def test_a_program_that_reads_strings_runs_from_a_file(tmp_path: Path) -> None:
 
 
 def test_a_program_that_reads_a_sequence_runs_from_a_file_and_has_no_synthetic_samples(tmp_path: Path) -> None:
-    model = model_of("g (float[1] x) => (float[n] y) { y = ConcatFromSequence<axis = 0>(x) }")
+    model = parse("g (float[1] x) => (float[n] y) { y = ConcatFromSequence<axis = 0>(x) }")
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     model.graph.input[0].type.CopyFrom(helper.make_sequence_type_proto(tensor))
     samples = {"x": objects([[np.ones(1, np.float32), np.zeros(2, np.float32)], [np.ones(2, np.float32)]])}
@@ -130,7 +131,7 @@ def test_a_program_that_reads_a_sequence_runs_from_a_file_and_has_no_synthetic_s
 
 
 def test_tensors_without_elements_are_verified(tmp_path: Path) -> None:
-    model = model_of("g (float[0,3] x, float[2,3] z) => (float[2,3] y) { y = Concat<axis = 0>(x, z) }")
+    model = parse("g (float[0,3] x, float[2,3] z) => (float[2,3] y) { y = Concat<axis = 0>(x, z) }")
     program_of(model, tmp_path)
     report = npuc.verify(tmp_path / "m.onnx", npuc.load(tmp_path / "out.npu"))
     assert report["status"] == "ok"
@@ -138,13 +139,13 @@ def test_tensors_without_elements_are_verified(tmp_path: Path) -> None:
 
 def test_a_network_without_inputs_is_run_by_the_host(tmp_path: Path) -> None:
     text = "g () => (float[2] y) { c = Constant<value_floats = [1.0, 2.0]>()\n y = Neg(c) }"
-    program = program_of(model_of(text), tmp_path)
+    program = program_of(parse(text), tmp_path)
     assert target_of(program).runner(program)({})["y"].tolist() == [[-1, -2]]
 
 
 def test_integers_of_dynamic_scales_that_leave_the_network_are_those_of_the_sample(tmp_path: Path) -> None:
     text = "g (float[6] x) => (uint8[6] y, float s) { y, s, z = DynamicQuantizeLinear(x) }"
-    program = program_of(model_of(text), tmp_path)
+    program = program_of(parse(text), tmp_path)
     x = np.array([[0, 2, -3, -2, 1.34, 0.4]], np.float32)
     found = target_of(program).runner(program)({"x": x})
     # by hand: s = (2 + 3) / 255, z = round(3 / s) = 153, y = round(x / s) + z
@@ -177,7 +178,7 @@ PADDED = {
 def test_padding_that_is_read_in_two_ways_is_refused(text: str, denied: bool) -> None:
     """On the host, too; everything else has the shape that onnxruntime gives it."""
     op = text.partition(" ")[0]
-    model = model_of(f"g (float[1,3,8,7] x) => (y) {{ y = {text} }}", v=(3, 3, 2, 2))
+    model = parse(f"g (float[1,3,8,7] x) => (y) {{ y = {text} }}", v=(3, 3, 2, 2))
     model.opset_import[0].version = 19
     x = np.random.default_rng(0).standard_normal((2, 1, 3, 8, 7)).astype(np.float32)
     deny = (op,) if denied else ()

@@ -17,7 +17,7 @@ from npuc import api
 from npuc.errors import ArtefactError, DataError
 from tests.cli.process import npuc
 from tests.files import arrays
-from tests.regions.nets import model_of
+from tests.onnx_models import parse
 
 BODY = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n b = Relu(a)\n c = Conv(b, v)\n"
 SHAPES = ("--input-shape", "x=1,3,8,8", "--input-shape", "x=1,3,12,10")
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with dynamic rows and columns, data of three sizes, and its program of two variants."""
     found = tmp_path_factory.mktemp("variants")
     text = f"g (float[1,3,h,w0] x) => (float[1,8,h,w0] y) {{ {BODY} y = Relu(c) }}"
-    onnx.save(model_of(text, w=(64, 3, 3, 3), v=(8, 64, 1, 1)), found / "m.onnx")
+    onnx.save(parse(text, w=(64, 3, 3, 3), v=(8, 64, 1, 1)), found / "m.onnx")
     for name, (height, width) in {"small": (8, 8), "large": (12, 10), "other": (9, 9)}.items():
         _data(found / f"{name}.npz", height, width)
     done = npuc("compile", found / "m.onnx", "--target", "bm1684", "-o", found / "m.npu", *SHAPES, "--json")

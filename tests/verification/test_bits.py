@@ -10,6 +10,7 @@ from npuc.running import program_inputs
 from npuc.samples.loading import varied
 from npuc.target import target
 from npuc.verification.bits import Bits
+from tests.onnx_models import parse
 
 QUANTISED = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (float[1,64] y)
     <float s = {0.1}, int8 z = {0}> {
@@ -29,13 +30,11 @@ QUANTISED = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (
 )
 @pytest.mark.parametrize("name", ["nvdla-small", "easynpu"])
 def test_a_softmax_of_the_host_has_the_room_of_its_own_accuracy(name: str, off: float, exact: bool) -> None:
-    from onnx import numpy_helper, parser
 
-    model = parser.parse_model(QUANTISED)
     random = np.random.default_rng(0)
     w, b = np.zeros((64, 4, 1, 1), np.float32), np.zeros(64, np.float32)
     w[32:], b[32:] = random.uniform(-0.1, 0.1, (32, 4, 1, 1)), -12  # half of the results are next to nothing
-    model.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")])
+    model = parse(QUANTISED, w=w, b=b)
     program = compiled(model, target=name)
     bits = Bits(program.program, target(name))
     for feed in varied(program_inputs(program.program)).feeds():

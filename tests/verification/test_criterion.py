@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 from npuc.driver import compile_model
 from npuc.frontend import load
@@ -21,6 +20,7 @@ from npuc.target import Options, Request, target
 from npuc.verification.criterion import ENOUGH, criterion, ideal, tolerance
 from npuc.verification.equivalence import expected
 from npuc.verification.metrics import Difference, Tolerance
+from tests.onnx_models import parse
 
 MODEL = FOLDER / "digits.onnx"
 
@@ -76,10 +76,8 @@ def test_the_limit_of_an_output_decides(noise: float, within: bool) -> None:
 def test_a_program_with_host_regions_is_judged_by_what_fp16_can_give(tmp_path: Path) -> None:
     """Differences of neighbours with a mean of 300: half a step of fp16 is 0.125 there, and the signal about 1."""
     text = "g (float[1,8,6,6] x) => (float[1,8,6,6] y) { a = Relu(x)\n b = Conv(a, w)\n y = Conv(b, v) }"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
     keep, differ = np.eye(8, dtype=np.float32), np.eye(8, dtype=np.float32) - np.roll(np.eye(8), 1, 1)
-    for name, values in {"w": keep, "v": differ}.items():
-        model.graph.initializer.append(numpy_helper.from_array(values[..., None, None].astype(np.float32), name))
+    model = parse(text, w=keep[..., None, None], v=differ[..., None, None])
     onnx.save(model, tmp_path / "m.onnx")
     chip, options = target("nvdla-full"), Options(precision="fp16", deny=("Relu",), proof="off")
     program = as_loaded(compile_model(Request(tmp_path / "m.onnx", chip, options))[0])
@@ -99,11 +97,8 @@ def test_a_program_with_host_regions_is_judged_by_what_fp16_can_give(tmp_path: P
 def test_an_operator_that_npuc_does_not_know_does_not_make_the_criterion_absolute(tmp_path: Path) -> None:
     """As above, with a CumSum along an axis of one element before the layers. 60 dB were asked for."""
     text = "g (float[1,8,6,6] x) => (float[1,8,6,6] y) { a = CumSum(x, k)\n b = Conv(a, w)\n y = Conv(b, v) }"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
     keep, differ = np.eye(8, dtype=np.float32), np.eye(8, dtype=np.float32) - np.roll(np.eye(8), 1, 1)
-    for name, values in {"w": keep, "v": differ}.items():
-        model.graph.initializer.append(numpy_helper.from_array(values[..., None, None].astype(np.float32), name))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(0), "k"))
+    model = parse(text, w=keep[..., None, None], v=differ[..., None, None], k=np.array(0))
     onnx.save(model, tmp_path / "m.onnx")
     chip, options = target("nvdla-full"), Options(precision="fp16", proof="off")
     program = as_loaded(compile_model(Request(tmp_path / "m.onnx", chip, options))[0])
@@ -121,9 +116,8 @@ def test_an_operator_that_npuc_does_not_know_does_not_make_the_criterion_absolut
 def test_one_sample_of_a_small_output_is_judged_as_many_are(seed: int, tmp_path: Path) -> None:
     """The rounding errors of one number may be far below their deviation."""
     text = "g (float[1,64] x) => (float[1,2] y) { a = Gemm(x, w)\n y = Softmax(a) }"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
     weights = np.random.default_rng(2).normal(0, 0.1, (64, 2)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weights - weights.mean(0), "w"))
+    model = parse(text, w=weights - weights.mean(0))
     onnx.save(model, tmp_path / "m.onnx")
     program = replace(_program("fp16"), manifest=_ports([1, 64]))
     x = np.random.default_rng(seed).normal(100, 1, (1, 1, 64)).astype(np.float32)
@@ -149,10 +143,7 @@ def _ports(shape: list[int]) -> dict[str, object]:
 def test_scores_near_zero_need_no_more_digits_than_fp32_has(
     text: str, error: float, within: bool, tmp_path: Path
 ) -> None:
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g (float[1,64] x) => (float[1,64] y) {{ {text} }}'
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 64]), "k"))
+    model = parse(f"g (float[1,64] x) => (float[1,64] y) {{ {text} }}", k=np.array([1, 64]))
     onnx.save(model, tmp_path / "m.onnx")
     program = replace(_program("fp32"), manifest={**_ports([1, 64]), "precision": "fp32"})
     asked = criterion(
@@ -166,9 +157,7 @@ def test_scores_near_zero_need_no_more_digits_than_fp32_has(
 def test_values_beyond_the_range_of_fp16_are_no_excuse(tmp_path: Path) -> None:
     """The best that fp16 can give is an infinity: minus hundreds of decibels were asked for."""
     text = "g (float[1,64] x) => (float[1,2] y) { a = Mul(x, k)\n b = Relu(a)\n y = MatMul(b, w) }"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
-    for name, values in {"k": np.array(1e6), "w": np.full((64, 2), 1e-6)}.items():
-        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+    model = parse(text, k=np.array(1e6), w=np.full((64, 2), 1e-6))
     onnx.save(model, tmp_path / "m.onnx")
     program = replace(_program("fp16"), manifest=_ports([1, 64]))
     x = np.random.default_rng(0).standard_normal((4, 1, 64)).astype(np.float32)
@@ -187,12 +176,9 @@ def _quantised(folder: Path, *, rounds: bool) -> Path:
         f'{before} {between} "y/exact" = Conv("x/rounded", v) {behind}' if rounds else f"{between} y = Conv(x, v)"
     )
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {nodes} }}"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
     w = np.random.default_rng(2).integers(-127, 128, (8, 8, 1, 1)).astype(np.int8)
     constants = {"w": w, "t": np.float32(0.005), "s": STEP, "z": np.int8(0)}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(each), key) for key, each in constants.items()
-    )
+    model = parse(text, **constants)
     onnx.save(model, folder / "m.onnx")
     return folder / "m.onnx"
 
@@ -222,9 +208,8 @@ def test_a_model_whose_tensors_are_called_as_the_rounded_ones_is_judged(precisio
 def test_a_program_with_a_bound_input_is_judged(tmp_path: Path) -> None:
     """The samples lack the input, so that onnxruntime could not run the model: a traceback."""
     text = "g (float[1,8,6,6] x, float k) => (float[1,8,6,6] y) { a = Conv(x, w) y = Mul(a, k) }"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
     w = np.random.default_rng(2).normal(0.05, 0.3, (8, 8, 1, 1)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    model = parse(text, w=w)
     onnx.save(model, tmp_path / "m.onnx")
     options = Options(bind=(("k", 2.0),), proof="off")
     program, _ = compile_model(Request(tmp_path / "m.onnx", target("nvdla-small"), options))

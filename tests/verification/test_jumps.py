@@ -15,6 +15,7 @@ import npuc
 from npuc.verification.jumps import jumping
 from npuc.verification.metrics import Difference
 from npuc.verification.original import Form
+from tests.onnx_models import parse
 
 THRESHOLD = """<ir_version: 8, opset_import: ["": 17]> g (float[1,64] x) => (float[1,64] y)
     <float half = {0.5}, float low = {-1.0}> { m = Greater(x, half) y = Where(m, x, low) }"""
@@ -102,11 +103,8 @@ SCORES = """<ir_version: 8, opset_import: ["": 17]> g (float[1,3,8,8] x) => (flo
 def test_a_compile_warns_of_scores_that_verify_would_refuse(bias: float, code: str | None) -> None:
     """A table of a Sigmoid in fp16 has an absolute accuracy: scores near 0 have few digits."""
     random = np.random.default_rng(3)
-    found = parser.parse_model(SCORES)
     constants = {"w": random.standard_normal((4, 3, 3, 3)) * 0.4, "b": np.full(4, bias)}
-    found.graph.initializer.extend(
-        onnx.numpy_helper.from_array(each.astype(np.float32), name) for name, each in constants.items()
-    )
+    found = parse(SCORES, **constants)
     x = random.standard_normal((8, 1, 3, 8, 8)).astype(np.float32)
     program = npuc.compile(found, "nvdla-full", precision="fp16", calibration={"x": x})
     assert [each["code"] for each in program.report.get("warnings", ())] == ([code] if code else [])

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import npuc
 from npuc.api import Compiled
 from tests.cli.process import npuc as npuc_run
+from tests.onnx_models import parse
 
 Case = tuple[onnx.ModelProto, np.ndarray[Any, Any]]
 FORMATS = [("easynpu", "int8"), ("nvdla-small", "int8"), ("nvdla-full", "fp16"), ("bm1684", "int8")]
@@ -21,8 +22,8 @@ FORMATS = [("easynpu", "int8"), ("nvdla-small", "int8"), ("nvdla-full", "fp16"),
 def _case(offset: float) -> Case:
     """Relu(Conv(x) + offset) - offset, whose result only a format with enough bits holds, and samples."""
     random = np.random.default_rng(1)
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,6] x) => (float[1,8,6,6] y) '
+    model = parse(
+        "g (float[1,4,6,6] x) => (float[1,8,6,6] y) "
         f"<float c = {{{offset}}}> "
         "{ a = Conv(x, w)\n s = Add(a, c)\n r = Relu(s)\n d = Sub(r, c)\n y = Conv(d, v) }"
     )
