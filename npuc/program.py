@@ -82,7 +82,7 @@ class Ranges:
     """Names of the files of samples."""
     samples: int = 0
     sha256: str = ""
-    """Of the files' digests, in order."""
+    """Of the files' digests, sorted: the order of samples changes nothing."""
 
     def __str__(self) -> str:
         match self.origin:

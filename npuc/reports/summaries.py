@@ -201,9 +201,9 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
     lines += _bisected(report["bisect"]) if "bisect" in report else []
     origin = str(Ranges(**report.get("ranges", {})))
     lines += [f"activation ranges: {origin}"] if origin else []
+    lines += [f"likely: {each['cause']}: {each['remedy']}" for each in report.get("causes", ())]
     judged = "verified" if tolerance.judges else "verified; synthetic data do not tell how accurate it is"
     lines.append(judged if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
-    lines += [f"  likely: {each['cause']}: {each['remedy']}" for each in report.get("causes", ())]
     return "\n".join(lines)
 
 

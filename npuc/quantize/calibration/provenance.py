@@ -35,8 +35,8 @@ def with_ranges(program: Program, request: Request, samples: Samples, graphs: Se
     if not graphs:
         found = Ranges("none")
     elif files and samples.inputs:
-        digest = sha256("".join(map(file_sha256, files)).encode()).hexdigest()
-        found = Ranges("samples", tuple(each.name for each in files), len(samples), digest)
+        digest = sha256("".join(sorted(map(file_sha256, files))).encode()).hexdigest()
+        found = Ranges("samples", tuple(sorted(each.name for each in files)), len(samples), digest)
     elif program.precision in FLOATING:
         found = Ranges("none")
     else:
