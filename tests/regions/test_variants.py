@@ -174,4 +174,4 @@ def test_python_compiles_several_shapes_to_the_artefact_of_the_command(folder: P
 
 def test_one_shape_is_no_variant(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"npuc\.compile"):
-        npuc_package.compile_variants(folder / "m.onnx", input_shapes=[{"x": (1, 3, 8, 8)}])
+        npuc_package.compile_variants(folder / "m.onnx", "bm1684", input_shapes=[{"x": (1, 3, 8, 8)}])
