@@ -120,6 +120,7 @@ def compile_command(
     from npuc import driver, program
     from npuc.account import ACCOUNT, account_of, groups, reasons
     from npuc.driver import compile_variants
+    from npuc.program import RANGES
     from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
     from npuc.reports import summaries
@@ -158,7 +159,11 @@ def compile_command(
         _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)
         return
     entries = account_of(compiled.manifest)
-    told = {ACCOUNT: compiled.manifest[ACCOUNT], "groups": groups(reasons(entries))}
+    told = {
+        ACCOUNT: compiled.manifest[ACCOUNT],
+        "groups": groups(reasons(entries)),
+        RANGES: asdict(compiled.ranges),
+    }
     report: dict[str, Any] = {"status": "ok", "warnings": [], **compiled.manifest["report"], **told}
     if not quiet:
         tell_warnings(report["warnings"])

@@ -67,7 +67,9 @@ def test_the_manifest_and_verify_say_where_ranges_come_from(digits: Digits, tmp_
     assert _manifest(tmp_path / "d") == wanted
     command = ("verify", digits.model, tmp_path / "d", "--data", digits.few)
     assert npuc(*command, "--json").json["ranges"] == wanted
-    assert f"activation ranges: 4 samples of {digits.few.name} ({digest[:12]})" in npuc(*command).done()
+    told = f"activation ranges: 4 samples of {digits.few.name} ({digest[:12]})"
+    assert told in npuc(*command).done()
+    assert told in npuc("accuracy", *command[1:]).done()
     npuc("compile", digits.model, *target, "--calibration", "synthetic", "-o", tmp_path / "s").done()
     assert _manifest(tmp_path / "s") == {"origin": "synthetic", "files": [], "samples": 8, "sha256": ""}
     assert "8 synthetic samples, no data" in npuc("verify", digits.model, tmp_path / "s").done()

@@ -41,7 +41,8 @@ def with_ranges(program: Program, request: Request, samples: Samples, graphs: Se
         found = Ranges("none")
     else:
         found = Ranges("model") if all(map(_has_scales, graphs)) else Ranges("synthetic", samples=len(samples))
-    return replace(program, manifest={**program.manifest, RANGES: asdict(found)})
+    told = {**asdict(found), "files": [*found.files]}  # as JSON has it
+    return replace(program, manifest={**program.manifest, RANGES: told})
 
 
 def _has_scales(graph: Graph) -> bool:
