@@ -206,9 +206,10 @@ def check(
     flags: as for `compile`.
     """
     from npuc.compiling.checking import survey_of
+    from npuc.cutting import part_of
 
-    with _request(model, target, options, flags, shapes=input_shapes) as request:
-        found = survey_of(request)
+    with _request(model, target, options, flags, shapes=input_shapes) as request, part_of(request) as (part, _):
+        found = survey_of(part)
     return [each.problem for each in found.reasons if each.problem.code != HOST_STEP]
 
 
@@ -230,8 +231,8 @@ def verify(
 
     program = _opened(program)
     types = running.program_inputs(program.program)
-    samples = data.varied(types) if inputs is None else program.samples(inputs)
-    with _model_file(model) as path, TemporaryDirectory() as folder:
+    with _part(model, program, inputs) as (path, files), TemporaryDirectory() as folder:
+        samples = samples_of(program.program, files) if files else data.varied(types)
         program.save(Path(folder) / "program")
         asked = tolerance(path, program.program, samples, min_sqnr_db, min_cosine)
         return verified(path, Path(folder) / "program", program.program, program.target, samples, asked)
@@ -262,11 +263,9 @@ def accuracy(
     for name, value in asked.items():
         expect_present(name, value)
     wanted, program = Asked(metric, **asked), _opened(program)
-    with _model_file(model) as path, _file(inputs) as samples, TemporaryDirectory() as folder:
+    with _part(model, program, inputs) as (path, files), TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
-        return judged(
-            Subject(path, Path(folder) / "program"), program.program, [samples], wanted, simulate=simulate
-        )
+        return judged(Subject(path, Path(folder) / "program"), program.program, files, wanted, simulate=simulate)
 
 
 def _opened(program: Compiled | str | PathLike[str]) -> Compiled:
@@ -319,6 +318,17 @@ def _model_file(model: Model) -> Generator[Path]:
         path.write_bytes(model.SerializeToString())
         with _called(path, "the model"):
             yield path
+
+
+@contextmanager
+def _part(model: Model, program: Compiled, inputs: Data | None) -> Generator[tuple[Path, tuple[Path, ...]]]:
+    """The file that the program was compiled from, whole or a part, and the files of its data."""
+    from npuc.cutting import compiled_part
+
+    with ExitStack() as stack:
+        path = stack.enter_context(_model_file(model))
+        files = () if inputs is None else (stack.enter_context(_file(inputs)),)
+        yield stack.enter_context(compiled_part(path, program.program, files))
 
 
 @contextmanager

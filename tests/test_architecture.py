@@ -21,7 +21,8 @@ LAYERS = {"core": 0, "models": 1, "passes": 1, "targets": 2, "top": 3}
 TOP = (
     "npuc.driver", "npuc.cli", "npuc.__main__", "npuc.verification", "npuc.compiling", "npuc.reports.summaries",
     "npuc.reports.comparison", "npuc.reports.judgements", "npuc.reports.tables",
-    "npuc.page.sweep", "npuc.api", "npuc.session", "npuc.onnx_backend", "npuc.onnx_suite", "npuc.regions",
+    "npuc.page.sweep", "npuc.api", "npuc.cutting", "npuc.session", "npuc.onnx_backend", "npuc.onnx_suite",
+    "npuc.regions",
 )  # fmt: skip
 
 ROOMS = {

@@ -16,8 +16,11 @@ from npuc.cli.options import (
     bind_option,
     calibration_option,
     custom_ops_option,
+    cut_options,
     force_option,
     format_options,
+    input_data_option,
+    input_option,
     json_option,
     limit_options,
     machine_option,
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
 @target_option
 @click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
 @calibration_option
+@input_option
+@input_data_option
 @machine_option
 @shapes_option
 @precision_option
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
 )
 @removed_options("max_partitions", "fallback")
 @bind_option
+@cut_options
 @search_options
 @click.option(
     "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that may be off by more than 1 LSB."
@@ -225,6 +231,7 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @target_flags
 @strict_option
 @bind_option
+@cut_options
 @format_options("text", "json", "sarif")
 @custom_ops_option
 @limit_options
@@ -251,13 +258,15 @@ def check(
     """
     from npuc.account import ACCOUNT, as_json, groups
     from npuc.compiling.checking import NOWHERE, survey_of
+    from npuc.cutting import part_of
     from npuc.registry import target as find
     from npuc.reports.accounts import checked
     from npuc.target import Request
 
     kind = find(target)
     options = asked(kind, strict=strict, **flags)
-    survey = survey_of(Request(model, kind, options, shapes=shapes))
+    with part_of(Request(model, kind, options, shapes=shapes)) as (request, _):
+        survey = survey_of(request)
     found = survey.reasons
     wrong = [each for each in found if strict or each.place == NOWHERE]
     if form == "json":

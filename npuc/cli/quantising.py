@@ -13,6 +13,8 @@ from npuc.cli.options import (
     asked,
     calibration_option,
     custom_ops_option,
+    cut_options,
+    input_option,
     json_option,
     limit_options,
     machine_option,
@@ -31,9 +33,11 @@ from npuc.cli.paths import PATH
 @click.option("-o", "--output", type=PATH, required=True, help="The quantised model to write (.onnx).")
 @target_option
 @calibration_option
+@input_option
 @machine_option
 @shape_option
 @target_flags
+@cut_options
 @search_options
 @custom_ops_option
 @limit_options

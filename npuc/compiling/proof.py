@@ -99,8 +99,8 @@ class Prover:
     def _of_host(self, program: Program) -> Samples:
         """Samples for a program that the host runs."""
         types = program_inputs(program)
-        if files := files_of(self.request.calibration):
-            return load(files, types, types.keys())
+        if files_of(self.request.calibration):
+            return load(self.request.calibration, types, types.keys(), self.request.options.input)
         try:
             return varied(types)
         except DataError as error:
@@ -352,7 +352,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
     what the user's file does, ModelError (E105) for a region that onnxruntime cannot run, or as `proved` does.
     """
     try:
-        original = Original(request.model, dict(request.options.bind))
+        original = Original(request.model, dict(request.options.bind), request.options.input)
     except ModelError as error:
         raise unproved(error) from None
     waiting = iter(graphs)

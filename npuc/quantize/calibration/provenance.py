@@ -36,7 +36,7 @@ def with_ranges(program: Program, request: Request, samples: Samples, graphs: Se
         found = Ranges("none")
     elif files and samples.inputs:
         digest = sha256("".join(sorted(map(file_sha256, files))).encode()).hexdigest()
-        found = Ranges("samples", tuple(sorted(each.name for each in files)), len(samples), digest)
+        found = Ranges("samples", tuple(sorted(each.name for each in request.calibration)), len(samples), digest)
     elif program.precision in FLOATING:
         found = Ranges("none")
     else:
