@@ -91,3 +91,8 @@ def test_a_mismatch_names_what_it_likely_comes_from(digits: Digits, tmp_path: Pa
     onnx.save(other, tmp_path / "other.onnx")
     strange = npuc("verify", tmp_path / "other.onnx", *poor[2:], "--allow-modified", "--json").json
     assert "another model" in strange["causes"][0]["cause"]
+
+
+def test_synthetic_samples_and_files_exclude_each_other(digits: Digits, tmp_path: Path) -> None:
+    given = ("--calibration", "synthetic", "--calibration", digits.few)
+    npuc("compile", digits.model, "--target", "easynpu", *given, "-o", tmp_path / "o").refused("E401")
