@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from npuc.cli.completing import LAYERS
 from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model, removed_options
 from npuc.cli.output import Artefact, answer, opened, written
 from npuc.cli.paths import PATH
@@ -190,7 +191,7 @@ def _measured(artefact: Artefact, data: tuple[Path, ...], chip_model: str) -> Se
 
 @click.command()
 @click.argument("artefact", type=PATH)
-@click.argument("node")
+@click.argument("node", shell_complete=LAYERS)
 @click.option("--model", type=PATH, help="The model it was compiled from; adds measured errors.")
 @data_option
 @artefact_options

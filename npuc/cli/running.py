@@ -201,7 +201,6 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
     from npuc.cutting import compiled_part
-    from npuc.regions.artefact import is_composite
     from npuc.reports import summaries
     from npuc.text.progress import progress
     from npuc.variants import chosen
@@ -212,8 +211,6 @@ def verify(
     subject = opened(artefact, allow_modified)
     program, target = subject.program, subject.target
     expect_chip_model(target, chip_model)
-    if bisect and is_composite(program):
-        raise click.UsageError("--bisect is for programs without host regions; verify says which layers differ")
     if dump is not None:
         _expect_comparable(program, bisect=bisect)
     model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
@@ -243,12 +240,14 @@ def _bisected(
     """The first difference or the largest loss, and the files that reproduce it."""
     from dataclasses import asdict
 
+    from npuc.regions.artefact import is_composite
     from npuc.verification import bisection
     from npuc.verification.described import described
 
     program, target = artefact.with_evidence(), artefact.target
     graph = described(program)
-    difference = bisection.first_difference(model, program, target, samples)
+    whole = not is_composite(program)
+    difference = bisection.first_difference(model, program, target, samples) if whole else None
     found = asdict(difference) if difference else bisection.largest_loss(report, graph)
     if found is None:
         return {"kind": "none", "folder": None, "files": []}

@@ -70,7 +70,7 @@ COLUMNS = (
     Column("macs", "MACs", "of convolutions and fully connected layers"),
     Column("cycles", "cycles", "by the cycle model"),
     Column("share", "share %", "of the program's cycles"),
-    Column("utilization", "utilisation %", "ideal cycles over cycles"),
+    Column("utilization", "utilization %", "ideal cycles over cycles"),
     Column("bound", "bound by", "what takes the longest", False),
     Column("bytes", "bytes", "moved between memories and the array"),
     Column("weight_words", "weights", "words of weights, biases and shifts"),
@@ -217,7 +217,7 @@ def _figures(report: Report, timeline: Timeline, verification: Report | None) ->
         found.append(("cycles with transfers", count(timeline.cycles)))
     found += [
         ("MACs", count(report["macs"])),
-        ("utilisation", "-" if utilization is None else f"{100 * utilization:.1f} %"),
+        ("utilization", "-" if utilization is None else f"{100 * utilization:.1f} %"),
         ("segments", count(report["segments"])),
         ("layers", count(len(report["layers"]))),
     ]
