@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
 
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "size.py"
+from tests.files import script
+
 SOURCE = '''"""A module,
 of two lines."""
 
@@ -35,14 +34,8 @@ class Second:
 
 
 @pytest.fixture
-def size(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("size_of_project", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "size_of_project", found)
-    spec.loader.exec_module(found)
-    return found
+def size() -> ModuleType:
+    return script("benchmarks/size.py")
 
 
 def test_code_is_neither_blank_nor_comment_nor_docstring(

@@ -15,6 +15,7 @@ from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array
 from tests.conftest import Reference
+from tests.onnx_models import network
 
 pytestmark = pytest.mark.usefixtures("exact_integers")
 RANDOM = np.random.default_rng(0)
@@ -41,16 +42,12 @@ def _model(
     **attrs: Any,
 ) -> onnx.ModelProto:
     """One node that reads `x` and constants, in this order, and writes `y`."""
-    node = helper.make_node(op, order.split(), ["y"], "the_node", domain=domain, **attrs)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    made = helper.make_node(op, order.split(), ["y"], "the_node", domain=domain, **attrs)
+    model = network(
+        [made], x.shape, constants, "y", version, helper.np_dtype_to_tensor_dtype(x.dtype), com_microsoft=1
     )
-    imports = [helper.make_opsetid("", version), helper.make_opsetid(MS, 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+    model.graph.output[0].ClearField("type")
+    return model
 
 
 S, Y = {"s": _scale(0.05), "z": _zero(120)}, {"ys": _scale(0.08), "yz": _zero(100)}
@@ -121,14 +118,7 @@ def test_scales_of_each_sample_are_left_to_calibration() -> None:
         helper.make_node("Mul", ["f", "scale"], ["y"]),
     ]
     x = RANDOM.standard_normal((2, 8)).astype(np.float32)
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(MATRIX["w"], "w"), numpy_helper.from_array(MATRIX["ws"], "ws")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    model = network(nodes, x.shape, {"w": MATRIX["w"], "ws": MATRIX["ws"]}, opset=13)
     (found,) = run(import_model(model), {"x": x}).values()
     np.testing.assert_allclose(found, x @ (MATRIX["w"] * MATRIX["ws"]), rtol=1e-5, atol=1e-5)
 
@@ -205,9 +195,7 @@ def test_what_is_quantised_dynamically_may_be_dequantised() -> None:
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
         helper.make_node("Relu", ["d"], ["y"]),
     ]
-    x, y = helper.make_tensor_value_info("x", TensorProto.FLOAT, [5]), helper.make_empty_tensor_value_info("y")
-    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 13)])
-    assert [node.op for node in import_model(model).nodes] == ["Relu"]
+    assert [each.op for each in import_model(network(nodes, (5,), opset=13)).nodes] == ["Relu"]
 
 
 @pytest.mark.parametrize("dtype", ["INT4", "UINT4"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import npuc
-from npuc.ir import Array, Graph, Node, TensorType
+from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
 from npuc.passes.cleanup.fold_constants import fold_constants
 from npuc.passes.cleanup.merge_duplicates import merge_duplicates
@@ -20,6 +20,7 @@ from npuc.passes.cleanup.split_before_moves import split_before_moves
 from npuc.passes.cleanup.split_pads import SplitPads
 from npuc.reference import session
 from npuc.verification.metrics import Difference
+from tests import onnx_models
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 
@@ -441,20 +442,9 @@ def _detector(order: str) -> Any:
         make("Split", ["m", "sizes"], ["boxes", "logits"], axis=axis),
         make("Sigmoid", ["logits"], ["scores"]),
     ]
-    values: dict[str, Array] = {**constants, **integers}
     used = {name for each in nodes for name in each.input}
-    shape = [1, 64, 4] if axis == 2 else [1, 4, 64]
-    value = helper.make_tensor_value_info
-    outputs = [value("boxes", TensorProto.FLOAT, shape)]
-    outputs.append(value("scores", TensorProto.FLOAT, [3 if each == 4 else each for each in shape]))
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [value("x", TensorProto.FLOAT, [1, 8, 8, 8])],
-        outputs,
-        [numpy_helper.from_array(each, name) for name, each in values.items() if name in used],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    held = {name: each for name, each in {**constants, **integers}.items() if name in used}
+    return onnx_models.network(nodes, (1, 8, 8, 8), held, "boxes scores")
 
 
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "nvdla-full"])
