@@ -244,8 +244,7 @@ def test_a_scaler_subtracts_and_multiplies_feature_by_feature(shape: str, offset
 
 
 @pytest.mark.parametrize(
-    ("shape", "offset", "code"),
-    [("[1,4,3]", "[1.0, 1.0, 1.0]", "E202"), ("[4,3]", "[1.0, 1.0]", "E105")],
+    ("shape", "offset", "code"), [("[1,4,3]", "[1.0, 1.0, 1.0]", "E202"), ("[4,3]", "[1.0, 1.0]", "E105")]
 )
 def test_a_scaler_of_other_shapes_is_refused(shape: str, offset: str, code: str) -> None:
     with pytest.raises(NpucError) as refused:

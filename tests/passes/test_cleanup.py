@@ -216,7 +216,7 @@ def test_moves_stand_outside_of_steps() -> None:
     )
     found = move_as_floats(graph)
     assert operators(found) == [
-        *("Transpose", "QuantizeLinear", "DequantizeLinear", "Relu", "Reshape", "QuantizeLinear"),
+        *("Transpose", "QuantizeLinear", "DequantizeLinear", "Relu", "Reshape", "QuantizeLinear")
     ]
     assert_same_meaning(graph, found)
     assert move_as_floats(found) is found
@@ -363,11 +363,7 @@ def test_slices_are_parts_as_well() -> None:
         _both(
             node("Relu", "x", "r"), node("Reshape", "r", "m", shape=(1, 24, 7)), axis=2
         ),  # no axis is the old one
-        _both(
-            node("Relu", "x", "m"),
-            behind=(node("Conv", "scores w", "y"),),
-            w=(2, 3, 1, 1),
-        ),
+        _both(node("Relu", "x", "m"), behind=(node("Conv", "scores w", "y"),), w=(2, 3, 1, 1)),
         _both(
             node("Relu", "x", "r"),
             node("Transpose", "r", "m", perm=(0, 1, 3, 2)),

@@ -101,12 +101,7 @@ def test_a_convolution_in_blocks_takes_a_shuffle_only_with_one_tap(kernel: int, 
 def test_a_shuffle_before_an_aligned_split_is_two_selections() -> None:
     split = node("Split", "b", "c d", axis=1, split=(16, 16))
     graph = network(
-        (1, 32, 3, 4),
-        "y",
-        node("Relu", "x", "a"),
-        *shuffle("a", "b", 2, 32),
-        split,
-        node("Mul", "c d", "y"),
+        (1, 32, 3, 4), "y", node("Relu", "x", "a"), *shuffle("a", "b", 2, 32), split, node("Mul", "c d", "y")
     )
     assert_rewritten(graph, "Relu", "Conv", "Conv", "Mul")
 
@@ -380,10 +375,7 @@ def test_a_power_with_a_small_exponent_is_expanded(exponent: Array, operators: l
     assert expand_powers(after) is after
 
 
-@pytest.mark.parametrize(
-    "exponent",
-    [0.0, -1.0, -0.5, 1.7, 2.0000002, 5.0, np.nan, [2.0, 2.0, 2.0], [[[2.0]]]],
-)
+@pytest.mark.parametrize("exponent", [0.0, -1.0, -0.5, 1.7, 2.0000002, 5.0, np.nan, [2.0, 2.0, 2.0], [[[2.0]]]])
 def test_other_powers_stay(exponent: float | list[float]) -> None:
     before = power(np.asarray(exponent, np.float32))
     assert expand_powers(before) is before

@@ -156,10 +156,7 @@ def test_swish_keeps_the_factor_inside_the_sigmoid() -> None:
 
 @pytest.mark.parametrize(
     "softplus",
-    [
-        (node("Softplus", "x", "s"),),
-        (node("Exp", "x", "e"), node("Add", "one e", "p"), node("Log", "p", "s")),
-    ],
+    [(node("Softplus", "x", "s"),), (node("Exp", "x", "e"), node("Add", "one e", "p"), node("Log", "p", "s"))],
 )
 def test_mish_is_recognised(softplus: tuple[Node, ...]) -> None:
     assert _only(_graph(*softplus, node("Tanh", "s", "t"), node("Mul", "x t", "y"))).op == "Mish"

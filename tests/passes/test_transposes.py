@@ -322,11 +322,7 @@ def test_relu_and_clip_move_in_front_of_flatten() -> None:
 
 def test_a_reshape_with_a_second_reader_stays_in_front() -> None:
     graph = network(
-        (1, 2, 3),
-        "y",
-        node("Reshape", "x", "f", shape=(1, 6)),
-        node("Relu", "f", "r"),
-        node("Mul", "r f", "y"),
+        (1, 2, 3), "y", node("Reshape", "x", "f", shape=(1, 6)), node("Relu", "f", "r"), node("Mul", "r f", "y")
     )
     assert sink_reshapes(graph) is graph
 

@@ -369,8 +369,7 @@ def test_a_sum_that_cancels_is_no_finer_than_its_factors_allow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "offset"),
-    [(node("Conv", "x w", "a", activation="Relu"), True), (node("Conv", "x w", "a"), False)],
+    ("before", "offset"), [(node("Conv", "x w", "a", activation="Relu"), True), (node("Conv", "x w", "a"), False)]
 )
 def test_an_average_over_a_relu_gets_a_zero_point(before: Node, offset: bool) -> None:
     graph = network(

@@ -460,11 +460,7 @@ SUMS = (("a", "b", "s"), ("s", "c", "y"))
 
 def _scales(given: dict[str, float], **constraints: object) -> dict[str, float]:
     """The scales of (a + b) + c, where a has another reader."""
-    nodes = [
-        Node("Add", ("a", "b"), ("s",)),
-        Node("Add", ("s", "c"), ("y",)),
-        Node("Relu", ("a",), ("z",)),
-    ]
+    nodes = [Node("Add", ("a", "b"), ("s",)), Node("Add", ("s", "c"), ("y",)), Node("Relu", ("a",), ("z",))]
     graph = build("sums", nodes, dict.fromkeys("abc", TYPE), ("y", "z"), {})
     return with_exact_factors(graph, given, ScaleConstraints(sums=SUMS, **constraints), {})  # pyright: ignore[reportArgumentType]
 
