@@ -12,7 +12,7 @@ from npuc.ir import Graph, Node
 from npuc.passes.recognition.recognise_activations import recognise_activations
 from npuc.passes.recognition.recognise_gemm import recognise_gemm
 from npuc.passes.recognition.recognise_softmax import recognise_softmax
-from tests.passes.networks import assert_same_meaning, network, node, operators, sources
+from tests.passes.networks import assert_same_meaning, becomes, network, node, operators, sources
 
 NUMBERS = {
     "half": 0.5,
@@ -317,17 +317,13 @@ def test_matmul_and_add_of_a_row_become_gemm(add, bias: tuple[int, ...]) -> None
 
 def test_rows_of_more_than_two_dimensions_are_flattened_and_the_sum_still_becomes_the_bias() -> None:
     graph = network((2, 3, 5), "y", node("MatMul", "x w", "m"), node("Add", "m b", "y"), w=(5, 2), b=(2,))
-    found = recognise_gemm(graph)
-    assert operators(found) == ["Reshape", "Gemm", "Reshape"]
+    found = becomes(recognise_gemm, graph, ["Reshape", "Gemm", "Reshape"])
     assert len(found.nodes[1].inputs) == 3
-    assert_same_meaning(graph, found)
 
 
 def test_two_sums_become_one_bias() -> None:
     graph = network((3, 5), "y", node("Gemm", "x w b", "m"), node("Add", "m c", "y"), w=(2, 5), b=(2,), c=(2,))
-    found = recognise_gemm(graph)
-    assert operators(found) == ["Gemm"]
-    assert_same_meaning(graph, found)
+    becomes(recognise_gemm, graph, ["Gemm"])
 
 
 def test_weight_and_bias_behind_dequantize_linear_stay_integers() -> None:
@@ -355,9 +351,7 @@ def test_a_product_with_a_second_reader_keeps_its_sum_apart() -> None:
     graph = network(
         (3, 5), "y", node("MatMul", "x w", "m"), node("Add", "m b", "a"), node("Mul", "a m", "y"), w=(5, 2), b=(2,)
     )
-    found = recognise_gemm(graph)
-    assert operators(found) == ["Gemm", "Add", "Mul"]
-    assert_same_meaning(graph, found)
+    becomes(recognise_gemm, graph, ["Gemm", "Add", "Mul"])
 
 
 def test_a_product_of_two_computed_matrices_is_left() -> None:
@@ -425,14 +419,10 @@ def test_every_spelling_becomes_one_operator_that_names_all_its_nodes(op: str, n
 @pytest.mark.parametrize("nodes", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
 def test_what_only_looks_like_it_stays(nodes: tuple[Node, ...]) -> None:
     before = _graph_of_recognise_softmax(nodes)
-    found = recognise_softmax(before)
-    assert_same_meaning(before, found)
-    assert operators(found) == operators(before)
+    becomes(recognise_softmax, before, operators(before))
 
 
 def test_a_maximum_along_another_axis_stays_before_the_operator() -> None:
     wide = node("ReduceMax", "x", "m", axes=(2,), keepdims=1)
     before = _graph_of_recognise_softmax((wide, *STABLE[1:], node("Div", "e t", "y")))
-    found = recognise_softmax(before)
-    assert_same_meaning(before, found)
-    assert operators(found) == ["ReduceMax", "Sub", "Softmax"]
+    becomes(recognise_softmax, before, ["ReduceMax", "Sub", "Softmax"])

@@ -22,7 +22,16 @@ from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.pipeline import Pass
 from npuc.targets.easynpu.network.split_padding import split_padding
 from tests.conftest import Reference
-from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators, sources
+from tests.passes.networks import (
+    assert_close,
+    assert_same_meaning,
+    becomes,
+    feeds,
+    network,
+    node,
+    operators,
+    sources,
+)
 from tests.runtime import RUNTIME
 
 fold_strides = FoldStrides(15, 256)
@@ -169,10 +178,8 @@ def test_a_wide_dilation_becomes_a_permitted_one(
 ) -> None:
     conv = node("Conv", "x w b", "y", dilations=dilations, pads=pads, group=group, activation="Relu")
     graph = network((2, 4, 13, 11), "y", conv, w=(6, 4 // group, 3, 3), b=(6,))
-    found = WideDilations(4)(graph)
-    assert operators(found) == ["Pad", *MOVE, "Conv+Relu", *MOVE, "Slice"]
+    found = becomes(WideDilations(4), graph, ["Pad", *MOVE, "Conv+Relu", *MOVE, "Slice"])
     assert found.nodes[4].integers("dilations") == inner
-    assert_same_meaning(graph, found)
 
 
 @pytest.mark.parametrize("attrs", [{"dilations": (4, 4)}, {"dilations": (5, 5), "strides": (2, 1)}])
@@ -370,12 +377,8 @@ def between_functions(*cuts: tuple[int, int, int, int]) -> Graph:
 def test_steps_are_the_strides_of_a_convolution(
     cuts: tuple[tuple[int, int, int, int], ...], strides: tuple[int, int]
 ) -> None:
-    graph = between_functions(*cuts)
-    found = strided_slices_to_convs(graph)
-    assert operators(found) == ["Relu", "Slice", "Conv", "Sigmoid"]
+    found = becomes(strided_slices_to_convs, between_functions(*cuts), ["Relu", "Slice", "Conv", "Sigmoid"])
     assert found.nodes[2].integers("strides") == strides
-    assert_same_meaning(graph, found)
-    assert strided_slices_to_convs(found) is found
     assert sources(found, "b") == ("b",)
 
 
