@@ -27,7 +27,7 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_320,
+    "benchmarks": 3_330,
     "docs": 200,
     "examples": 150,
     "models": 1_100,
@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 9_750,
     "targets/easynpu": 18_800,
     "targets/nvdla": 21_450,
-    "tests": 64_350,
+    "tests": 63_200,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -77,26 +77,21 @@ CASES: dict[str, tuple[Array, onnx.ModelProto]] = {
     "QLinearSigmoid": (X, _model("QLinearSigmoid", X, {**S, **Y}, "x s z ys yz", MS)),
     "QLinearLeakyRelu": (X, _model("QLinearLeakyRelu", X, {**S, **Y}, "x s z ys yz", MS, alpha=0.2)),
     "QLinearSoftmax": (X, _model("QLinearSoftmax", X, {**S, **Y}, "x s z ys yz", MS, axis=1, opset=13)),
-    "QLinearSoftmax of opset 11": (
-        X,
-        _model("QLinearSoftmax", X, {**S, **P}, "x s z ys yz", MS, axis=2, opset=11),
-    ),
-    "QLinearAveragePool": (X, _model("QLinearAveragePool", X, {**S, **Y}, "x s z ys yz", MS, kernel_shape=[2, 2])),
+    "QLinearSoftmax of opset 11": (X, _model("QLinearSoftmax", X, {**S, **P}, "x s z ys yz", MS, axis=2,
+     opset=11)),
+    "QLinearAveragePool": (X, _model("QLinearAveragePool", X, {**S, **Y}, "x s z ys yz", MS,
+     kernel_shape=[2, 2])),
     "QLinearGlobalAveragePool": (X, _model("QLinearGlobalAveragePool", X, {**S, **Y}, "x s z ys yz", MS)),
     "QLinearConcat": (X, _model("QLinearConcat", X, {**S, **OTHER, **Y}, "ys yz x s z o os oz", MS, axis=1)),
     "QGemm": (ROWS, _model("QGemm", ROWS, {**SIGNED, **MATRIX, **BIAS}, "x s z w ws wz b ys yz", MS)),
     "QGemm to float": (ROWS, _model("QGemm", ROWS, {**SIGNED, **MATRIX, **BIAS}, "x s z w ws wz b", MS)),
-    "QGemm with a factor": (
-        ROWS,
-        _model("QGemm", ROWS, {**SIGNED, **MATRIX, **BIAS}, "x s z w ws wz b", MS, alpha=0.5),
-    ),
+    "QGemm with a factor": (ROWS, _model("QGemm", ROWS, {**SIGNED, **MATRIX, **BIAS}, "x s z w ws wz b", MS,
+     alpha=0.5)),
     "ConvInteger": (X, _model("ConvInteger", X, {**CONV, "n": _zero(3, "int8")}, "x w z n")),
     "MatMulInteger": (ROWS, _model("MatMulInteger", ROWS, {**SIGNED, **MATRIX}, "x w z wz")),
-    "MatMulInteger with zero points of columns": (
-        ROWS,
-        _model("MatMulInteger", ROWS, {**SIGNED, **SQUARE}, "x w z wz"),
-    ),
-}
+    "MatMulInteger with zero points of columns": (ROWS, _model("MatMulInteger", ROWS, {**SIGNED, **SQUARE},
+     "x w z wz")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -152,38 +147,12 @@ def test_channels_behind_rows_and_columns_are_refused() -> None:
         import_model(model)
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (
-            _model(
-                "QLinearAveragePool",
-                X,
-                {**S, **Y},
-                "x s z ys yz",
-                MS,
-                kernel_shape=[2, 2],
-                ceil_mode=1,
-                count_include_pad=1,
-            ),
-            "ceil_mode with count_include_pad",
-        ),
-        (
-            _model(
-                "QLinearMatMul",
-                ROWS,
-                {
-                    **SIGNED,
-                    **MATRIX,
-                    "s": np.full(ROWS.shape[0], 0.1, np.float32),
-                    "z": np.zeros(ROWS.shape[0], np.int8),
-                },
-                "x s z w ws wz ys yz",
-            ),
-            "'s' has . scales",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("model", "reason"), [
+    (_model("QLinearAveragePool", X, {**S, **Y}, "x s z ys yz", MS, kernel_shape=[2, 2], ceil_mode=1,
+     count_include_pad=1), "ceil_mode with count_include_pad"),
+    (_model("QLinearMatMul", ROWS, {**SIGNED, **MATRIX, "s": np.full(ROWS.shape[0], 0.1, np.float32),
+     "z": np.zeros(ROWS.shape[0], np.int8)}, "x s z w ws wz ys yz"), "'s' has . scales"),
+])  # fmt: skip
 def test_an_integer_form_without_a_counterpart_is_refused(model: onnx.ModelProto, reason: str) -> None:
     with pytest.raises(NpucError, match=f"E202.*{reason}"):
         import_model(model)

@@ -278,20 +278,11 @@ def _both(*before: Node, axis: int = 1, behind: tuple[Node, ...] = (), **constan
 MOVED = {
     "Reshape": (_both(node("Relu", "x", "r"), node("Reshape", "r", "m", shape=(1, 7, 24))), 2),
     "Transpose": (_both(node("Relu", "x", "r"), node("Transpose", "r", "m", perm=(0, 2, 3, 1)), axis=3), 2),
-    "both": (
-        _both(
-            node("Relu", "x", "r"),
-            node("Transpose", "r", "t", perm=(0, 2, 3, 1)),
-            node("Reshape", "t", "m", shape=(1, 24, 7)),
-            axis=2,
-        ),
-        4,
-    ),
-    "Concat along another axis": (
-        _both(node("Relu", "x", "r"), node("Abs", "x", "a"), node("Concat", "r a", "m", axis=2)),
-        2,
-    ),
-}
+    "both": (_both(node("Relu", "x", "r"), node("Transpose", "r", "t", perm=(0, 2, 3, 1)),
+     node("Reshape", "t", "m", shape=(1, 24, 7)), axis=2), 4),
+    "Concat along another axis": (_both(node("Relu", "x", "r"), node("Abs", "x", "a"),
+     node("Concat", "r a", "m", axis=2)), 2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MOVED)

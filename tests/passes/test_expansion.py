@@ -158,18 +158,12 @@ def test_a_channel_taken_twice_is_weighted_by_the_sum() -> None:
     assert_rewritten(graph, "Conv")
 
 
-@pytest.mark.parametrize(
-    "moves",
-    [
-        (node("Transpose", "a", "b", perm=(0, 1, 3, 2)),),
-        (node("Slice", "a", "b", axes=(2,), starts=(1,), ends=(3,), steps=(1,)),),
-        (
-            node("Reshape", "a", "c", shape=(1, 2, 3, 4, 4)),
-            node("Transpose", "c", "d", perm=(0, 1, 3, 2, 4)),
-            node("Reshape", "d", "b", shape=(1, 6, 4, 4)),
-        ),
-    ],
-)
+@pytest.mark.parametrize("moves", [
+    (node("Transpose", "a", "b", perm=(0, 1, 3, 2)),),
+    (node("Slice", "a", "b", axes=(2,), starts=(1,), ends=(3,), steps=(1,)),),
+    (node("Reshape", "a", "c", shape=(1, 2, 3, 4, 4)), node("Transpose", "c", "d", perm=(0, 1, 3, 2, 4)),
+     node("Reshape", "d", "b", shape=(1, 6, 4, 4))),
+])  # fmt: skip
 def test_moved_pixels_stay(moves: tuple[Node, ...]) -> None:
     graph = network((1, 6, 4, 4), "y", node("Relu", "x", "a"), *moves, node("Abs", "b", "y"))
     assert permute_channels_by_conv(graph) is graph
