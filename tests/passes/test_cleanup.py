@@ -92,26 +92,22 @@ def _between(no_op: Node, **constants: float) -> Graph:
     return network(MAP, "y", node("Relu", "x", "a"), no_op, node("Sigmoid", "b", "y"), **constants)
 
 
-@pytest.mark.parametrize(
-    "no_op",
-    [
-        node("Identity", "a", "b"),
-        node("Reshape", "a", "b", shape=MAP),
-        node("Transpose", "a", "b", perm=(0, 1, 2, 3)),
-        node("Pad", "a", "b", pads=(0,) * 8),
-        node("Slice", "a", "b", starts=(0, 0), ends=(5, 6), axes=(2, 3), steps=(1, 1)),
-        node("Concat", "a", "b", axis=1),
-        node("Split", "a", "b", axis=1, split=(4,)),
-        node("Expand", "a", "b", shape=MAP),
-        node("Cast", "a", "b", to="float32"),
-        node("Clip", "a", "b", min=-inf, max=inf),
-        node("MaxPool", "a", "b", kernel_shape=(1, 1)),
-        node("AveragePool", "a", "b", kernel_shape=(1, 1)),
-        node("Resize", "a", "b", scales=(1.0, 1.0, 1.0, 1.0), sizes=MAP),
-        node("ReduceMean", "a", "b", axes=(0,), keepdims=1),
-    ],
-    ids=lambda each: each.op,
-)
+@pytest.mark.parametrize("no_op", [
+    node("Identity", "a", "b"),
+    node("Reshape", "a", "b", shape=MAP),
+    node("Transpose", "a", "b", perm=(0, 1, 2, 3)),
+    node("Pad", "a", "b", pads=(0,) * 8),
+    node("Slice", "a", "b", starts=(0, 0), ends=(5, 6), axes=(2, 3), steps=(1, 1)),
+    node("Concat", "a", "b", axis=1),
+    node("Split", "a", "b", axis=1, split=(4,)),
+    node("Expand", "a", "b", shape=MAP),
+    node("Cast", "a", "b", to="float32"),
+    node("Clip", "a", "b", min=-inf, max=inf),
+    node("MaxPool", "a", "b", kernel_shape=(1, 1)),
+    node("AveragePool", "a", "b", kernel_shape=(1, 1)),
+    node("Resize", "a", "b", scales=(1.0, 1.0, 1.0, 1.0), sizes=MAP),
+    node("ReduceMean", "a", "b", axes=(0,), keepdims=1),
+], ids=lambda each: each.op)  # fmt: skip
 def test_a_node_that_gives_back_its_input_goes(no_op: Node) -> None:
     removed = becomes(remove_dead_code, _between(no_op), ["Relu", "Sigmoid"])
     assert sources(removed, "a") == ("a", "b")
@@ -122,17 +118,13 @@ def test_arithmetic_with_the_neutral_number_goes(op: str, number: float) -> None
     assert operators(remove_dead_code(_between(node(op, "a c", "b"), c=number))) == ["Relu", "Sigmoid"]
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [
-        node("Slice", "a", "b", starts=(4,), ends=(-1,), axes=(2,), steps=(-1,)),
-        node("Transpose", "a", "b", perm=(0, 1, 3, 2)),
-        node("Pad", "a", "b", pads=(0, 0, 1, 0, 0, 0, -1, 0)),
-        node("Clip", "a", "b", min=0.0, max=inf),
-        node("MaxPool", "a", "b", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
-    ],
-    ids=lambda each: each.op,
-)
+@pytest.mark.parametrize("kept", [
+    node("Slice", "a", "b", starts=(4,), ends=(-1,), axes=(2,), steps=(-1,)),
+    node("Transpose", "a", "b", perm=(0, 1, 3, 2)),
+    node("Pad", "a", "b", pads=(0, 0, 1, 0, 0, 0, -1, 0)),
+    node("Clip", "a", "b", min=0.0, max=inf),
+    node("MaxPool", "a", "b", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+], ids=lambda each: each.op)  # fmt: skip
 def test_a_node_that_changes_elements_or_their_order_stays(kept: Node) -> None:
     graph = _between(kept)
     assert remove_dead_code(graph) is graph

@@ -210,16 +210,12 @@ def test_a_row_of_more_elements_than_a_map_has_channels_is_folded() -> None:
     assert_same_meaning(before, after)
 
 
-@pytest.mark.parametrize(
-    ("shape", "nodes"),
-    [
-        ((1, 6, 2, 2), [node("Relu", "x", "y")]),
-        ((2, 6), [node("Relu", "x", "y")]),
-        ((1, 6), [node("Softmax", "x", "y", axis=1)]),
-        ((1, 6), [node("ReduceMax", "x", "a", axes=(1,), keepdims=1), node("Mul", "x a", "y")]),
-    ],
-    ids=["a map", "two rows", "no function of one element", "a row and a number"],
-)
+@pytest.mark.parametrize(("shape", "nodes"), [
+    ((1, 6, 2, 2), [node("Relu", "x", "y")]),
+    ((2, 6), [node("Relu", "x", "y")]),
+    ((1, 6), [node("Softmax", "x", "y", axis=1)]),
+    ((1, 6), [node("ReduceMax", "x", "a", axes=(1,), keepdims=1), node("Mul", "x a", "y")]),
+], ids=["a map", "two rows", "no function of one element", "a row and a number"])  # fmt: skip
 def test_what_is_no_elementwise_operator_on_rows_stays(shape: tuple[int, ...], nodes: list[Node]) -> None:
     before = network(shape, "y", *nodes)
     assert rows_to_maps(before) is before

@@ -53,17 +53,13 @@ def test_a_pair_becomes_one_node_with_its_scale_zero_point_and_type() -> None:
     assert dict(only.attrs) == {"scale": float(SCALE), "zero_point": -5, "dtype": "int8"}
 
 
-@pytest.mark.parametrize(
-    "moves",
-    [
-        node("Transpose", "q", "m", perm=(0, 2, 3, 1)),
-        node("Reshape", "q", "m", shape=(1, 48)),
-        node("MaxPool", "q", "m", kernel_shape=(2, 2), strides=(2, 2)),
-        node("Concat", "q q", "m", axis=1),
-        node("Pad", "q", "m", pads=(0, 0, 1, 1, 0, 0, 1, 1), value=-5.0),
-    ],
-    ids=lambda each: each.op,
-)
+@pytest.mark.parametrize("moves", [
+    node("Transpose", "q", "m", perm=(0, 2, 3, 1)),
+    node("Reshape", "q", "m", shape=(1, 48)),
+    node("MaxPool", "q", "m", kernel_shape=(2, 2), strides=(2, 2)),
+    node("Concat", "q q", "m", axis=1),
+    node("Pad", "q", "m", pads=(0, 0, 1, 1, 0, 0, 1, 1), value=-5.0),
+], ids=lambda each: each.op)  # fmt: skip
 def test_integers_that_only_move_between_the_two_move_as_floats(moves: Node) -> None:
     found = _same(_network(_quantize("x", "q"), moves, _dequantize("m", "y")))
     assert set(_ops(found)) == {"FakeQuantize", moves.op}

@@ -237,20 +237,16 @@ def test_a_scale_that_gives_no_whole_size_counts_as_it_is(scale: float) -> None:
     assert_same(before, interpolation_to_convs(before))
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        resize((1, 2, 4, 4), (1.0, 2.0, 2.0, 2.0), "half_pixel"),
-        resize((1, 2, 40, 40), (1.0, 1.0, 1.4, 1.6), "align_corners"),
-        resize((1, 2, 90, 4), (1.0, 1.0, 0.1, 1.0), "half_pixel"),
-        resize((1, 2, 9, 9), (1.0, 1.0, 9.0, 9.0), "half_pixel"),
-        resize((1, 2, 4, 4), (1.0, 1.0, 1.0, 1.0), "half_pixel"),
-        resize((1, 2, 4, 4), (1.0, 1.0, 2.0, 2.0), "asymmetric", mode="nearest", nearest_mode="floor"),
-        resize((1, 2, 8, 4), (1.0, 1.0, 2.0, 2.0), "half_pixel", mode="cubic", exclude_outside=1),
-        resize((2, 4, 4), (1.0, 2.0, 2.0), "half_pixel"),
-    ],
-    ids=["channels", "many phases", "a long stride", "81", "1", "repeated", "excluding", "rank 3"],
-)
+@pytest.mark.parametrize("before", [
+    resize((1, 2, 4, 4), (1.0, 2.0, 2.0, 2.0), "half_pixel"),
+    resize((1, 2, 40, 40), (1.0, 1.0, 1.4, 1.6), "align_corners"),
+    resize((1, 2, 90, 4), (1.0, 1.0, 0.1, 1.0), "half_pixel"),
+    resize((1, 2, 9, 9), (1.0, 1.0, 9.0, 9.0), "half_pixel"),
+    resize((1, 2, 4, 4), (1.0, 1.0, 1.0, 1.0), "half_pixel"),
+    resize((1, 2, 4, 4), (1.0, 1.0, 2.0, 2.0), "asymmetric", mode="nearest", nearest_mode="floor"),
+    resize((1, 2, 8, 4), (1.0, 1.0, 2.0, 2.0), "half_pixel", mode="cubic", exclude_outside=1),
+    resize((2, 4, 4), (1.0, 2.0, 2.0), "half_pixel"),
+], ids=["channels", "many phases", "a long stride", "81", "1", "repeated", "excluding", "rank 3"])  # fmt: skip
 def test_other_resizes_stay(before: Graph) -> None:
     assert interpolation_to_convs(before) is before
 

@@ -41,27 +41,23 @@ def test_three_in_a_row_become_one() -> None:
     assert_same_meaning(graph, found)
 
 
-@pytest.mark.parametrize(
-    "inside",
-    [
-        node("Relu", "a", "b"),
-        node("Add", "a c", "b"),
-        node("Add", "c a", "b"),
-        node("Mul", "a k", "b"),
-        node("Div", "a a", "b"),
-        node("PRelu", "a c", "b"),
-        node("Concat", "a a", "b", axis=3),
-        node("Pad", "a", "b", pads=(0, 1, 0, 0, 0, 2, 3, 0)),
-        node("Slice", "a", "b", starts=(1, 0), ends=(3, 4), axes=(3, 1), steps=(1, 2)),
-        node("Softmax", "a", "b", axis=3),
-        node("ReduceMean", "a", "b", axes=(1, 2), keepdims=1),
-        node("ReduceMax", "a", "b", axes=(3,), keepdims=1),
-        node("Resize", "a", "b", scales=(1.0, 2.0, 2.0, 1.0), sizes=(2, 8, 10, 3)),
-        node("QuantizeLinear", "a s", "b"),
-        node("Cast", "a", "b", to="int32"),
-    ],
-    ids=lambda each: each.op,
-)
+@pytest.mark.parametrize("inside", [
+    node("Relu", "a", "b"),
+    node("Add", "a c", "b"),
+    node("Add", "c a", "b"),
+    node("Mul", "a k", "b"),
+    node("Div", "a a", "b"),
+    node("PRelu", "a c", "b"),
+    node("Concat", "a a", "b", axis=3),
+    node("Pad", "a", "b", pads=(0, 1, 0, 0, 0, 2, 3, 0)),
+    node("Slice", "a", "b", starts=(1, 0), ends=(3, 4), axes=(3, 1), steps=(1, 2)),
+    node("Softmax", "a", "b", axis=3),
+    node("ReduceMean", "a", "b", axes=(1, 2), keepdims=1),
+    node("ReduceMax", "a", "b", axes=(3,), keepdims=1),
+    node("Resize", "a", "b", scales=(1.0, 2.0, 2.0, 1.0), sizes=(2, 8, 10, 3)),
+    node("QuantizeLinear", "a s", "b"),
+    node("Cast", "a", "b", to="int32"),
+], ids=lambda each: each.op)  # fmt: skip
 def test_an_operator_between_transposes_computes_in_the_other_layout(inside: Node) -> None:
     used = {"c": (3,), "k": (1, 4, 5, 1), "s": 0.1}
     constants = {name: value for name, value in used.items() if name in inside.inputs}

@@ -55,17 +55,13 @@ def expect_same(each: Pass, before: Graph, *operators: str) -> Graph:
     return after
 
 
-@pytest.mark.parametrize(
-    ("before", "operators", "block"),
-    [
-        (conv(32, (16, 16), strides=(16, 16)), ("Slice", "SpaceToDepth", "Conv"), 8),
-        (conv(49, (13, 13), strides=(18, 18)), ("Pad", "SpaceToDepth", "Conv"), 9),
-        (conv(50, (5, 7), strides=(18, 18)), ("Slice", "SpaceToDepth", "Conv"), 9),
-        (conv(48, (21, 20), strides=(16, 32), pads=(2, 3, 2, 3)), ("Pad", "Slice", "SpaceToDepth", "Conv"), 8),
-        (conv(40, (17, 17), strides=(17, 17), channels=1), ("Slice", "SpaceToDepth", "Conv"), 17),
-    ],
-    ids=["patches", "no multiple of a block", "small kernel", "padded", "prime"],
-)
+@pytest.mark.parametrize(("before", "operators", "block"), [
+    (conv(32, (16, 16), strides=(16, 16)), ("Slice", "SpaceToDepth", "Conv"), 8),
+    (conv(49, (13, 13), strides=(18, 18)), ("Pad", "SpaceToDepth", "Conv"), 9),
+    (conv(50, (5, 7), strides=(18, 18)), ("Slice", "SpaceToDepth", "Conv"), 9),
+    (conv(48, (21, 20), strides=(16, 32), pads=(2, 3, 2, 3)), ("Pad", "Slice", "SpaceToDepth", "Conv"), 8),
+    (conv(40, (17, 17), strides=(17, 17), channels=1), ("Slice", "SpaceToDepth", "Conv"), 17),
+], ids=["patches", "no multiple of a block", "small kernel", "padded", "prime"])  # fmt: skip
 def test_a_stride_above_15_is_taken_over_blocks_of_pixels(
     before: Graph, operators: tuple[str, ...], block: int
 ) -> None:
@@ -74,16 +70,12 @@ def test_a_stride_above_15_is_taken_over_blocks_of_pixels(
     assert after.nodes[-2].integer("blocksize") == block
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        conv(32, (3, 3), strides=(15, 15)),
-        conv(40, (3, 3), strides=(17, 16)),
-        conv(40, (3, 3), channels=6, group=6, strides=(16, 16)),
-        conv(80, (3, 3), strides=(16, 16), dilations=(2, 2)),
-    ],
-    ids=["15", "no common block", "grouped", "dilated"],
-)
+@pytest.mark.parametrize("before", [
+    conv(32, (3, 3), strides=(15, 15)),
+    conv(40, (3, 3), strides=(17, 16)),
+    conv(40, (3, 3), channels=6, group=6, strides=(16, 16)),
+    conv(80, (3, 3), strides=(16, 16), dilations=(2, 2)),
+], ids=["15", "no common block", "grouped", "dilated"])  # fmt: skip
 def test_other_strides_stay(before: Graph) -> None:
     assert fold_strides(before) is before
 

@@ -319,16 +319,12 @@ def test_the_mean_of_pieces_is_that_of_all_elements(shape: tuple[int, ...], foun
     assert pad_long_averages(after) is after
 
 
-@pytest.mark.parametrize(
-    ("shape", "attrs"),
-    [
-        ((1, 3, 24, 24), {"kernel_shape": (24, 24)}),
-        ((1, 3, 64, 64), {"kernel_shape": (64, 64)}),
-        ((1, 3, 1, 61), {"kernel_shape": (1, 59)}),
-        ((1, 3, 1, 61), {"kernel_shape": (1, 63), "pads": (0, 1, 0, 1)}),
-    ],
-    ids=["small", "equal pieces", "more windows", "padded"],
-)
+@pytest.mark.parametrize(("shape", "attrs"), [
+    ((1, 3, 24, 24), {"kernel_shape": (24, 24)}),
+    ((1, 3, 64, 64), {"kernel_shape": (64, 64)}),
+    ((1, 3, 1, 61), {"kernel_shape": (1, 59)}),
+    ((1, 3, 1, 61), {"kernel_shape": (1, 63), "pads": (0, 1, 0, 1)}),
+], ids=["small", "equal pieces", "more windows", "padded"])  # fmt: skip
 def test_other_averages_stay(shape: tuple[int, ...], attrs: dict[str, Attr]) -> None:
     before = network(shape, "y", node("AveragePool", "x", "y", **attrs))
     assert pad_long_averages(before) is before
@@ -341,15 +337,11 @@ def pool(op: str, shape: tuple[int, ...], **attrs: Attr) -> Graph:
     return build("pool", [Node(op, ("x",), ("y",), attrs, "n")], {"x": TensorType(shape)}, ["y"], {})
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        pool("AveragePool", (1, 3, 25, 5), kernel_shape=(25, 5)),
-        pool("AveragePool", (1, 3, 30, 21), kernel_shape=(9, 8), strides=(3, 2)),
-        pool("GlobalAveragePool", (1, 2, 11, 13)),
-    ],
-    ids=["whole map", "strided", "global"],
-)
+@pytest.mark.parametrize("graph", [
+    pool("AveragePool", (1, 3, 25, 5), kernel_shape=(25, 5)),
+    pool("AveragePool", (1, 3, 30, 21), kernel_shape=(9, 8), strides=(3, 2)),
+    pool("GlobalAveragePool", (1, 2, 11, 13)),
+], ids=["whole map", "strided", "global"])  # fmt: skip
 def test_two_stages_give_the_same_average(graph: Graph) -> None:
     after = split_average_pool(graph)
     assert [node.op for node in after.nodes] == ["AveragePool", "AveragePool"]
@@ -358,17 +350,13 @@ def test_two_stages_give_the_same_average(graph: Graph) -> None:
     assert split_average_pool(after) is after
 
 
-@pytest.mark.parametrize(
-    ("graph", "stages"),
-    [
-        (pool("GlobalAveragePool", (1, 2, 112, 112)), 4),
-        (pool("AveragePool", (1, 2, 150, 3), kernel_shape=(150, 1)), 2),
-        (pool("AveragePool", (1, 2, 280, 5), kernel_shape=(140, 5), strides=(140, 1)), 2),
-        (pool("GlobalAveragePool", (1, 2, 12, 96)), 2),
-        (pool("AveragePool", (1, 2, 134, 131), kernel_shape=(66, 2), strides=(66, 1)), 2),
-    ],
-    ids=["both axes", "one axis", "two windows", "blocks", "blocks of one axis"],
-)
+@pytest.mark.parametrize(("graph", "stages"), [
+    (pool("GlobalAveragePool", (1, 2, 112, 112)), 4),
+    (pool("AveragePool", (1, 2, 150, 3), kernel_shape=(150, 1)), 2),
+    (pool("AveragePool", (1, 2, 280, 5), kernel_shape=(140, 5), strides=(140, 1)), 2),
+    (pool("GlobalAveragePool", (1, 2, 12, 96)), 2),
+    (pool("AveragePool", (1, 2, 134, 131), kernel_shape=(66, 2), strides=(66, 1)), 2),
+], ids=["both axes", "one axis", "two windows", "blocks", "blocks of one axis"])  # fmt: skip
 def test_longer_axes_take_as_many_stages_as_are_allowed(graph: Graph, stages: int) -> None:
     after = SplitAveragePool(None)(graph)
     assert [node.op for node in after.nodes] == ["AveragePool"] * stages
@@ -385,15 +373,11 @@ def test_blocks_are_no_longer_than_an_average_may_be() -> None:
     assert [node.integers("kernel_shape") for node in after.nodes] == [(1, 3), (1, 3), (1, 11)]
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        pool("AveragePool", (1, 3, 8, 8), kernel_shape=(8, 8)),
-        pool("AveragePool", (1, 3, 12, 12), kernel_shape=(9, 9), pads=(1, 1, 1, 1)),
-        pool("AveragePool", (1, 3, 71, 1), kernel_shape=(71, 1)),
-    ],
-    ids=["small", "padded", "a prime"],
-)
+@pytest.mark.parametrize("graph", [
+    pool("AveragePool", (1, 3, 8, 8), kernel_shape=(8, 8)),
+    pool("AveragePool", (1, 3, 12, 12), kernel_shape=(9, 9), pads=(1, 1, 1, 1)),
+    pool("AveragePool", (1, 3, 71, 1), kernel_shape=(71, 1)),
+], ids=["small", "padded", "a prime"])  # fmt: skip
 def test_other_averages_stay_in_split_average_pool(graph: Graph) -> None:
     assert split_average_pool(graph) is graph
 

@@ -174,15 +174,11 @@ def _connected(names: set[str], constraints: ScaleConstraints) -> bool:
 CONV = node("Conv", "x w", "a")
 
 
-@pytest.mark.parametrize(
-    "mover",
-    [
-        node("Transpose", "a", "y", perm=(0, 2, 3, 1)),
-        node("MaxPool", "a", "y", kernel_shape=(2, 2)),
-        node("AveragePool", "a", "y", kernel_shape=(2, 2)),
-    ],
-    ids=lambda each: each.op,
-)
+@pytest.mark.parametrize("mover", [
+    node("Transpose", "a", "y", perm=(0, 2, 3, 1)),
+    node("MaxPool", "a", "y", kernel_shape=(2, 2)),
+    node("AveragePool", "a", "y", kernel_shape=(2, 2)),
+], ids=lambda each: each.op)  # fmt: skip
 def test_what_is_only_moved_or_averaged_into_an_output_does_not_saturate(mover: Node) -> None:
     graph = network((1, 4, 6, 6), "y", CONV, mover, w=(4, 4, 1, 1))
     assert constraints_of(graph, graph.nodes).unsaturated == {"a", "y"}
