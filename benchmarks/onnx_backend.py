@@ -148,28 +148,38 @@ def page(found: Mapping[str, Sequence[Result]], runtime: frozenset[str]) -> str:
     for target, results in found.items():
         both = sum(each.kind == "passed" and each.name in runtime for each in results)
         lines.append(f"- {target}: {both:,} ({100 * both / max(len(runtime), 1):.1f} %)")
-    lines += ["", "By category, passed / refused / failed:", ""]
-    lines += [f"| target | {' | '.join(CATEGORIES.values())} | all |", f"|--|{'--|' * len(CATEGORIES)}--|"]
-    for target, results in found.items():
-        parts = [[each for each in results if each.category == category] for category in CATEGORIES]
-        lines.append(f"| {target} | {' | '.join(map(_counts, parts))} | {_counts(results)} |")
-    lines += [
-        "",
+    return "\n".join([*lines, "", *_by_operator(found), "", *_never(found), *_failures(found), ""])
+
+
+def _by_operator(found: Mapping[str, Sequence[Result]]) -> list[str]:
+    """The tests of single nodes, a row for all operators with the same figures."""
+    counts = Counter(each.operator for each in next(iter(found.values())))
+    passed = {name: {target: _passed(found[target], name) for target in found} for name in sorted(counts)}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, figures in passed.items():
+        alike.setdefault((str(counts[name]), _figures(figures)), []).append(name)
+    host = sum(len(names) for (count, text), names in alike.items() if text == f"{count} (0)")
+    lines = [
         "## Operators",
         "",
-        "Tests of a single node that pass, and of those the ones that run on the NPU alone. Operators",
-        "with the same figures share a row.",
+        "Tests of a single node that pass, and in brackets those that run on the NPU alone, if not all do.",
         "",
     ]
-    lines += [f"| operators | tests of each | {' | '.join(found)} |", f"|--|--|{'--|' * len(found)}"]
-    alike: dict[tuple[str, ...], list[str]] = {}
-    first = next(iter(found.values()))
-    for operator, count in sorted(Counter(each.operator for each in first).items()):
-        passed = tuple(_passed(results, operator) for results in found.values())
-        if any(each != "0" for each in passed):
-            alike.setdefault((str(count), *passed), []).append(operator)
-    lines += [f"| {', '.join(operators)} | {' | '.join(cells)} |" for cells, operators in alike.items()]
-    return "\n".join([*lines, "", *_never(found), *_failures(found), ""])
+    lines += ["| operators | tests of each | passed |", "|--|--|--|"]
+    for (count, text), names in alike.items():
+        if text not in ("0", f"{count} (0)"):
+            lines.append(f"| {', '.join(names)} | {count} | {text} |")
+    return [*lines, "", f"All tests of the other {host} operators pass, on the host of every target."]
+
+
+def _figures(by_target: Mapping[str, str]) -> str:
+    """One figure if all targets have it, otherwise each with its targets."""
+    targets: dict[str, list[str]] = {}
+    for target, figure in by_target.items():
+        targets.setdefault(figure, []).append(target)
+    if len(targets) == 1:
+        return next(iter(targets))
+    return "; ".join(f"{', '.join(names)}: {figure}" for figure, names in targets.items())
 
 
 def _never(found: Mapping[str, Sequence[Result]]) -> list[str]:
@@ -182,10 +192,6 @@ def _failures(found: Mapping[str, Sequence[Result]]) -> list[str]:
     failed = [(target, each) for target, results in found.items() for each in results if each.kind == "failed"]
     rows = [f"| {target} | {each.name} | {each.reason[:200].replace('|', '/')} |" for target, each in failed]
     return ["", "## Failures", "", "| target | test | what |", "|--|--|--|", *rows] if rows else []
-
-
-def _counts(results: Sequence[Result]) -> str:
-    return " / ".join(str(sum(each.kind == kind for each in results)) for kind in ("passed", "refused", "failed"))
 
 
 def _passed(results: Sequence[Result], operator: str) -> str:

@@ -96,7 +96,7 @@ def rows(network: Network, target: str, repeat: int, folder: Path) -> Iterator[R
     places = json.dumps({place: part for part, names in PARTS.items() for place in names})
     output, shares = folder / "parts.json", list[Counter[str]]()
     options = ("--target", target, "--calibration", network.samples, "-o", str(folder / "p.npu"))
-    command = ("compile", network.model, *options)
+    command = ("compile", "--calibration", "synthetic", network.model, *options)
     yardstick = (sys.executable, "-c", YARDSTICK, network.model, network.samples, str(folder / "q.onnx"))
     for _ in range(repeat):
         ratio = cost((sys.executable, "-m", "npuc", *command), 1)[0] / cost(yardstick, 1)[0]

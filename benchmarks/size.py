@@ -27,16 +27,16 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_330,
-    "docs": 200,
-    "examples": 150,
+    "benchmarks": 3_335,
+    "docs": 290,
+    "examples": 200,
     "models": 1_100,
-    "npuc": 36_350,
+    "npuc": 37_500,
     "passes": 6_300,
     "targets/bm1684": 9_750,
     "targets/easynpu": 18_800,
     "targets/nvdla": 21_450,
-    "tests": 63_200,
+    "tests": 64_750,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

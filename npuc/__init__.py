@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # `typing` takes a tenth of a command's start, in which Ctrl-
     from npuc.onnx_backend import backend as backend
     from npuc.session import Session as Session
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # onnxruntime 1.29 and newer send telemetry about every model that they open unless this is set before the import.
 # The telemetry thread takes locks at times, and a confined copy of the process would wait for them for ever.

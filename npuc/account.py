@@ -181,3 +181,31 @@ def _ambiguous(asked: str, names: Sequence[str]) -> ArtefactError:
     shown = ", ".join(f"'{each}'" for each in names[:MOST_SHOWN]) + ", ..." * (len(names) > MOST_SHOWN)
     reason, remedy = f"{len(names)} names have the part '{asked}'", "give more of the name"
     return ArtefactError("E508", reason, limit=shown, remedy=remedy)
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """For each name the shortest suffix of whole parts that no other name has; the name itself if there is none.
+
+    Parts are separated by slashes; of names joined with semicolons by fusion the last one counts.
+
+    >>> short_names(["m/a/Relu;m/c1/Conv", "m/c2/Conv", "m/pool"])
+    {'m/a/Relu;m/c1/Conv': 'c1/Conv', 'm/c2/Conv': 'c2/Conv', 'm/pool': 'pool'}
+    """
+    distinct = dict.fromkeys(names)
+    ends = {name: _ends(name) for name in distinct}
+    count: dict[str, int] = {}
+    for each in ends.values():
+        for end in each:
+            count[end] = count.get(end, 0) + 1
+    return {name: next((end for end in each if count[end] == 1), name) for name, each in ends.items()}
+
+
+MOST_PARTS = 16
+"""The most parts of a name that are tried; a longer name is shown in full."""
+
+
+def _ends(name: str) -> list[str]:
+    """The suffixes of a name's last part, shortest first."""
+    parts = name.rsplit(";", 1)[-1].rsplit("/", MOST_PARTS)
+    ends = ["/".join(parts[-count:]) for count in range(1, min(len(parts), MOST_PARTS) + 1)]
+    return [end for end in ends if end.strip()]

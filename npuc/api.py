@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
+from operator import index
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +24,6 @@ from npuc import program as programs
 from npuc.errors import HOST_STEP, DataError, NpucError, Problem
 from npuc.flags import Flags, options_of
 from npuc.frozen import frozen
-from npuc.inspect.timeline import Timeline
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.regions.composite import target_of
@@ -32,6 +32,7 @@ from npuc.registry import target as find
 from npuc.samples import loading as data
 from npuc.target import Options, Request, Runner, Target
 from npuc.variants import together, undecided, variants_of
+from npuc.view import Timeline
 
 if TYPE_CHECKING:
     import onnx
@@ -54,6 +55,18 @@ class Compiled:
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the program, without its simulator."""
         return Compiled, (self.program,)
+
+    def __repr__(self) -> str:
+        """The model, the machine and the cycles, in a line."""
+        report = self.report
+        what = f"{self.program.model.name!r} for {report['target']}, machine {report['machine']!r}"
+        return f"<Compiled {what}: {report['cycles']:,} cycles>"
+
+    def _repr_html_(self) -> str:
+        """The summary of `npuc report`, as notebooks show it."""
+        from npuc.page.page import summary
+
+        return summary(self.program, self.target)
 
     @cached_property
     def target(self) -> Target:
@@ -126,18 +139,20 @@ class CompiledVariants:
 
 def compile(
     model: Model,
-    target: str = "easynpu",
+    target: str,
     *,
     calibration: Data | None = None,
     input_shapes: Shapes | None = None,
     options: Options | None = None,
     **flags: Unpack[Flags],
 ) -> Compiled:
-    """The program of a model; without calibration data the scales come from synthetic samples.
+    """The program of a model.
 
+    calibration: samples to choose scales from; "synthetic" does without, at a loss of accuracy that nobody knows.
     flags: those of `npuc compile` by name; they take precedence over the options' fields. Raises NpucError with
-    every problem of the model or the target, Mismatch (E603) for a program found to differ from the model,
-    TypeError and ValueError for flags that the target does not have, and KeyError for an unknown target.
+    every problem of the model or the target, DataError (E404) if integers need ranges, Mismatch (E603) for a
+    program found to differ from the model, TypeError and ValueError for flags that the target does not have, and
+    ValueError for an unknown target.
     """
     given = () if calibration is None else (calibration,)
     with _request(model, target, options, flags, given, input_shapes) as request:
@@ -147,7 +162,7 @@ def compile(
 
 def compile_variants(
     model: Model,
-    target: str = "easynpu",
+    target: str,
     *,
     input_shapes: Sequence[Shapes],
     calibration: Sequence[Data] = (),
@@ -180,7 +195,7 @@ def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Com
 
 def check(
     model: Model,
-    target: str = "easynpu",
+    target: str,
     *,
     input_shapes: Shapes | None = None,
     options: Options | None = None,
@@ -191,15 +206,16 @@ def check(
     flags: as for `compile`.
     """
     from npuc.compiling.checking import survey_of
+    from npuc.cutting import part_of
 
-    with _request(model, target, options, flags, shapes=input_shapes) as request:
-        found = survey_of(request)
+    with _request(model, target, options, flags, shapes=input_shapes) as request, part_of(request) as (part, _):
+        found = survey_of(part)
     return [each.problem for each in found.reasons if each.problem.code != HOST_STEP]
 
 
 def verify(
     model: Model,
-    program: Compiled,
+    program: Compiled | str | PathLike[str],
     inputs: Data | None = None,
     *,
     min_sqnr_db: float | None = None,
@@ -207,15 +223,16 @@ def verify(
 ) -> dict[str, Any]:
     """The report that `npuc verify --json` prints: the program against onnxruntime, by outputs and layers.
 
-    Without inputs: synthetic samples of every kind, on which the accuracy of integers is not judged. Raises
-    ArtefactError (E501) if the program was compiled from another model.
+    program: compiled, or the folder of an artefact. Without inputs: synthetic samples of every kind, on which the
+    accuracy of integers is not judged. Raises ArtefactError (E501) if the program is from another model.
     """
     from npuc.verification.checking import verify as verified
     from npuc.verification.criterion import tolerance
 
+    program = _opened(program)
     types = running.program_inputs(program.program)
-    samples = data.varied(types) if inputs is None else program.samples(inputs)
-    with _model_file(model) as path, TemporaryDirectory() as folder:
+    with _part(model, program, inputs) as (path, files), TemporaryDirectory() as folder:
+        samples = samples_of(program.program, files) if files else data.varied(types)
         program.save(Path(folder) / "program")
         asked = tolerance(path, program.program, samples, min_sqnr_db, min_cosine)
         return verified(path, Path(folder) / "program", program.program, program.target, samples, asked)
@@ -223,7 +240,7 @@ def verify(
 
 def accuracy(
     model: Model,
-    program: Compiled,
+    program: Compiled | str | PathLike[str],
     inputs: Data,
     *,
     metric: str | None = None,
@@ -232,11 +249,11 @@ def accuracy(
 ) -> dict[str, Any]:
     """The report that `npuc accuracy --json` prints: the accuracy at the task, next to the model in fp32.
 
-    Labels are `y` in the data. simulate: the number of samples whose words are simulated, or "all"; the integer
-    network computes the others (None: 8 are; of a floating-point program all). metric, asked: the options of the
-    command by name. Raises ArtefactError (E501) if the program was compiled from another model, DataError (E401,
-    E402) for data and outputs that cannot be judged, ValueError for an invalid value or an option that the metric
-    does not accept, TypeError for an unknown name.
+    program: compiled, or the folder of an artefact. Labels are `y` in the data. simulate: the number of samples
+    whose words are simulated, or "all"; the integer network computes the others (None: 8 are; of a floating-point
+    program all). metric, asked: the options of the command by name. Raises ArtefactError (E501) if the program is
+    from another model, DataError (E401, E402) for data and outputs that cannot be judged, ValueError for an
+    invalid value or an option that the metric does not accept, TypeError for an unknown name.
     """
     from npuc.flags import expect_present
     from npuc.verification.accuracy import Subject
@@ -245,16 +262,26 @@ def accuracy(
 
     for name, value in asked.items():
         expect_present(name, value)
-    wanted = Asked(metric, **asked)
-    with _model_file(model) as path, _file(inputs) as samples, TemporaryDirectory() as folder:
+    wanted, program = Asked(metric, **asked), _opened(program)
+    with _part(model, program, inputs) as (path, files), TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
-        return judged(
-            Subject(path, Path(folder) / "program"), program.program, [samples], wanted, simulate=simulate
-        )
+        return judged(Subject(path, Path(folder) / "program"), program.program, files, wanted, simulate=simulate)
+
+
+def _opened(program: Compiled | str | PathLike[str]) -> Compiled:
+    """The program, or that of an artefact's folder. Raises ArtefactError as `load` does, TypeError for others."""
+    return program if isinstance(program, Compiled) else load(program)
 
 
 def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(int(extent) for extent in shape) for name, shape in (shapes or {}).items()}
+    """The shapes as tuples. Raises TypeError for anything but shapes by input name."""
+    try:
+        return {name: tuple(map(index, shape)) for name, shape in (shapes or {}).items()}
+    except (AttributeError, TypeError):
+        example = "{'x': (1, 3, 224, 224)}"
+        raise TypeError(
+            f"input_shapes is a shape for each input by its name, such as {example}, not {shapes!r}"
+        ) from None
 
 
 @contextmanager
@@ -272,7 +299,7 @@ def _request(
     with ExitStack() as stack:
         path = stack.enter_context(_model_file(model))
         files = [stack.enter_context(_file(each)) for each in calibration]
-        yield Request(path, kind, asked, files, _shapes(shapes))
+        yield Request(path, kind, asked, files, _shapes(shapes), synthetic=False)
 
 
 @contextmanager
@@ -291,6 +318,17 @@ def _model_file(model: Model) -> Generator[Path]:
         path.write_bytes(model.SerializeToString())
         with _called(path, "the model"):
             yield path
+
+
+@contextmanager
+def _part(model: Model, program: Compiled, inputs: Data | None) -> Generator[tuple[Path, tuple[Path, ...]]]:
+    """The file that the program was compiled from, whole or a part, and the files of its data."""
+    from npuc.cutting import compiled_part
+
+    with ExitStack() as stack:
+        path = stack.enter_context(_model_file(model))
+        files = () if inputs is None else (stack.enter_context(_file(inputs)),)
+        yield stack.enter_context(compiled_part(path, program.program, files))
 
 
 @contextmanager

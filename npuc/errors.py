@@ -30,7 +30,7 @@ CODES: dict[str, str] = {
     "E106": "a dimension is not known at compile time",
     "E107": "the element type is not supported",
     "E108": "external data lies outside the model's folder, or is missing or too short",
-    "E109": "an --input-shape, a --bind or a --deny does not fit the model",
+    "E109": "an --input-shape, a --bind, a --deny or a cut does not fit the model",
     "E110": "the model needs more memory than the limit",
     "E111": "onnxruntime takes longer for the model than the limit",
     AMBIGUOUS: "ONNX's text and onnxruntime read a node differently, and the model does not say which it means",
@@ -50,6 +50,8 @@ CODES: dict[str, str] = {
     "E401": "a data file cannot be read or lacks an input",
     "E402": "the data has the wrong shape or type",
     "E403": "the data needs more memory than the limit",
+    "E404": "scales have to be chosen, and nobody said from which samples",
+    "E405": "the description of an image input is not valid, or does not fit the model",
     # artefacts and listings
     "E501": "this is not an npuc artefact, or not one of this version",
     "E502": "a file of the artefact is missing, truncated or changed",
@@ -78,7 +80,7 @@ CODES: dict[str, str] = {
 
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"
 _LARGER = "use a machine with larger memories or fields (--machine FILE), or smaller layers"
-_HOST = "let the host run it (--fallback host), or change the model as the limit says"
+_HOST = "let the host run it (leave out --strict), or change the model as the limit says"
 REMEDIES: dict[str, str] = {
     "E101": "give the path of an .onnx file",
     "E102": "export or download the model again; onnx.checker.check_model says more",
@@ -96,13 +98,15 @@ REMEDIES: dict[str, str] = {
     "E202": _HOST,
     "E203": "leave out --strict, or write the node with operators that `npuc operators --target TARGET` lists",
     "E204": "leave out --isa documented",
-    "E205": "let the host run it (--fallback host), or export the model in float32",
+    "E205": "let the host run it (leave out --strict), or export the model in float32",
     **dict.fromkeys(("E301", "E302", "E303"), _LARGER),
     "E304": "use a machine with wider accumulators (--machine FILE), or a layer with fewer products per sum",
     "E305": "correct the machine file; the target's page describes its keys, and `npuc targets` lists machines",
     "E401": "give an .npz file with an array of numbers for every input",
     "E402": "give each input an array of finite numbers in its shape, with the samples along axis 0",
     "E403": "use fewer samples, or raise --memory-limit",
+    "E404": "give typical samples: --calibration FILE.npz; --calibration synthetic does without, for trials",
+    "E405": "correct it as the limit says; docs/photos.md describes the keys",
     "E501": f"give the folder that npuc compile wrote, or {_AGAIN}",
     "E502": _AGAIN,
     "E503": "compile the model for this machine, and give data for which its operators are defined",

@@ -8,12 +8,12 @@ from npuc.frozen import frozen
 
 POWER_OF_TWO = "power-of-two"
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "fallback": ("host", "refuse"),
     "level": ("0", "1", "2"),
     "method": ("mse", "output", "minmax", "percentile", "entropy"),
     "scales": ("free", POWER_OF_TWO),
     "mixed": ("off", "auto"),
     "proof": ("off", "one", "all"),
+    "input_data": ("frame", "float"),
 }
 """Values of the options that all targets share."""
 
@@ -22,6 +22,7 @@ OWN_METRIC = "write it as a metric of your own: --metric FILE.py:FUNCTION"
 REMOVED: Mapping[str, str] = {
     "max_partitions": "name the nodes that are to run on the host: --deny",
     "objective cycles": "the default, time, counts the cycles of computation and of transfers",
+    "fallback": "--strict refuses what the target cannot run; without it the host runs that",
     "full_names": "npuc dump --json has every name in full",
     "layout": OWN_METRIC,
     "box_format": OWN_METRIC,

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from npuc.export.network_name import identifier
 from npuc.flag import CHOICES, REMOVED
+from npuc.images.description import described
 from npuc.target import FLOATING, Options, Target, usual_options
 from npuc.text.terminal import closest
 
@@ -20,9 +21,10 @@ class Flags(TypedDict, total=False):
     precision: str
     isa: str
     strict: bool
-    fallback: str
     deny: str | Sequence[str]
     bind: Mapping[str, float]
+    inputs: str | Sequence[str]
+    outputs: str | Sequence[str]
     objective: str
     weights: str
     level: int | str
@@ -32,6 +34,8 @@ class Flags(TypedDict, total=False):
     allow: str | Sequence[str]
     proof: str
     prefix: str
+    input: str | PathLike[str] | Mapping[str, Any]
+    input_data: str
 
 
 def _same(name: str) -> str:
@@ -89,9 +93,8 @@ def _expect_together(
     target: Target, options: Options, flags: Mapping[str, Any], spelled: Callable[[str], str]
 ) -> None:
     """Raises ValueError for flags that exclude each other or do not go with the precision."""
-    if options.deny and (options.strict or options.fallback == "refuse"):
-        other = spelled("strict") if options.strict else f"{spelled('fallback')} refuse"
-        raise ValueError(f"{spelled('deny')} and {other} exclude each other")
+    if options.deny and options.strict:
+        raise ValueError(f"{spelled('deny')} and {spelled('strict')} exclude each other")
     if flags.get("scales") is not None and options.precision in FLOATING:
         what = f"{spelled('scales')} {flags['scales']}"
         raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")
@@ -117,6 +120,11 @@ def _names(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Names, or a text of names with commas between them."""
+    return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+
+
 def _mixed(value: bool | str) -> bool:
     if isinstance(value, str) and value not in CHOICES["mixed"]:
         raise ValueError(f"mixed is '{value}'.{closest(value, CHOICES['mixed'])} It is one of off, auto")
@@ -136,7 +144,10 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "deny": _names,
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
+    "inputs": _listed,
+    "outputs": _listed,
     "mixed": _mixed,
     "prefix": identifier,
+    "input": described,
 }
 """Conversion of values as people write them to fields of Options."""

@@ -25,8 +25,8 @@ from npuc.target import FLOATING, Options, usual_options
 
 CALIBRATION_SAMPLES = 8
 BFLOAT16 = helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
-EVERYTHING = "everything"
-"""Fallback if the target refuses a model and it cannot be calibrated: the host runs all of it."""
+NOTHING, SOME, EVERYTHING = "nothing", "some", "everything"
+"""What the host runs: everything if the target refuses a model that cannot be calibrated."""
 
 
 def _typed(value: Any, port: onnx.ValueInfoProto) -> Any:
@@ -58,7 +58,7 @@ class Prepared(BackendRep):
         given = {each.name for each in model.graph.initializer}
         self.names = [port.name for port in model.graph.input if port.name not in given]
         self.way: tuple[int, str] | None = None
-        """The number of inputs that are data, and the fallback; None before the first run."""
+        """The number of inputs that are data, and what the host runs; None before the first run."""
         self.programs: dict[tuple[Any, ...], Compiled] = {}
         """Programs by the shapes of the inputs and the values of the constants."""
 
@@ -78,26 +78,25 @@ class Prepared(BackendRep):
     def compiled(self, feeds: Mapping[str, Any]) -> Compiled:
         """The program for these inputs."""
         refusal: NpucError | None = None
-        for data, fallback in dict.fromkeys(self._ways(feeds)):
+        for data, host in dict.fromkeys(self._ways(feeds)):
             try:
-                found = self._program(feeds, data, fallback)
+                found = self._program(feeds, data, host)
             except NpucError as error:
                 refusal = refusal or error
                 continue
-            self.way = data, fallback
+            self.way = data, host
             return found
         assert refusal is not None
         raise refusal
 
     def _ways(self, feeds: Mapping[str, Any]) -> Sequence[tuple[int, str]]:
-        """Candidates (number of data inputs, fallback): the one found before, otherwise all."""
+        """Candidates (number of data inputs, what the host runs): the one found before, otherwise all."""
         if self.way is not None:
             return [self.way]
         count = len(self.names)
-        if not all(map(is_numeric, feeds.values())):
-            return [(count, self.options.fallback)]
-        ways = [(count, "refuse"), (min(count, 1), "refuse"), (count, self.options.fallback)]
-        return [*ways, (count, EVERYTHING)] if self.options.fallback == "host" else ways
+        alone = [(count, NOTHING), (min(count, 1), NOTHING)]
+        hosted = [] if self.options.strict else [(count, SOME), (count, EVERYTHING)]
+        return [*alone, *hosted] if all(map(is_numeric, feeds.values())) else [*hosted, *alone][:1]
 
     def feeds(self, inputs: Any) -> dict[str, Any]:
         """The inputs by name: arrays, or, for sequences and optional inputs, lists and None."""
@@ -109,17 +108,17 @@ class Prepared(BackendRep):
         feeds = {name: values[name] for name in self.names}
         return {name: _fed(each) for name, each in feeds.items()}
 
-    def _program(self, feeds: Mapping[str, Any], count: int, fallback: str) -> Compiled:
+    def _program(self, feeds: Mapping[str, Any], count: int, host: str) -> Compiled:
         data, constants = list(feeds.items())[:count], list(feeds.items())[count:]
         shapes = tuple(
             (each.shape, each.dtype.str) if isinstance(each, np.ndarray) else None for each in feeds.values()
         )
         key = (shapes, *(value.tobytes() for _, value in constants))
         if key not in self.programs:
-            self.programs[key] = self._compile(dict(data), dict(constants), fallback)
+            self.programs[key] = self._compile(dict(data), dict(constants), host)
         return self.programs[key]
 
-    def _compile(self, data: Mapping[str, Any], constants: Mapping[str, Array], fallback: str) -> Compiled:
+    def _compile(self, data: Mapping[str, Any], constants: Mapping[str, Array], host: str) -> Compiled:
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
@@ -132,8 +131,8 @@ class Prepared(BackendRep):
         if calibration is None and self.options.precision not in FLOATING and data and numeric:
             calibration = {name: like(value) for name, value in data.items()}
         shapes = {name: value.shape for name, value in data.items() if is_numeric(value) and value.size}
-        options = replace(self.options, fallback=fallback)
-        if fallback == EVERYTHING:
+        options = replace(self.options, strict=host == NOTHING)
+        if host == EVERYTHING:
             options = replace(self.options, deny=tuple({node.op_type: None for node in model.graph.node}))
         return compile(model, self.target, calibration=calibration, input_shapes=shapes, options=options)
 
@@ -158,10 +157,10 @@ def like(value: Array) -> Array:
 
 
 class NpucBackend(Backend):
-    """A target as a backend; `backend` makes one for another target."""
+    """A target as a backend: `backend` makes one."""
 
-    target: ClassVar[str] = "easynpu"
-    options: ClassVar[Options] = Options()
+    target: ClassVar[str]
+    options: ClassVar[Options]
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
@@ -198,8 +197,8 @@ def _port(name: str, dtype: Any, shape: Sequence[int]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
 
-def backend(target: str = "easynpu", options: Options | None = None) -> type[NpucBackend]:
-    """The backend of a target. Raises KeyError for an unknown one."""
+def backend(target: str, options: Options | None = None) -> type[NpucBackend]:
+    """The backend of a target. Raises ValueError for an unknown one."""
     from npuc.registry import target as find
 
     chosen = options or usual_options(find(target))

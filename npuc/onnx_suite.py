@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
-from onnx.backend.base import BackendRep
+from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test import BackendTest
 
 from npuc.errors import NpucError
@@ -233,7 +233,7 @@ def _suite(prepare: Callable[[onnx.ModelProto], BackendRep], parent_module: str 
         @classmethod
         def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Any:
             """The model, ready to run."""
-            NpucBackend.prepare(model, device, **kwargs)
+            Backend.prepare(model, device, **kwargs)
             return prepare(model)
 
     with warnings.catch_warnings():

@@ -17,7 +17,7 @@ import json
 import re
 import stat
 import warnings
-from collections.abc import Generator, Mapping, Sized
+from collections.abc import Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from math import prod
@@ -26,12 +26,15 @@ from typing import Any
 
 from npuc.errors import REMEDIES, ArtefactError, ModelError
 from npuc.frozen import frozen
+from npuc.images.description import Description
 from npuc.report import Report
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.mapped import append, linked, release
 from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
 from npuc.storage.records import damaged, read
 from npuc.system.budget import budget, take
+from npuc.text.escaping import terminal
+from npuc.text.terminal import plural
 
 FORMAT = "npuc-program"
 VERSION = 2
@@ -40,6 +43,8 @@ MANIFEST = "manifest.json"
 EVIDENCE = ("reference.onnx", "graph.json")
 GIVEN_BY = "given_by"
 """The manifest entry that only programs of several parts have (npuc.regions.artefact)."""
+RANGES = "ranges"
+"""The manifest entry of `Ranges`."""
 VARIANTS, SHARED = "variants", "files"
 """Entry and folder of programs for other input shapes, and the folder of their files (npuc.variants)."""
 
@@ -61,11 +66,47 @@ class Port:
 
 
 @frozen
+class Cut:
+    """The part of a model between tensors: names, none for the model's own, and shapes of the model's inputs."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+
+@frozen
 class Model:
     """The model that the program was compiled from."""
 
     name: str = "a network"
     sha256: str = ""
+    """Of its file; of a part of the model that of the part's."""
+    cut: Cut | None = None
+
+
+@frozen
+class Ranges:
+    """Where the ranges of activations come from."""
+
+    origin: str = "unknown"
+    """samples, synthetic (samples), model (its own scales), or none (floating point)."""
+    files: tuple[str, ...] = ()
+    """Names of the files of samples."""
+    samples: int = 0
+    sha256: str = ""
+    """Of the files' digests, in order."""
+
+    def __str__(self) -> str:
+        match self.origin:
+            case "samples":
+                files = terminal(self.files[0]) if len(self.files) == 1 else plural(len(self.files), "file")
+                return f"{plural(self.samples, 'sample')} of {files} ({self.sha256[:12]})"
+            case "synthetic":
+                return f"{plural(self.samples, 'synthetic sample')}, no data"
+            case "model":
+                return "the model's own scales"
+            case _:
+                return ""
 
 
 DTYPES = (
@@ -128,9 +169,31 @@ class Program:
         return read(Mapping[str, float], self.manifest.get("bound", {}), "bound")
 
     @property
+    def ranges(self) -> Ranges:
+        """Where the ranges of its activations come from; "unknown" in programs of older versions."""
+        return read(Ranges, self.manifest.get(RANGES, {}), RANGES)
+
+    @property
+    def images(self) -> tuple[Description, ...]:
+        """The descriptions of its image inputs."""
+        found = read(tuple[Description, ...], self.manifest.get("images", []), "images")
+        shapes = {port.name: port.shape for port in self.inputs} if found else {}
+        for number, each in enumerate(found):
+            reason = each.unsound(shapes.get(each.input, ()))
+            if reason is not None:
+                raise damaged(f"images[{number}]: {reason}")
+        return found
+
+    @property
     def model(self) -> Model:
         """The model that it was compiled from."""
         return read(Model, self.manifest.get("model", {}), "model")
+
+
+def with_labels(program: Program, labels: Sequence[str]) -> Program:
+    """The program with other names of its classes, by which folders and lists label pictures."""
+    images = [replace(each, labels=tuple(labels)).as_json() for each in program.images]
+    return replace(program, manifest={**program.manifest, "images": images})
 
 
 def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:

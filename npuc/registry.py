@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from npuc.errors import ArtefactError
+from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
     from npuc.target import Target
@@ -26,7 +27,7 @@ GROUP = "npuc.targets"
 def target(name: str) -> Target:
     """The target of this name, npuc's own or an installed package's.
 
-    Raises KeyError for an unknown one, ArtefactError (E507) for a package whose target cannot be imported.
+    Raises ValueError for an unknown one, ArtefactError (E507) for a package whose target cannot be imported.
     """
     if name not in TARGETS:
         return _installed(name)
@@ -48,7 +49,8 @@ def _installed(name: str) -> Target:
 
     found = tuple(entry_points(group=GROUP, name=name))
     if not found:
-        raise KeyError(name)
+        known = names()
+        raise ValueError(f"there is no target '{name}'.{closest(name, known)} The targets are: {', '.join(known)}")
     try:
         loaded: Target = found[0].load()
     except (ImportError, AttributeError) as error:

@@ -1,6 +1,6 @@
 """A drop-in replacement for an onnxruntime session.
 
-session = npuc.Session("model.onnx", target="easynpu")
+session = npuc.Session(npuc.load("model.npu"))
 outputs = session.run(None, {"x": image})
 """
 
@@ -11,32 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from npuc.api import Compiled, Data, Model, Shapes, compile
+from npuc.api import Compiled
 from npuc.errors import DataError
 from npuc.ir import Array
 from npuc.program import OBJECT, STRING, Port
 from npuc.samples.structured import objects, row
-from npuc.target import Options
 
 
 class Session:
     """A program with the methods of onnxruntime.InferenceSession: one sample per run, in the model's shapes."""
 
-    def __init__(
-        self,
-        model: Model | Compiled,
-        target: str = "easynpu",
-        *,
-        calibration: Data | None = None,
-        input_shapes: Shapes | None = None,
-        options: Options | None = None,
-    ) -> None:
-        """Compiles a model if one is given; raises as npuc.compile does."""
-        self.compiled = (
-            model
-            if isinstance(model, Compiled)
-            else compile(model, target, calibration=calibration, input_shapes=input_shapes, options=options)
-        )
+    def __init__(self, compiled: Compiled) -> None:
+        self.compiled = compiled
 
     def get_inputs(self) -> tuple[Port, ...]:
         """Name, shape and dtype of every input."""

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from npuc.errors import ArtefactError, DoesNotFit, Problem, UnsupportedOperator
 from npuc.flag import Flag
 from npuc.frozen import frozen
-from npuc.inspect.annotation import MemoryAnnotation
-from npuc.inspect.outline import Heading, by_nodes
-from npuc.inspect.timeline import Timeline, in_turn
+from npuc.images.description import Description
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.registry import target as target
 from npuc.samples.loading import Samples
 from npuc.storage.mapped import trim
+from npuc.view import Heading, MemoryAnnotation, Timeline, by_nodes, in_turn
 
 if TYPE_CHECKING:
     from npuc.quantize.calibration.histograms import HistogramSource
@@ -52,12 +51,18 @@ class Options:
     """The source of tensors' histograms; None: quantize.calibration.histograms."""
     scales: str | None = None
     """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
-    fallback: str = "host"
-    """What to do with operators that the target refuses: run them on the "host", or "refuse" the model."""
     deny: tuple[str, ...] = ()
     """ONNX operators and nodes that must run on the host."""
     bind: tuple[tuple[str, float], ...] = ()
     """Scalar inputs to be replaced by constants, and their values."""
+    input: tuple[Description, ...] = ()
+    """The descriptions of image inputs: as given, from `driver` on bound to the model's."""
+    input_data: str = "frame"
+    """What the program takes for a described input: "frame", its pixels, or "float", the model's own values."""
+    inputs: tuple[str, ...] = ()
+    """The tensors at which the part to compile begins; none: the model's inputs."""
+    outputs: tuple[str, ...] = ()
+    """Those at which it ends; none: the model's outputs."""
     stage: Callable[[str], None] | None = None
     """Called with the description of a stage that begins and may take long."""
     proof: str = "one"
@@ -79,9 +84,9 @@ class Options:
             object.__setattr__(self, "flags", {**self.flags, **given})
 
     @property
-    def refuses_host(self) -> bool:
-        """Whether a node that the target does not run is refused."""
-        return self.strict or self.fallback == "refuse"
+    def changes_inputs(self) -> bool:
+        """Whether the program has other inputs than the model: bound ones, or frames."""
+        return bool(self.bind) or any(each.fused for each in self.input)
 
     def flag(self, flag: Flag) -> str:
         """The value of a flag that a target declares."""
@@ -348,11 +353,13 @@ class Request:
     target: Target
     options: Options
     calibration: Sequence[Path] = ()
-    """Files of samples; without them the samples are synthetic."""
+    """Files of samples; without them, or with `synthetic` in their place, the samples are synthetic."""
     shapes: Shapes = field(default_factory=dict[str, tuple[int, ...]])
     """Extents in place of the model's, of inputs that have dynamic ones."""
     hook: Hook | None = None
     """Called after every pass."""
+    synthetic: bool = True
+    """Whether ranges may come from synthetic samples although nobody asked for them."""
 
 
 def quickest(target: Target) -> str:

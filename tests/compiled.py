@@ -13,6 +13,7 @@ import onnx
 from npuc import running
 from npuc.account import FOLDED, REMOVED, account_of, groups, reasons
 from npuc.driver import compile_model
+from npuc.errors import NpucError
 from npuc.frontend import load as load_model
 from npuc.ir import Graph
 from npuc.pipeline import run_passes
@@ -30,7 +31,10 @@ from npuc.verification.metrics import Tolerance
 def compilation(request: Request) -> Lowered:
     """The program of a request with its graph and calibration samples. Raises what the target refuses."""
     parts = Kept()
-    program, _ = compiled(replace(request, options=replace(request.options, fallback="refuse")), parts)
+    program, _ = compiled(request, parts)
+    left = [each.problem for each in reasons(account_of(program.manifest)) if each.problem.code[0] == "E"]
+    if left:
+        raise NpucError.of(left)
     return replace(parts.found[-1], program=program)
 
 

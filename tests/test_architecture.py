@@ -20,17 +20,18 @@ PACKAGES = ("npuc", "passes", "targets", "models")
 LAYERS = {"core": 0, "models": 1, "passes": 1, "targets": 2, "top": 3}
 TOP = (
     "npuc.driver", "npuc.cli", "npuc.__main__", "npuc.verification", "npuc.compiling", "npuc.reports.summaries",
-    "npuc.reports.comparison", "npuc.reports.judgements", "npuc.reports.sweep", "npuc.reports.tables",
-    "npuc.page.sweep", "npuc.api", "npuc.session", "npuc.onnx_backend", "npuc.onnx_suite", "npuc.regions",
+    "npuc.reports.comparison", "npuc.reports.judgements", "npuc.reports.tables",
+    "npuc.page.sweep", "npuc.api", "npuc.cutting", "npuc.session", "npuc.onnx_backend", "npuc.onnx_suite",
+    "npuc.regions",
 )  # fmt: skip
 
 ROOMS = {
     "npuc.passes": "rewriting cleanup recognition fusion expansion scales",
     "npuc.quantize": "arithmetic calibration scales network improvement qdq",
-    "npuc.targets.easynpu": "flags machine layers plan program simulate network export rtl inspect target",
+    "npuc.targets.easynpu": "flags machine layers plan program simulate network export rtl view target",
     "npuc.targets.nvdla": (
-        "flags files machine formats model arithmetic operations emission selection program trace quantisation"
-        " loadable export network target"
+        "flags files machine formats model arithmetic operations firmware emission selection program trace"
+        " quantisation loadable export network target"
     ),
     "npuc.targets.bm1684": "machine quantisation lowering plan program simulate network export target",
 }

@@ -64,7 +64,7 @@ def test_a_defect_is_one_block_with_its_own_code(
     plant(monkeypatch)
     model = parse(NET, w=(4, 4, 3, 3))
     with pytest.raises(Defect, match=told) as caught:
-        npuc.compile(model, "easynpu")
+        npuc.compile(model, "easynpu", calibration="synthetic")
     assert isinstance(caught.value.__cause__, TypeError | KeyError | ArtefactError)
     monkeypatch.delenv("NPUC_TRACEBACK")
     onnx.save(model, tmp_path / "m.onnx")

@@ -27,5 +27,7 @@ def test_the_usual_remedy_names_the_target() -> None:
 
 def test_an_empty_model_file_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "empty.onnx").touch()
-    outcome = npuc("compile", tmp_path / "empty.onnx", "--target", "easynpu", "--json")
+    outcome = npuc(
+        "compile", "--calibration", "synthetic", tmp_path / "empty.onnx", "--target", "easynpu", "--json"
+    )
     assert outcome.code == 1 and outcome.json["errors"][0]["remedy"] == REMEDIES["E102"]

@@ -68,7 +68,7 @@ def test_keywords_become_options() -> None:
         ("easynpu", {"method": "entropie"}, ValueError, "Did you mean 'entropy'"),
         ("easynpu", {"mixed": "automatic"}, ValueError, "mixed is 'automatic'"),
         ("easynpu", {"deny": ["Conv"], "strict": True}, ValueError, "exclude each other"),
-        ("easynpu", {"deny": ["Conv"], "fallback": "refuse"}, ValueError, "exclude each other"),
+        ("easynpu", {"fallback": "refuse"}, ValueError, "fallback was removed; --strict"),
         ("easynpu", {"max_partitions": 0}, ValueError, "max_partitions was removed; name the nodes"),
         ("easynpu", {"objective": "cycles"}, ValueError, "objective cycles was removed; the default, time"),
         ("easynpu", {"mixed": True, "strict": True}, ValueError, "strict and mixed auto exclude"),
@@ -83,7 +83,7 @@ def test_a_flag_that_the_target_does_not_have_is_corrected(
     name: str, flags: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error) as raised:
-        npuc.compile(MODEL, target=name, **flags)
+        npuc.compile(MODEL, target=name, calibration="synthetic", **flags)
     assert text in str(raised.value)
 
 

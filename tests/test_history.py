@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import npuc
 from tests.files import script
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "history.py"
@@ -37,11 +38,13 @@ def test_a_line_a_release_is_kept_and_compared_with_the_release_before(
     history.follow("other", {"x": 0.1}, "append")
     monkeypatch.setattr(history, "__version__", "99.0")
     history.follow("b", {"x": 1.1, "y": 2.0}, "append")
-    assert "have grown since 0.1.0 (abc, " in capsys.readouterr().err
-    history.follow("b", {"x": 1.3, "y": 2.0}, "append")  # compared with 0.1.0, not with the line it replaces
+    assert f"have grown since {npuc.__version__} (abc, " in capsys.readouterr().err
+    history.follow(
+        "b", {"x": 1.3, "y": 2.0}, "append"
+    )  # compared with the release before, not with the line it replaces
     assert capsys.readouterr().err.splitlines()[1:] == ["x: 1.300, before 1.000 (+30 %)"]
     found = [(each.benchmark, each.version, each.ratios["x"]) for each in history.entries()]
-    assert found == [("b", "0.1.0", 1.0), ("other", "0.1.0", 0.1), ("b", "99.0", 1.3)]
+    assert found == [("b", npuc.__version__, 1.0), ("other", npuc.__version__, 0.1), ("b", "99.0", 1.3)]
     assert history.entries()[0].note == "a quiet machine"
 
 

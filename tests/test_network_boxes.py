@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from npuc.account import BORDER, FOLDED, HOST, NPU, REMOVED, Entry
 from npuc.errors import Problem
-from npuc.page.boxes import boxes_of
-from npuc.page.layering import layering
-from npuc.page.network import drawing
+from npuc.page.network import boxes_of, drawing, layering
 
 
 def _entry(node: str, op: str, place: str, reads: str, writes: str, **more: Any) -> Entry:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
+import sys
 from pathlib import Path
 
-import numpy as np
-import onnxruntime as ort
 import pytest
 
 from npuc.cli import npuc as group
-from npuc.ir import Array
 from tests.cli.process import compiled, npuc
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MODEL, TEST = ROOT / "models" / "digits.onnx", ROOT / "models" / "digits_test.npz"
+MODEL = ROOT / "models" / "digits.onnx"
+_spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
+assert _spec is not None and _spec.loader is not None
+figures = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(figures)
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +51,24 @@ def test_the_dump_begins_as_the_readme_shows(program: Path) -> None:
     assert lines[: len(shown("dump"))] == shown("dump")
 
 
-def test_the_accuracy_table_is_measured(program: Path, tmp_path: Path) -> None:
-    with np.load(TEST) as file:
-        images, labels = file["x"].astype(np.float32), file["y"]
-    session = ort.InferenceSession(str(MODEL), providers=["CPUExecutionProvider"])
-    exact = np.concatenate([session.run(None, {"input": image[None]})[0] for image in images])
-    npuc("run", program, "--data", TEST, "-o", tmp_path / "y.npz").done()
-    with np.load(tmp_path / "y.npz") as file:
-        simulated = file["n11_Gemm"]
+def test_the_figures_of_the_shipped_models_are_measured() -> None:
+    known = json.loads(figures.FILE.read_text(encoding="utf-8"))
+    assert figures.MARK + figures.table(known) in README, "run python docs/figures.py"
+    assert README.count(f"{known['resnet8']['nvdla-small']['cycles']:,}") == 2  # also beside NVIDIA's compiler
+    assert figures.measure("digits") == known["digits"]
 
-    def share(outputs: Array) -> str:
-        return f"{(outputs.argmax(axis=1) == labels).mean():.1%}".replace("%", " %")
 
-    assert f"| accuracy | {share(exact)} | {share(simulated)} |" in README
+def test_the_links_hold_on_an_index() -> None:
+    """As the build rewrites them: each leads to the tag in the repository that the project names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    text = README
+    for each in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    source = project["project"]["urls"]["Source"]
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    led = re.findall(rf"{source}/(?:blob|raw)/v\$HFPR_VERSION/([^)#]+)", text)
+    assert "docs/report.png" in led and all((ROOT / path).is_file() for path in led)
+    assert all(link.startswith(("https://", "#")) for link in links)
 
 
 def test_the_table_of_commands_has_them_all() -> None:

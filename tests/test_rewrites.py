@@ -10,7 +10,7 @@ from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_max_pool import split_max_pool
 from npuc.pipeline import Pass
 from npuc.rewrites import Rewrite, rewrites
-from npuc.targets.easynpu.network.expand_groups import expand_groups
+from npuc.targets.easynpu.network.passes import expand_groups
 
 SHAPE = (1, 4, 14, 14)
 

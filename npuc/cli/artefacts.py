@@ -75,14 +75,14 @@ def dump(
       npuc dump resnet8.npu --image weight
       npuc dump --layout --target easynpu
     """
-    from npuc.reports import listings
+    from npuc.reports import tables
 
     if (layout or image is not None) and (layer, segment, grep) != (None, None, None):
         raise click.UsageError("--layer, --segment and --grep are for instructions")
     if layout:
         if path is not None or image is not None:
             raise click.UsageError("--layout takes no PATH and no --image")
-        say(listings.layout(_layout(target), form), exact=form == "csv")
+        say(tables.layout(_layout(target), form), exact=form == "csv")
     elif path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
     elif image is not None:
@@ -92,7 +92,7 @@ def dump(
         if form == "text":
             _print(found)
         else:
-            say(listings.listing(found.entries, form), exact=form == "csv")
+            say(tables.listing(found.entries, form), exact=form == "csv")
 
 
 def _layout(target: str | None) -> Mapping[str, Any]:
@@ -182,13 +182,12 @@ def _print(found: Disassembly) -> None:
 
 def _image(artefact: Artefact, asked: str, form: str) -> str:
     """The hex view of an image."""
-    from npuc.inspect import annotation
+    from npuc.reports.disassembly import image_named, image_rows, image_view
 
     program = artefact.program
-    name = annotation.name_of(program, asked)
+    name = image_named(program, asked)
     data = program.files[name]
-    rows = annotation.rows(data, artefact.target.memory_annotations(program, name))
-    return annotation.view(name, len(data), rows, form)
+    return image_view(name, len(data), image_rows(data, artefact.target.memory_annotations(program, name)), form)
 
 
 @click.command()
@@ -227,9 +226,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
     from npuc.account import account_of
     from npuc.frontend.reading import read_model
     from npuc.program import file_sha256, showing
-    from npuc.reports.annotated import annotated
-    from npuc.reports.layers import layers_of
-    from npuc.reports.model_explorer import node_data
+    from npuc.reports.layers import annotated, layers_of, node_data
     from npuc.text.escaping import json_text
 
     found, report = read_model(model), artefact.program.report
@@ -271,7 +268,7 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
 
     inputs = program_inputs(program)
     if files:
-        return samples_of.load(files, inputs).first(SELF_TEST_SAMPLES).inputs
+        return samples_of.load(files, inputs, images=program.images).first(SELF_TEST_SAMPLES).inputs
     samples = samples_of.varied(inputs, SELF_TEST_SAMPLES)
     announce_synthetic("self test", "--data DATA.npz", samples, "varied")
     return samples.inputs

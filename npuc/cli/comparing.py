@@ -16,12 +16,13 @@ from npuc.cli.options import (
     custom_ops_option,
     data_option,
     format_options,
+    input_option,
     limit_options,
     shape_option,
     strict_option,
     target_flags,
 )
-from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say
+from npuc.cli.output import Artefact, answer, opened, say
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     "--model", type=PATH, help="The model that both were compiled from; compares their accuracy on --data."
 )
 @click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with both networks side by side.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the fields and instructions of every changed layer.")
 @artefact_options
 def diff(
     first: Path,
@@ -45,6 +47,7 @@ def diff(
     data: tuple[Path, ...],
     model: Path | None,
     output: Path | None,
+    verbose: bool,
     allow_modified: bool,
     as_json: bool,
 ) -> None:
@@ -72,7 +75,7 @@ def diff(
         report["outputs"] = _outputs(pair, data)
     if model is not None:
         report["accuracy"] = _accuracy(pair, data, model)
-    told = summaries.difference(shown(report), first, second)
+    told = summaries.difference(shown(report), first, second, verbose=verbose)
     if output is not None:
         page = _page(pair, report).encode()
         with replacing(output) as staging:
@@ -104,7 +107,7 @@ def _accuracy(pair: Sequence[Artefact], data: tuple[Path, ...], model: Path) -> 
     found: list[dict[str, Any]] = []
     for each in pair:
         samples = each.samples(data)
-        exact = expected(model, samples)
+        exact = expected(model, samples, each.program.images)
         found.append(metrics.scores(exact, run_program(each.program, each.target, samples), samples.labels))
     return {key: [each[key] for each in found] for key in found[0]}
 
@@ -140,6 +143,7 @@ def _outputs(pair: Sequence[Artefact], data: tuple[Path, ...]) -> list[Any]:
 @strict_option
 @calibration_option
 @data_option
+@input_option
 @custom_ops_option
 @limit_options
 @format_options("text", "json", "csv")
@@ -152,6 +156,7 @@ def compare(
     strict: bool,
     calibration: tuple[Path, ...],
     data: tuple[Path, ...],
+    input: str | None,
     form: str,
     **flags: str | None,
 ) -> int:
@@ -167,6 +172,7 @@ def compare(
       npuc compare resnet8.onnx --target easynpu --machine large --machine my.toml
       npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
+    from npuc.images.description import described
     from npuc.reports import tables
     from npuc.reports.comparison import Subject
     from npuc.reports.comparison import compare as compared
@@ -177,9 +183,8 @@ def compare(
     own = {name: value for name, value in flags.items() if value is not None}
     subject = Subject(model, shapes, calibration, data)
     with progress("comparing") as bar:
-        report = compared(subject, found, Options(strict=strict, flags=own), bar)
-    if data and not calibration:
-        announce_synthetic("calibrated", "--calibration DATA.npz", None)
+        images = () if input is None else described(input)
+        report = compared(subject, found, Options(strict=strict, flags=own, input=images), bar)
     say(tables.comparison(report, form), exact=form == "csv")
     return 0 if report["status"] == "ok" else 1
 

@@ -15,8 +15,11 @@ from npuc.cli.options import (
     bind_option,
     calibration_option,
     custom_ops_option,
+    cut_options,
     force_option,
     format_options,
+    input_data_option,
+    input_option,
     json_option,
     limit_options,
     machine_option,
@@ -31,7 +34,7 @@ from npuc.cli.options import (
     target_option,
     tell_cache,
 )
-from npuc.cli.output import announce_synthetic, print_json, say, tell_warnings, with_seconds
+from npuc.cli.output import print_json, say, tell_warnings, with_seconds
 from npuc.cli.paths import PATH, unread
 from npuc.flag import CHOICES
 from npuc.text.escaping import shown
@@ -51,20 +54,17 @@ if TYPE_CHECKING:
 @target_option
 @click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
 @calibration_option
+@input_option
+@input_data_option
 @machine_option
 @shapes_option
 @precision_option
 @target_flags
 @strict_option
-@click.option(
-    "--fallback",
-    type=Choice(CHOICES["fallback"]),
-    default="host",
-    help="host: run nodes that the target lacks on the host [default]; refuse: reject the model.",
-)
 @click.option("--deny", metavar="OP|NODE", multiple=True, help="Run an operator or a node on the host.")
-@removed_options("max_partitions")
+@removed_options("max_partitions", "fallback")
 @bind_option
+@cut_options
 @search_options
 @click.option(
     "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that may be off by more than 1 LSB."
@@ -124,7 +124,7 @@ def compile_command(
     from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
     from npuc.reports import summaries
-    from npuc.target import FLOATING, Request
+    from npuc.target import Request
     from npuc.text.progress import progress
     from npuc.variants import together
 
@@ -150,12 +150,10 @@ def compile_command(
         progress("compiling", quiet=quiet) as bar,
         remembering(replace(options, stage=bar.begin), cache, (model, *calibration), said.append) as remembered,
     ):
-        request = Request(model, kind, remembered, calibration, hook=hook)
-        variants, samples = compile_variants(request, shapes)
+        request = Request(model, kind, remembered, calibration, hook=hook, synthetic=False)
+        variants, _ = compile_variants(request, shapes)
         compiled = variants[0] if len(variants) == 1 else together(variants)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
-    if samples.synthetic and options.precision not in FLOATING and not quiet:
-        announce_synthetic("calibrated", "--calibration DATA.npz", samples)
     program.save(compiled, directory, force=force, final=True)
     if len(variants) > 1:
         _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)
@@ -223,6 +221,7 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @target_flags
 @strict_option
 @bind_option
+@cut_options
 @format_options("text", "json", "sarif")
 @custom_ops_option
 @limit_options
@@ -249,13 +248,15 @@ def check(
     """
     from npuc.account import ACCOUNT, as_json, groups
     from npuc.compiling.checking import NOWHERE, survey_of
+    from npuc.cutting import part_of
     from npuc.registry import target as find
     from npuc.reports.accounts import checked
     from npuc.target import Request
 
     kind = find(target)
     options = asked(kind, strict=strict, **flags)
-    survey = survey_of(Request(model, kind, options, shapes=shapes))
+    with part_of(Request(model, kind, options, shapes=shapes)) as (request, _):
+        survey = survey_of(request)
     found = survey.reasons
     wrong = [each for each in found if strict or each.place == NOWHERE]
     if form == "json":

@@ -20,14 +20,14 @@ def targets(as_json: bool) -> None:
     """
     from npuc.registry import names
     from npuc.registry import target as find
-    from npuc.reports import listings
+    from npuc.reports import tables
 
     known = {name: find(name) for name in names()}
     found = [
         {"name": name, "summary": each.summary, "machines": each.machines(), "precisions": list(each.precisions)}
         for name, each in known.items()
     ]
-    answer({"status": "ok", "targets": found}, listings.targets(found), as_json)
+    answer({"status": "ok", "targets": found}, tables.targets(found), as_json)
 
 
 @click.command()
@@ -42,10 +42,10 @@ def operators(target: str, as_json: bool) -> None:
       npuc operators --target bm1684 --json
     """
     from npuc.registry import target as find
-    from npuc.reports import listings
+    from npuc.reports import tables
 
     found = find(target).operators()
-    answer({"status": "ok", "target": target, "operators": found}, listings.operators(found), as_json)
+    answer({"status": "ok", "target": target, "operators": found}, tables.operators(found), as_json)
 
 
 @click.command()

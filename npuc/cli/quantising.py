@@ -13,6 +13,8 @@ from npuc.cli.options import (
     asked,
     calibration_option,
     custom_ops_option,
+    cut_options,
+    input_option,
     json_option,
     limit_options,
     machine_option,
@@ -22,7 +24,7 @@ from npuc.cli.options import (
     target_option,
     tell_cache,
 )
-from npuc.cli.output import announce_synthetic, print_json, say
+from npuc.cli.output import print_json, say
 from npuc.cli.paths import PATH
 
 
@@ -31,9 +33,11 @@ from npuc.cli.paths import PATH
 @click.option("-o", "--output", type=PATH, required=True, help="The quantised model to write (.onnx).")
 @target_option
 @calibration_option
+@input_option
 @machine_option
 @shape_option
 @target_flags
+@cut_options
 @search_options
 @custom_ops_option
 @limit_options
@@ -73,10 +77,8 @@ def quantize(
     options = replace(asked(kind, level=level, **flags), notify=tried.extend)
     said: list[str] = []
     with remembering(options, cache, (model, *calibration), said.append) as remembered:
-        written, samples = driver.quantise_model(Request(model, kind, remembered, calibration, shapes))
+        written, _ = driver.quantise_model(Request(model, kind, remembered, calibration, shapes, synthetic=False))
     tell_cache(said, verbose=False, quiet=False)
-    if samples.synthetic:
-        announce_synthetic("calibrated", "--calibration DATA.npz", samples)
     with replacing(output) as staging:
         staging.write_bytes(written)
     if as_json:

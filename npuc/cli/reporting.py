@@ -97,8 +97,7 @@ def _table(artefact: Artefact, form: str, model: Path | None, data: tuple[Path, 
 def _evidence(artefact: Artefact, model: Path | None, data: tuple[Path, ...], chip_model: str) -> Evidence:
     """Results of simulation and verification on the data, or on a few synthetic samples."""
     from npuc.driver import float_passes
-    from npuc.page.page import Evidence
-    from npuc.page.values import histograms
+    from npuc.page.page import Evidence, histograms
     from npuc.target import FLOATING
 
     program, target = artefact.program, artefact.target
@@ -162,7 +161,7 @@ def trace(
       npuc trace resnet8.npu -o resnet8.pftrace --chip-model rtl --data test.npz
     """
     from npuc.program import showing
-    from npuc.reports import trace_files, tracing
+    from npuc.reports import tracing
 
     subject = opened(artefact, allow_modified)
     expect_chip_model(subject.target, chip_model)
@@ -173,7 +172,7 @@ def trace(
     with showing(artefact):
         timeline = subject.target.timeline(subject.program)
         found = tracing.trace(subject.program, timeline if measured is None else timeline.measured(measured))
-        content = (trace_files.perfetto if form == "perfetto" else trace_files.chrome)(found)
+        content = (tracing.perfetto if form == "perfetto" else tracing.chrome)(found)
     slices = len(found.slices)
     text = f", {slices} slices in {len(found.lanes)} lanes"
     counted = {"cycles": timeline.cycles, "slices": slices, "counters": len(found.counters)}

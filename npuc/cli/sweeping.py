@@ -24,10 +24,11 @@ from npuc.cli.options import (
 )
 from npuc.cli.output import print_json, say
 from npuc.cli.paths import PATH
+from npuc.samples.sources import SYNTHETIC
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
-    from npuc.reports.sweep import Grid
+    from npuc.reports.comparison import Grid
 
 
 @click.command(cls=TargetCommand)
@@ -90,13 +91,14 @@ def sweep(
     from npuc.registry import target as find
     from npuc.reports import tables
     from npuc.reports.comparison import Subject
-    from npuc.reports.sweep import sweep as swept
+    from npuc.reports.comparison import sweep as swept
     from npuc.text.progress import progress
 
     grid = _grid(target, machine, axes)
     chosen = _costs(grid, costs)
-    subject = Subject(model.absolute(), shapes, tuple(each.absolute() for each in calibration))
-    options = asked(find(target), strict=strict, fallback="refuse", **flags)
+    files = tuple(each if str(each) == SYNTHETIC else each.absolute() for each in calibration)
+    subject = Subject(model.absolute(), shapes, files)
+    options = asked(find(target), strict=strict, **flags)
     with progress("sweeping") as bar:
         bar.begin("compiling for every machine", len(grid.points()))
         report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, bar.advance)
@@ -122,7 +124,7 @@ def _write_page(report: Mapping[str, Any], output: Path) -> None:
 def _grid(target: str, machine: str | None, axes: tuple[str, ...]) -> Grid:
     """The grid given by the options. Raises UsageError for unknown parameters and wrong types."""
     from npuc.registry import target as find
-    from npuc.reports.sweep import Grid
+    from npuc.reports.comparison import Grid
 
     known = {name: value for name, value in find(target).machine_values(machine).items() if name != "name"}
     found: dict[str, tuple[Any, ...]] = {}
@@ -154,7 +156,7 @@ def _value(name: str, text: str, like: bool | int | str) -> bool | int | str:
 
 def _costs(grid: Grid, costs: tuple[str, ...]) -> tuple[str, ...]:
     """The costs to trade off against cycles. Raises UsageError for unknown and non-numeric ones."""
-    from npuc.reports.sweep import COSTS
+    from npuc.reports.comparison import COSTS
 
     known = [*COSTS, *(name for name, values in grid.axes.items() if type(values[0]) is int)]
     for cost in costs:

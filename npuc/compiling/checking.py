@@ -42,7 +42,7 @@ def survey_of(request: Request) -> Survey:
     options = replace(
         request.options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None
     )
-    asked = replace(request, options=replace(options, strict=False, fallback="host"), calibration=())
+    asked = replace(request, options=replace(options, strict=False), calibration=())
     try:
         plan = planned(asked)
     except NpucError as error:
@@ -84,5 +84,5 @@ def _nowhere(plan: Plan, error: NpucError) -> list[Reason]:
 
 def _place(network: ImportedModel, problem: Problem) -> str:
     """Where a node runs that the target refuses."""
-    units = network.by_source.get(problem.node or "", ())
-    return HOST if units and all(loads(network, each) for each in units) else NOWHERE
+    nodes = network.by_source.get(problem.node or "", ())
+    return HOST if nodes and all(loads(network, each) for each in nodes) else NOWHERE

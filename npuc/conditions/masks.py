@@ -108,7 +108,7 @@ def problems(nodes: Sequence[Node], constants: Mapping[str, Array], precision: s
             f"it belongs to a mask before a Softmax, for which {precision} lacks range",
             tensor=next(filter(None, node.outputs)),
             limit=f"what is added to logits comes from layers, or is a constant below {LARGEST:g}",
-            remedy="a target with fp32, or the host (--fallback host)",
+            remedy="a target with fp32, or the host (leave out --strict)",
         )
         for node in (masking(nodes, constants) if precision != "fp32" else ())
     ]

@@ -66,7 +66,7 @@ def problems(nodes: Sequence[Node], constants: Mapping[str, Array], precision: s
             "its operand may be NaN, of which the machine makes a number",
             tensor=next(filter(None, node.outputs)),
             limit="no quotient of zeros, and no logarithm of what may be negative, before it",
-            remedy="a divisor that is positive, such as max(x, 1e-6), or the host (--fallback host)",
+            remedy="a divisor that is positive, such as max(x, 1e-6), or the host (leave out --strict)",
         )
         for node in (hiding(nodes, constants) if precision == "fp32" else ())
     ]

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from math import log10
 from typing import Any
 
-from npuc.inspect.timeline import Buffer, Timeline
+import numpy as np
+
 from npuc.ir import Array
-from npuc.page.svg import Bands, Scale, horizontal_axis, picture, short_number, tag, text, titled, vertical_axis
+from npuc.page.svg import Bands, Scale, horizontal_axis, picture, tag, text, titled, vertical_axis
 from npuc.text.terminal import count, short
+from npuc.view import Buffer, Timeline
 
 WIDTH = 1080
 LEFT = 90
@@ -19,6 +21,8 @@ MOSTLY_EMPTY = 8
 """A memory this many times as large as the bytes in use is drawn in parts."""
 NAME = 28
 """The most characters of a name on a bar."""
+LETTER, LINE = 6, 12
+"""The usual width of a letter and the height of a line, in pixels."""
 
 Layer = Mapping[str, Any]
 
@@ -104,8 +108,10 @@ def _buffer(each: Buffer, across: Scale, up: Scale | Bands, number: int, layer: 
     return drawn + titled(late, hint, data_layer=layer)
 
 
-def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
+def roofline(layers: Sequence[Layer], names: Sequence[str], peak: float, bandwidth: float) -> str:
     """MACs per cycle over MACs per byte, one point per layer, under the roof set by PEs and bus.
+
+    names: short ones of the layers; those of the costliest that do not cover one another are shown.
 
     peak: MACs per cycle; bandwidth: bytes per cycle. Only layers with a byte count (`bytes`) are drawn.
     """
@@ -126,9 +132,11 @@ def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
     parts = [horizontal_axis(across, 20, 320, "MACs a byte"), vertical_axis(up, LEFT, WIDTH - 20, "MACs a cycle")]
     parts.append(tag("polyline", points=line, class_="roof"))
     longest = max(layers[number]["cycles"] for _, _, number in points)
-    for x, y, number in points:
+    taken = [(across.at(ridge), up.at(peak) - 1, across.at(right), up.at(peak) + 1)]
+    taken += [_around(across.at(x), up.at(y), _radius(layers[number], longest)) for x, y, number in points]
+    for x, y, number in sorted(points, key=lambda each: -layers[each[2]]["cycles"]):
         layer = layers[number]
-        radius = 3 + 9 * (layer["cycles"] / longest) ** 0.5
+        radius = _radius(layer, longest)
         dot = tag("circle", cx=across.at(x), cy=up.at(y), r=radius, class_="dot series0")
         parts.append(
             titled(
@@ -137,11 +145,48 @@ def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
                 data_layer=number,
             )
         )
+        parts += _label(short(names[number], NAME), across.at(x), up.at(y), radius, taken)
     return picture(WIDTH, 354, "Roofline", parts)
 
 
-def histogram(values: Array) -> str:
+Area = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
+
+
+def _radius(layer: Layer, longest: int) -> float:
+    return 3 + 9 * (layer["cycles"] / longest) ** 0.5
+
+
+def _around(x: float, y: float, radius: float) -> Area:
+    return x - radius, y - radius, x + radius, y + radius
+
+
+def _label(name: str, x: float, y: float, radius: float, taken: list[Area]) -> list[str]:
+    """A name beside, above or below a point, in the first place free of all areas taken; none if there is none."""
+    width, beside = LETTER * len(name), radius + 4
+    middle = min(max(x - width / 2, 0), WIDTH - width)
+    places = ((x + beside, y + 4), (x - beside - width, y + 4), (middle, y - beside), (middle, y + beside + 8))
+    for left, bottom in places:
+        area = (left, bottom - LINE, left + width, bottom)
+        if left < 0 or area[2] > WIDTH or any(_meet(area, each) for each in taken):
+            continue
+        taken.append(area)
+        return [text(name, x=left, y=bottom, class_="note inside")]
+    return []
+
+
+def _meet(a: Area, b: Area) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def at_limits(zero_point: int) -> Array:
+    """Which of the 256 values of an int8 tensor are saturated: the limits, unless one of them stands for 0."""
+    return (np.abs(np.arange(-127.5, 128)) > 127) & (np.arange(-128, 128) != zero_point)
+
+
+def histogram(values: Array, zero_point: int) -> str:
     """Counts of the 256 values of an int8 tensor on a logarithmic scale, with saturated values highlighted."""
+    limits = at_limits(zero_point)
     most = float(values.max()) or 1.0
     parts = [tag("line", x1=0, x2=256, y1=40, y2=40, class_="grid")]
     for at, number in enumerate(values.tolist()):
@@ -154,9 +199,7 @@ def histogram(values: Array) -> str:
                     y=40 - height,
                     width=1,
                     height=height,
-                    class_="limit" if at in (0, 255) else "series0",
+                    class_="limit" if limits[at] else "series0",
                 )
             )
-    saturated = float(values[0] + values[255]) / max(float(values.sum()), 1.0)
-    hint = f"-128 to 127; {short_number(100 * saturated)} % at the limits"
-    return picture(256, 42, "Histogram of an int8 tensor", [titled("".join(parts), hint)])
+    return picture(256, 42, "Histogram of an int8 tensor", [titled("".join(parts), "-128 to 127")])

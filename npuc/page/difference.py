@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from npuc import __version__
-from npuc.account import account_of
+from npuc.account import account_of, short_names
 from npuc.frozen import frozen
-from npuc.inspect.outline import short_names
 from npuc.page import network
-from npuc.page.boxes import boxes_of
+from npuc.page.network import boxes_of
 from npuc.page.rendering import rendered
 from npuc.program import Program
-from npuc.reports.difference import aligned
-from npuc.reports.layers import layers_of
+from npuc.reports.difference import aligned, changes_line
+from npuc.reports.layers import figure_text, layers_of
+from npuc.text.escaping import Shown
 from npuc.text.terminal import count, short
 
 Report = Mapping[str, Any]
@@ -66,29 +66,11 @@ def _total(key: str, a: Any, b: Any) -> dict[str, str]:
     """A line of the summary, with the change in per cent if both values are numbers."""
     numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (a, b))
     return {
-        "key": key.replace("_", " ").replace(".", ": "),
-        "before": _value(a),
-        "after": _value(b),
+        "key": key,
+        "before": figure_text(a),
+        "after": figure_text(b),
         "change": f"{100 * (b - a) / a:+.1f} %" if numbers and a else "",
     }
-
-
-def _value(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return count(value)
-        case float():
-            return count(round(value)) if abs(value) >= 1000 else f"{value:.4g}"
-        case [int(rows), int(columns), int(cycles)]:
-            return f"{rows} x {columns} ({count(cycles)} cycles)"
-        case [*parts]:
-            return short(" x ".join(map(_value, parts)), 60)
-        case _:
-            return short(str(value), 60)
 
 
 Pair = tuple[list[Report], list[Report]]
@@ -151,9 +133,9 @@ def _row(number: int, group: Report, names: Mapping[str, str]) -> dict[str, Any]
         "hint": ", ".join(group["nodes"]),
         "cycles": [count(a), count(b)],
         "change": {"text": f"{b - a:+,}" if a != b else "", "sort": b - a},
-        "fields": [f"{key.replace('_', ' ')}: {_value(x)} \u2192 {_value(y)}" for key, (x, y) in fields.items()],
+        "fields": [(key, figure_text(x), figure_text(y)) for key, (x, y) in fields.items()],
+        "changed": changes_line(Shown(group)),
         "lines": [("-", each) for each in group["removed"][:MOST_LINES]]
         + [("+", each) for each in group["added"][:MOST_LINES]],
-        "counts": f"\u2212{count(len(group['removed']))} +{count(len(group['added']))}",
-        "left_out": max(len(group["removed"]) - MOST_LINES, 0) + max(len(group["added"]) - MOST_LINES, 0),
+        "left_out": sum(max(len(group[key]) - MOST_LINES, 0) for key in ("removed", "added")),
     }

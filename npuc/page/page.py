@@ -1,34 +1,36 @@
-"""The report of a program as HTML: contents of the artefact, instructions, and simulation results."""
+"""The report of a program as HTML: contents of the artefact, instructions, passes, and simulation results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import asdict, field
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from npuc import __version__
-from npuc.account import Entry, account_of, reasons
+from npuc.account import Entry, account_of, reasons, short_names
 from npuc.frozen import frozen
-from npuc.inspect.outline import short_names
-from npuc.inspect.timeline import Timeline
-from npuc.ir import Array, Graph
-from npuc.page import charts, network
-from npuc.page.boxes import SHADES, boxes_of, by_node, told
-from npuc.page.passes import passes
+from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import ACTIVATION
+from npuc.page import charts
+from npuc.page.network import SHADES, Box, boxes_of, by_node, drawing
 from npuc.page.rendering import rendered
 from npuc.program import Program
-from npuc.reports.accounts import accounted
-from npuc.reports.layers import layers_of
-from npuc.target import Target
-from npuc.text.escaping import html_json
+from npuc.reports.accounts import accounted, fate
+from npuc.reports.layers import costliest, layer_facts, layers_of
+from npuc.samples.loading import Samples
+from npuc.target import Runner, Target
+from npuc.text.escaping import Shown, html_json, shown
 from npuc.text.terminal import costs, count, short
+from npuc.view import Timeline
 
 Report = Mapping[str, Any]
 MOST_LISTED = 20_000
 """The most instructions on a page: browsers are slow with more."""
+MOST_HELD = 12
+"""The most places in memories told of a layer."""
 MOSTLY_EMPTY = 20
 """The least ratio of a memory's capacity to the bytes in use for it to count as nearly empty."""
 
@@ -85,21 +87,17 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
     report, timeline, listing = program.report, target.timeline(program), target.listing(program)
     layers = list(layers_of(report, evidence.verification))
     entries = account_of(program.manifest)
-    boxes, names = boxes_of(entries, layers), short_names(layer["name"] for layer in layers)
+    boxes, names = boxes_of(entries, layers), _short(layers)
     tensors = _by_tensor(timeline, evidence.graph, by_node(layers))
     found: dict[str, Any] = {
-        "title": _name(program),
+        **_summary(program, timeline, evidence.verification),
+        "title": program.model.name,
         "lead": f"{report['target']}, machine {report['machine']}; {count(report['instructions'])} instructions",
-        "figures": _figures(report, timeline, evidence.verification),
-        "memories": [_memory(name, use) for name, use in report["memory"].items()],
-        "placed": accounted(entries, [*reasons(entries)], verbose=False),
-        "partitions": _partitions(report),
-        "nodes": [_node(each, layers) for each in entries],
-        "network": Markup(network.drawing(boxes)) if boxes else "",
+        "network": Markup(drawing(boxes)) if boxes else "",
         "shades": [(key, SHADES[key]) for key in SHADES if any(key in box.shades for box in boxes)],
-        "passes": passes(evidence.graph, evidence.passes, by_node(layers)),
+        "passes": passes_of(evidence.graph, evidence.passes, by_node(layers)),
         "columns": [each for each in COLUMNS if any(layer.get(each.key) is not None for layer in layers)],
-        "timeline": Markup(charts.engines(timeline, [names[layer["name"]] for layer in layers])),
+        "timeline": Markup(charts.engines(timeline, names)),
         "late": any(each.used is not None for each in timeline.buffers),
         "maps": [(name, Markup(each)) for name, each in _maps(report, timeline, tensors, evidence.graph)],
         "roofline": Markup(_roofline(report, layers)),
@@ -107,12 +105,97 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "samples": evidence.samples,
         "instructions": list(_instructions(listing[:MOST_LISTED], layers)),
         "left_out": count(len(listing) - MOST_LISTED) if len(listing) > MOST_LISTED else "",
-        "fields": Markup(html_json(_meanings(target))),
+        "data": Markup(html_json(shown(_data(target, report, entries, layers, timeline, tensors)))),
         "footer": f"npuc {__version__}; every number is of this program and the cycle model of its machine.",
     }
     found["rows"] = [[_cell(layer, each) for each in found["columns"]] for layer in layers]
     found["sections"] = _sections(found)
     return rendered("report.html", found)
+
+
+def summary(program: Program, target: Target) -> str:
+    """The summary alone, as a part of a page; for notebooks."""
+    return rendered("summary.html", _summary(program, target.timeline(program), None))
+
+
+def _summary(program: Program, timeline: Timeline, verification: Report | None) -> dict[str, Any]:
+    report, entries = program.report, account_of(program.manifest)
+    layers = list(layers_of(report))
+    names = _short(layers)
+    return {
+        "figures": _figures(report, timeline, verification),
+        "memories": [_memory(name, use) for name, use in report["memory"].items()],
+        "placed": accounted(entries, [*reasons(entries)], verbose=False),
+        "partitions": _partitions(report),
+        "costliest": [_costly(each, layers[each["layer"]], names) for each in costliest(layers)],
+    }
+
+
+def _short(layers: Sequence[Report]) -> list[str]:
+    """The layers' names as far as they are told apart by them."""
+    known = short_names(layer["name"] for layer in layers)
+    return [known[layer["name"]] for layer in layers]
+
+
+def _costly(each: Report, layer: Report, names: Sequence[str]) -> dict[str, Any]:
+    """A line of the costliest layers: what bounds it, and what alternatives took."""
+    told = [f"{what}: {change:+,} cycles" for what, change in each["alternatives"]]
+    tiles = [f"{count(each['tiles'])} tiles"] if each["tiles"] else []
+    faster = [line for line, (_, change) in zip(told, each["alternatives"], strict=True) if change < 0]
+    none = (
+        f"none of {' and '.join([*tiles, f'{len(told)} alternatives'])} is faster"
+        if tiles or told
+        else "nothing else was measured"
+    )
+    at: int = each["layer"]
+    return {
+        "layer": at,
+        "name": short(names[at], 40),
+        "cycles": count(layer["cycles"]),
+        "share": f"{layer['share']:.1f} %",
+        "bound": each["bound"] or "-",
+        "ideal": "-" if each["ideal"] is None else f"{100 * each['ideal'] / layer['cycles']:.1f} %",
+        "help": faster or [none],
+        "hint": "\n".join(told),
+    }
+
+
+def _data(
+    target: Target,
+    report: Report,
+    entries: Sequence[Entry],
+    layers: Sequence[Report],
+    timeline: Timeline,
+    tensors: Mapping[str, int],
+) -> dict[str, Any]:
+    """What the page's script tells of a selection: layers, nodes of the model, fields of instructions."""
+    held: dict[int | None, list[str]] = {}
+    for each in timeline.buffers:
+        where = f"bytes {count(each.address)} to {count(each.address + each.size - 1)}"
+        when = f"cycles {count(each.start)} to {count(each.end)}"
+        held.setdefault(tensors.get(each.label), []).append(f"{each.memory}: {each.label}, {where}, {when}")
+    pairs = enumerate(zip(layers, report["layers"], strict=True))
+    return {
+        "fields": _meanings(target),
+        "layers": [
+            {
+                **{key: layer[key] for key in ("name", "op", "nodes")},
+                "held": held.get(at, [])[:MOST_HELD],
+                "facts": [*layer_facts(Shown(known)), *_errors(layer)],
+            }
+            for at, (layer, known) in pairs
+        ],
+        "nodes": [
+            {
+                "name": each.node,
+                "op": each.op,
+                "layers": each.layers,
+                "told": fate(Shown(asdict(each)), named=False),
+                "tensors": dict(each.tensors),
+            }
+            for each in entries
+        ],
+    }
 
 
 def _partitions(report: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -132,19 +215,15 @@ def _partitions(report: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def _name(program: Program) -> str:
-    return program.model.name
-
-
 def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The headings of the page's sections."""
     wanted = {
-        "network": found["network"] or found["nodes"],
+        "network": found["network"],
         "passes": found["passes"],
         "roofline": found["roofline"],
         "values": found["histograms"],
     }
-    names = ("summary", "network", "passes", "layers", "timeline", "memory", "roofline", "values", "instructions")
+    names = ("summary", "network", "passes", "layers", "roofline", "values", "instructions", "timeline", "memory")
     return [(name, name.capitalize()) for name in names if wanted.get(name, True)]
 
 
@@ -204,12 +283,6 @@ def _cell(layer: Report, column: Column) -> dict[str, Any]:
             return {"text": short(str(value), 44), "sort": None, "hint": hint, "numeric": False}
 
 
-def _node(entry: Entry, layers: Sequence[Report]) -> dict[str, Any]:
-    """A node of the model, with what it became."""
-    first, *rest = told(entry, layers)
-    return {"name": entry.node, "layer": entry.layers[0] if entry.layers else None, "first": first, "rest": rest}
-
-
 def _by_tensor(timeline: Timeline, graph: Report, numbers: Mapping[str, int]) -> dict[str, int]:
     """The index of the layer that computes each tensor. graph: graph.json. numbers: as `by_node`."""
     found = {
@@ -218,9 +291,8 @@ def _by_tensor(timeline: Timeline, graph: Report, numbers: Mapping[str, int]) ->
         for node in reversed(each["nodes"])
         if node in numbers
     }
-    return found | {
-        each.tensor: each.layer for each in timeline.activities if each.tensor and each.layer is not None
-    }
+    busy = reversed(timeline.activities)
+    return {each.tensor: each.layer for each in busy if each.tensor and each.layer is not None} | found
 
 
 def _maps(
@@ -242,21 +314,21 @@ def _height(use: Report) -> int:
 def _roofline(report: Report, layers: Sequence[Report]) -> str:
     if report.get("macs_per_cycle") is None or report.get("bytes_per_cycle") is None:
         return ""
-    return charts.roofline(layers, report["macs_per_cycle"], report["bytes_per_cycle"])
+    return charts.roofline(layers, _short(layers), report["macs_per_cycle"], report["bytes_per_cycle"])
 
 
 def _histograms(evidence: Evidence, layers: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     tensors = evidence.graph.get("tensors", {})
     for name, values in evidence.histograms.items():
-        scale = tensors.get(name, {}).get("scale")
-        limits = float(values[0] + values[255]) / max(float(np.sum(values)), 1.0)
+        scale, zero = (tensors.get(name, {}).get(key) for key in ("scale", "zero_point"))
+        limits = float(values[charts.at_limits(zero or 0)].sum()) / max(float(np.sum(values)), 1.0)
         note = f"scale {scale:.6g}, " if scale is not None else ""
         yield {
             "name": name,
             "layer": layers.get(name),
             "short": short(name, 38),
             "note": f"{note}{100 * limits:.2f} % at the limits",
-            "drawing": charts.histogram(values),
+            "drawing": charts.histogram(values, zero or 0),
         }
 
 
@@ -278,6 +350,13 @@ def _instruction(entry: Report) -> dict[str, Any]:
     return {"index": entry["index"], "parts": parts, "nodes": nodes, "short": short(nodes, 60)}
 
 
+def _errors(layer: Report) -> Iterator[str]:
+    """How far the layer's result is from fp32."""
+    if layer["sqnr_db"] is not None:
+        alone = "" if layer["single_db"] is None else f", {layer['single_db']:.1f} dB alone on exact inputs"
+        yield f"{layer['sqnr_db']:.1f} dB against fp32{alone}"
+
+
 def _meanings(target: Target) -> dict[str, str]:
     """The meaning of each field of an instruction or register."""
     return {
@@ -285,3 +364,79 @@ def _meanings(target: Target) -> dict[str, str]:
         for fields in reversed(list(target.layout().values()))
         for each in fields
     }
+
+
+MOST_BOXES = 1200
+"""The most boxes in all graphs together: larger graphs are not drawn."""
+
+
+def passes_of(
+    graph: Report, steps: Sequence[tuple[str, Graph, Graph]], numbers: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The passes that changed something, in order, with their rewrites and, if known, the graph after each.
+
+    graph: graph.json. steps: name, graph before and graph after of the passes over the float graph. numbers: the
+    index of the layer that contains each node of the model.
+    """
+    from markupsafe import Markup
+
+    drawn = {name: (before, after) for name, before, after in steps}
+    room = MOST_BOXES
+    found: list[dict[str, Any]] = []
+    for name, group in groupby(graph.get("rewrites", ()), lambda each: each["pass"]):
+        told = [_rewrite(each, numbers) for each in group]
+        entry: dict[str, Any] = {"name": name, "rewrites": told, "nodes": None, "drawing": ""}
+        if name in drawn:
+            before, after = drawn[name]
+            entry["nodes"] = len(before.nodes), len(after.nodes)
+            room -= len(after.nodes)
+            if room >= 0:
+                entry["drawing"] = Markup(drawing(_graph_boxes(before, after, numbers)))
+        found.append(entry)
+    return found
+
+
+def _rewrite(each: Report, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """The sentence of a rewrite, without the leading pass name, and the layer of its nodes."""
+    layer = next((numbers[node] for node in each["nodes"] if node in numbers), None)
+    return {"text": each["text"].removeprefix(f"{each['pass']}: "), "layer": layer}
+
+
+def _graph_boxes(before: Graph, after: Graph, numbers: Mapping[str, int]) -> list[Box]:
+    """The graph's nodes; those made by the pass are shaded."""
+    old = {*before.nodes}
+    made = {name: node.output for node in after.nodes for name in node.outputs}
+    return [
+        Box(
+            node.output,
+            " ".join(each for each in (node.op, ACTIVATION(node)) if each),
+            "\n".join([node.name or node.output, *_node_facts(after, node)]),
+            tuple(made.get(name, "") for name in node.inputs),
+            {"new": float(node not in old)},
+            next((numbers[name] for name in node.sources if name in numbers), None),
+        )
+        for node in after.nodes
+    ]
+
+
+def _node_facts(graph: Graph, node: Node) -> list[str]:
+    """Shape and attributes of a node."""
+    values = [f"{key} {value}" for key, value in node.attrs.items()]
+    return ["shape " + " x ".join(map(str, graph.shape(node.output))), *values]
+
+
+BATCH = 8
+VALUES = 256
+
+
+def histograms(run: Runner, samples: Samples) -> dict[str, Array]:
+    """Counts of each int8 value in each tensor that the machine computes: (256,), -128 first."""
+    found: dict[str, Array] = {}
+
+    def observe(name: str, values: Array) -> None:
+        computed = values[np.abs(values + 0.5) < VALUES // 2].astype(np.int64) + VALUES // 2
+        found[name] = found.get(name, 0) + np.bincount(computed, minlength=VALUES)
+
+    for batch in samples.batches(BATCH):
+        run(batch.inputs, observe)
+    return found

@@ -22,7 +22,7 @@ def sweep_page(report: Report) -> str:
     """The page as one file."""
     from markupsafe import Markup
 
-    from npuc.reports.sweep import tells
+    from npuc.reports.comparison import tells
 
     points = report["points"]
     told_of = {cost: [point for point in points if tells(point, cost)] for cost in report["costs"]}
@@ -52,7 +52,7 @@ def sweep_page(report: Report) -> str:
 
 def scatter(points: Sequence[Report], cost: str) -> str:
     """Cycles over a cost, one dot per point; the front is joined by steps and highlighted."""
-    from npuc.reports.sweep import price
+    from npuc.reports.comparison import price
 
     across = _scale([price(each, cost) for each in points], LEFT, WIDTH - 20)
     up = _scale([each["cycles"] for each in points], HEIGHT - 40, 24)

@@ -111,9 +111,9 @@ class _Account:
         self.plan, self.network = plan, plan.network
         outside = read_outside(plan.network, parts)
         self.part_of: dict[str, _Part] = {}
-        """By the name of a unit on the NPU."""
+        """By the name of a node on the NPU."""
         self.on_host: set[str] = set()
-        """The names of units in host regions."""
+        """The names of nodes in host regions."""
         self.paths: dict[str, str] = {}
         self.parts: list[_Part] = []
         numbers, first = {True: 0, False: 0}, 0
@@ -131,12 +131,12 @@ class _Account:
             self.paths |= {} if whole else dict.fromkeys(part.blocks, part_path(number))
         self.layers = [layer for part in self.parts for layer in part.report["layers"]]
         self.macs = {
-            key: sum(graphs.node_macs(self.network, each) for each in units if self._runs(each))
-            for key, units in self.network.by_source.items()
+            key: sum(graphs.node_macs(self.network, each) for each in nodes if self._runs(each))
+            for key, nodes in self.network.by_source.items()
         }
         npu = [self.network.by_name[name] for name in self.part_of]
-        self.stored = {name: part for unit in npu for part in [self.part_of[unit.name]] for name in unit.made}
-        self.wanted = {name for unit in npu for name in unit.imported}
+        self.stored = {name: part for node in npu for part in [self.part_of[node.name]] for name in node.made}
+        self.wanted = {name for node in npu for name in node.imported}
 
     def entries(self) -> tuple[Entry, ...]:
         """An entry for each node of the file."""
@@ -145,12 +145,12 @@ class _Account:
         return tuple(replace(each, into=tuple(name for name in each.into if name in shown)) for each in found)
 
     def _entry(self, node: FileNode) -> Entry:
-        units = self.network.by_source.get(node.key, ())
-        parts = list({id(part): part for each in units if (part := self.part_of.get(each.name))}.values())
+        made = self.network.by_source.get(node.key, ())
+        parts = list({id(part): part for each in made if (part := self.part_of.get(each.name))}.values())
         layers = tuple(at for part in parts for at in part.layers.get(node.key, ()))
         steps = [(part, part.steps_of(node.key)) for part in parts]
-        host = [each for each in units if each.name in self.on_host]
-        place, because, into = self._place(node, units, parts, layers)
+        host = [each for each in made if each.name in self.on_host]
+        place, because, into = self._place(node, made, parts, layers)
         left = [*_left(steps)]
         problems = tuple(dict.fromkeys([*self._problems(host), *left]))
         bytes_in, bytes_out = self._crossing(host, steps)
@@ -158,21 +158,21 @@ class _Account:
         away = sum(graphs.node_macs(self.network, each) for each in host)
         return Entry(
             node.key, node.op, (SPLIT if layers else HOST) if problems else place, "" if problems else because,
-            into, tuple(dict.fromkeys(self.paths[each.name] for each in units if each.name in self.paths)),
+            into, tuple(dict.fromkeys(self.paths[each.name] for each in made if each.name in self.paths)),
             layers, problems, macs, 0 if left and not layers else macs - away,
             round(sum(self._share(node.key, at) for at in layers), 3), bytes_in, bytes_out, node.reads,
             {name: self._now(name) for name in node.writes}, node.within,
         )  # fmt: skip
 
-    def _runs(self, unit: ImportedNode) -> bool:
-        return unit.name in self.part_of or unit.name in self.on_host
+    def _runs(self, node: ImportedNode) -> bool:
+        return node.name in self.part_of or node.name in self.on_host
 
     def _place(
-        self, node: FileNode, units: Sequence[ImportedNode], parts: Sequence[_Part], layers: Sequence[int]
+        self, node: FileNode, made: Sequence[ImportedNode], parts: Sequence[_Part], layers: Sequence[int]
     ) -> tuple[str, str, tuple[str, ...]]:
         """Where a node runs, why nothing of its own computes it, and the nodes with which it is computed."""
         network = self.network
-        if not units:
+        if not made:
             if node.writes and all(name in network.constants for name in node.writes):
                 return FOLDED, "its result is a constant, known when the model is compiled", ()
             same = [f"'{name}' is '{network.aliases[name]}'" for name in node.writes if name in network.aliases]
@@ -196,8 +196,8 @@ class _Account:
         )
 
     def _problems(self, host: Sequence[ImportedNode]) -> Iterator[Problem]:
-        for unit in host:
-            found = self.plan.denied.get(unit.name) or absorbed(unit)
+        for node in host:
+            found = self.plan.denied.get(node.name) or absorbed(node)
             yield replace(found, remedy=found.help)
 
     def _share(self, key: str, at: int) -> float:
@@ -213,8 +213,8 @@ class _Account:
         steps: Sequence[tuple[_Part, Sequence[Mapping[str, Any]]]],
     ) -> tuple[int, int]:
         """The bytes that the host takes from the NPU for a node, and those that it gives back."""
-        read = {name for unit in host for name in unit.reads if name in self.stored}
-        written = {name for unit in host for name in unit.writes if name in self.wanted}
+        read = {name for node in host for name in node.reads if name in self.stored}
+        written = {name for node in host for name in node.writes if name in self.wanted}
         size_in = sum(self._size(name, self.stored[name]) for name in read)
         size_out = sum(self._size(name, part) for name in written for part in self._readers(name))
         for part, own in steps:

@@ -66,9 +66,10 @@ def _reported(
     return replace(program, manifest={**program.manifest, **_bound(options), "report": {**report, **told_of}})
 
 
-def _bound(options: Options) -> dict[str, dict[str, float]]:
-    """The manifest's entry of the inputs that are bound to constants; empty without any."""
-    return {"bound": dict(options.bind)} if options.bind else {}
+def _bound(options: Options) -> dict[str, Any]:
+    """The manifest's entries of the inputs that are bound to constants or described; empty without any."""
+    bound = {"bound": dict(options.bind)} if options.bind else {}
+    return bound | ({"images": [each.as_json() for each in options.input]} if options.input else {})
 
 
 def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program:
@@ -90,9 +91,9 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
             files |= data.contents
             evidence |= proof.contents
         else:
-            units = [network.by_name[name] for name in part.blocks]
-            step = _region_step(network, units, region_path(number), outside)
-            files[step.path] = region_bytes(network, units, step)
+            nodes = [network.by_name[name] for name in part.blocks]
+            step = _region_step(network, nodes, region_path(number), outside)
+            files[step.path] = region_bytes(network, nodes, step)
             told.append(_told_region(network, part, step))
         steps.append(step)
     reports = [each.manifest["report"] for each in programs]
@@ -119,23 +120,23 @@ def _machine(plan: Plan) -> str:
 
 
 def _region_step(
-    network: ImportedModel, units: Sequence[ImportedNode], path: str, wanted: set[str]
+    network: ImportedModel, nodes: Sequence[ImportedNode], path: str, wanted: set[str]
 ) -> ProgramPart:
-    written = [name for unit in units for name in unit.writes]
-    inputs = graphs.crossing_inputs(network, units, on_npu=False)
+    written = [name for node in nodes for name in node.writes]
+    inputs = graphs.crossing_inputs(network, nodes, on_npu=False)
     outputs = tuple(name for name in dict.fromkeys(written) if name in wanted)
-    return ProgramPart(HOST, path, tuple(inputs), outputs, tuple(sorted({*graphs.custom_operators(units)})))
+    return ProgramPart(HOST, path, tuple(inputs), outputs, tuple(sorted({*graphs.custom_operators(nodes)})))
 
 
-def region_bytes(network: ImportedModel, units: Sequence[ImportedNode], step: ProgramPart) -> bytes:
+def region_bytes(network: ImportedModel, nodes: Sequence[ImportedNode], step: ProgramPart) -> bytes:
     """The region's model, which onnxruntime loads. Raises UnsupportedOperator (E201) for what it refuses."""
     from npuc.reference import session
 
-    data = graphs.region_model(network, units, step.outputs).SerializeToString(deterministic=True)
+    data = graphs.region_model(network, nodes, step.outputs).SerializeToString(deterministic=True)
     try:
         session(data, confined=True)
     except NpucError as error:
-        problems = [unit.problem for unit in units if unit.problem is not None and unit.problem.code[1] in "12"]
+        problems = [node.problem for node in nodes if node.problem is not None and node.problem.code[1] in "12"]
         if not problems:
             raise
         said = error.problems[0].reason
@@ -147,8 +148,8 @@ def _told_part(network: ImportedModel, part: partition.Part, path: str | None, f
     report = found.program.manifest["report"]
     left = {step["node"] for step in report["host_steps"]}
     left -= {node for layer in report["layers"] for node in layer["nodes"]}
-    units = (network.by_name[name] for name in part.blocks)
-    macs = sum(graphs.node_macs(network, unit) for unit in units if unit.source not in left)
+    nodes = (network.by_name[name] for name in part.blocks)
+    macs = sum(graphs.node_macs(network, node) for node in nodes if node.source not in left)
     return Told(NPU, path, macs, *_bytes(network, found.graph.inputs, found.graph.outputs))
 
 

@@ -21,7 +21,8 @@ from npuc.export.network_name import named
 from npuc.ir import Graph, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.pipeline import Step, recorder
-from npuc.program import Program, as_loaded, canonical_json, file_sha256
+from npuc.program import RANGES, Program, as_loaded, canonical_json, file_sha256
+from npuc.quantize.calibration.provenance import expect_ranges, with_ranges
 from npuc.regions import partition
 from npuc.regions.accounting import account_of
 from npuc.regions.assembling import Lowered, assembled, entire, is_whole
@@ -44,13 +45,14 @@ from npuc.regions.planning import (
 from npuc.rewrites import rewrites
 from npuc.samples.loading import Samples, synthetic
 from npuc.samples.loading import load as load_samples
+from npuc.samples.sources import sources_of
 from npuc.storage.machine_files import as_toml
 from npuc.storage.mapped import trim
 from npuc.storage.pieces import Files, contents_of
 from npuc.system.budget import budget
 from npuc.target import Options, Request, Target
 
-OF_FILES = ("files", "seal", "model")
+OF_FILES = ("files", "seal", "model", RANGES)
 """Manifest entries that depend on the bytes of files, not on their meaning."""
 Inputs = Callable[[Sequence[Graph]], Samples]
 """Gives the samples of everything that the graphs of some parts read."""
@@ -83,13 +85,14 @@ def compiled(request: Request, prover: Prover | None = None) -> tuple[Program, S
         parts = partitioned(plan)
         whole = entire(plan, parts, lowered)
         program = whole or assembled(plan, parts, lowered)
-        if prover is not None and (whole is None or request.options.bind):
+        if prover is not None and (whole is None or request.options.changes_inputs):
             outside = read_outside(plan.network, parts)
             npu = (key_of(plan.network, outside, part) for part in parts if part.on_npu)
             program = prover.whole(program, [lowered[key].graph for key in npu], samples)
         programs = {key: each.program for key, each in lowered.items()}
         entries = account_of(plan, parts, programs, whole=whole is not None)
         program = replace(program, manifest={**program.manifest, ACCOUNT: as_json(entries)})
+        program = with_ranges(program, request, samples, [each.graph for each in lowered.values()])
     return named(_with_origin(program, request.model), request.options.prefix), samples
 
 
@@ -125,13 +128,15 @@ def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Co
 
     unbounded: the inputs that may be infinite. Raises DataError (E401, E402).
     """
-    return load_samples(request.calibration, types, unbounded) if request.calibration else synthetic(types)
+    if not sources_of(request.calibration):
+        return synthetic(types)
+    return load_samples(request.calibration, types, unbounded, request.options.input)
 
 
 def offered(plan: Plan) -> tuple[partition.Part, ...]:
     """Parts that the target accepts. Raises NpucError where a refused node may not or cannot run on the host."""
     parts = settled(plan)
-    if plan.options.refuses_host:
+    if plan.options.strict:
         expect_on_target(plan, parts)
     expect_host(plan)
     return parts
@@ -139,15 +144,15 @@ def offered(plan: Plan) -> tuple[partition.Part, ...]:
 
 def _read_on_npu(plan: Plan, parts: Iterable[partition.Part]) -> set[str]:
     """The tensors that NPU parts read from outside."""
-    units = ([plan.network.by_name[name] for name in part.blocks] for part in parts if part.on_npu)
-    return {name for each in units for name in crossing_inputs(plan.network, each, on_npu=True)}
+    nodes = ([plan.network.by_name[name] for name in part.blocks] for part in parts if part.on_npu)
+    return {name for each in nodes for name in crossing_inputs(plan.network, each, on_npu=True)}
 
 
 def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
     """Sends all nodes to the host: some inputs are not numeric tensors and have no samples."""
     reason, limit = "an input is no tensor of numbers: nothing behind it can be calibrated", "tensors of numbers"
     problem = Problem("E107", reason, tensor=min(strange), limit=limit)
-    deny(plan, [unit.name for unit in plan.network.nodes], problem)
+    deny(plan, [node.name for node in plan.network.nodes], problem)
 
 
 def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> dict[Key, Lowered]:
@@ -178,6 +183,7 @@ def lowered_parts(plan: Plan, inputs: Inputs, prover: Prover | None = None) -> d
 
 def _inputs(plan: Plan, graphs: Sequence[Graph], samples: Samples, stack: ExitStack) -> Samples:
     """The samples of everything that these parts read: the model's own, and what onnxruntime makes of them."""
+    expect_ranges(plan.request, graphs)
     wanted = dict.fromkeys(name for graph in graphs for name in graph.inputs)
     if all(name in samples.inputs for name in wanted):
         return samples
@@ -223,12 +229,12 @@ def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prover: Prover) 
 
     Raises Mismatch (E603) if it does not compute what the model does.
     """
-    if is_whole(plan, [part], lowered.graph) and not plan.options.bind:
+    if is_whole(plan, [part], lowered.graph) and not plan.options.changes_inputs:
         return replace(lowered, program=prover.part(lowered, plan.request.model))
-    units = [plan.network.by_name[name] for name in part.blocks]
-    model = region_model(plan.network, units, lowered.graph.outputs)
+    nodes = [plan.network.by_name[name] for name in part.blocks]
+    model = region_model(plan.network, nodes, lowered.graph.outputs)
     if not {each.name for each in model.graph.input} <= {*lowered.graph.inputs}:  # a mask was prepared before it
-        model = to_onnx(part_graph(plan.network, units, lowered.graph.outputs, plan.network.name))
+        model = to_onnx(part_graph(plan.network, nodes, lowered.graph.outputs, plan.network.name))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "part.onnx"
         path.write_bytes(model.SerializeToString())
@@ -256,7 +262,9 @@ def request_of(model: Path, program: Program, target: Target, folder: Path) -> R
     machine.write_text(as_toml(program.manifest["machine"]), encoding="utf-8")
     told = {flag.name: program.manifest[flag.name] for flag in target.flags if flag.name in program.manifest}
     shapes = {port.name: port.shape for port in program.inputs}
-    return Request(model, target, Options(str(machine), program.precision, flags=told), shapes=shapes)
+    return Request(
+        model, target, Options(str(machine), program.precision, input=program.images, flags=told), shapes=shapes
+    )
 
 
 def recompiled(model: Path, program: Program, target: Target) -> Program | None:

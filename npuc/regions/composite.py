@@ -9,9 +9,6 @@ from typing import Any, cast
 
 from npuc.errors import ArtefactError, NpucError
 from npuc.export.network_name import named, network_name
-from npuc.inspect.annotation import MemoryAnnotation
-from npuc.inspect.outline import Heading, Line, names_of
-from npuc.inspect.timeline import Activity, Timeline
 from npuc.ir import Array
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
@@ -20,6 +17,7 @@ from npuc.registry import names
 from npuc.registry import target as find
 from npuc.storage.records import damaged
 from npuc.target import Origin, Stepper, Target
+from npuc.view import Activity, Heading, Line, MemoryAnnotation, Timeline, names_of
 
 
 def target_of(program: Program) -> Target:
@@ -28,11 +26,10 @@ def target_of(program: Program) -> Target:
     Raises ArtefactError: E501 for an unknown target, E502 for a precision that it lacks, E507 for one that cannot
     be imported.
     """
-    try:
-        found = find(program.target)
-    except KeyError:
+    if program.target not in names():
         reason, remedy = f"the program is for '{program.target}'", "install the package that adds this target"
-        raise ArtefactError("E501", reason, limit=", ".join(names()), remedy=remedy) from None
+        raise ArtefactError("E501", reason, limit=", ".join(names()), remedy=remedy)
+    found = find(program.target)
     if program.precision not in found.precisions:
         raise damaged(f"precision is '{program.precision}'", ", ".join(found.precisions))
     return cast(Target, Composite(found)) if is_composite(program) else found

@@ -19,28 +19,28 @@ from npuc.regions import partition
 from npuc.target import RECURRENT
 
 
-def part_graph(network: ImportedModel, units: Sequence[ImportedNode], outside: Iterable[str], name: str) -> Graph:
-    """The target's graph of these units. outside: the tensors that anything else reads."""
-    nodes = [node for unit in units for node in unit.nodes]
-    if len(units) == len(network.nodes) and all(name in network.types for name in network.inputs):
+def part_graph(network: ImportedModel, nodes: Sequence[ImportedNode], outside: Iterable[str], name: str) -> Graph:
+    """The target's graph of these nodes. outside: the tensors that anything else reads."""
+    canonical = [each for node in nodes for each in node.nodes]
+    if len(nodes) == len(network.nodes) and all(name in network.types for name in network.inputs):
         whole = {each: network.types[each] for each in network.inputs}
-        return build(name, nodes, whole, network.outputs, network.constants, reserved=network.reserved)
-    written = {name for node in nodes for name in node.outputs}
-    read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in written)
+        return build(name, canonical, whole, network.outputs, network.constants, reserved=network.reserved)
+    written = {name for each in canonical for name in each.outputs}
+    read = dict.fromkeys(name for each in canonical for name in each.inputs if name and name not in written)
     inputs = {each: network.types[each] for each in read if each not in network.constants}
     wanted = set(outside)
-    outputs = [each for node in nodes for each in node.outputs if each in wanted]
+    outputs = [name for each in canonical for name in each.outputs if name in wanted]
     constants = {each: network.constants[each] for each in read if each in network.constants}
-    return build(name, nodes, inputs, outputs, constants, reserved=network.reserved)
+    return build(name, canonical, inputs, outputs, constants, reserved=network.reserved)
 
 
-def region_model(network: ImportedModel, units: Sequence[ImportedNode], outputs: Sequence[str]) -> onnx.ModelProto:
-    """The units as an ONNX model of their own, with constants.
+def region_model(network: ImportedModel, nodes: Sequence[ImportedNode], outputs: Sequence[str]) -> onnx.ModelProto:
+    """The nodes as an ONNX model of their own, with constants.
 
     Raises UnsupportedOperator (E201) if the type of an input is unknown.
     """
-    written = {name for unit in units for name in unit.writes}
-    read = list(dict.fromkeys(name for unit in units for name in unit.reads if name not in written))
+    written = {name for node in nodes for name in node.writes}
+    read = list(dict.fromkeys(name for node in nodes for name in node.reads if name not in written))
     constants = [name for name in read if name in network.constants]
     given = [name for name in read if name not in network.constants]
     known = network.protos
@@ -49,7 +49,7 @@ def region_model(network: ImportedModel, units: Sequence[ImportedNode], outputs:
             reason, limit = "the type of what the host reads is not known", "tensors with an element type"
             raise UnsupportedOperator("E201", reason, tensor=name, limit=limit)
     graph = helper.make_graph(
-        [_named(unit) for unit in units],
+        [_named(node) for node in nodes],
         network.name or "region",
         [helper.make_value_info(name, known[name]) for name in given],
         [onnx.ValueInfoProto(name=name, type=known.get(name)) for name in outputs],
@@ -60,10 +60,10 @@ def region_model(network: ImportedModel, units: Sequence[ImportedNode], outputs:
     )
 
 
-def _named(unit: ImportedNode) -> onnx.NodeProto:
+def _named(node: ImportedNode) -> onnx.NodeProto:
     copy = onnx.NodeProto()
-    copy.CopyFrom(unit.proto)
-    copy.name = unit.name
+    copy.CopyFrom(node.proto)
+    copy.name = node.name
     return copy
 
 
@@ -77,31 +77,31 @@ def behind(network: ImportedModel, names: Iterable[str]) -> list[ImportedNode]:
     return found[::-1]
 
 
-def custom_operators(units: Iterable[ImportedNode]) -> Iterator[str]:
+def custom_operators(nodes: Iterable[ImportedNode]) -> Iterator[str]:
     """Operators that onnxruntime has only with a library from the user, including those in subgraphs."""
-    for node in within(unit.proto for unit in units):
-        if node.domain not in STANDARD:
-            yield f"{node.domain}::{node.op_type}"
+    for proto in within(node.proto for node in nodes):
+        if proto.domain not in STANDARD:
+            yield f"{proto.domain}::{proto.op_type}"
 
 
-def crossing_inputs(network: ImportedModel, units: Sequence[ImportedNode], *, on_npu: bool) -> list[str]:
+def crossing_inputs(network: ImportedModel, nodes: Sequence[ImportedNode], *, on_npu: bool) -> list[str]:
     """The tensors that a part reads and does not compute, without constants, in order."""
-    inside = {name for unit in units for name in unit.writes}
-    inside |= {name for unit in units for name in unit.made}
-    read = (name for unit in units for name in (unit.imported if on_npu else unit.reads))
+    inside = {name for node in nodes for name in node.writes}
+    inside |= {name for node in nodes for name in node.made}
+    read = (name for node in nodes for name in (node.imported if on_npu else node.reads))
     return [name for name in dict.fromkeys(read) if name not in inside and name not in network.constants]
 
 
 def blocks(network: ImportedModel, denied: Mapping[str, Problem]) -> partition.Network:
-    """The network as the partitioner sees it. denied: the units that the target does not run, and why."""
+    """The network as the partitioner sees it. denied: the nodes that the target does not run, and why."""
     made: list[partition.Block] = []
-    for unit in network.nodes:
-        on_npu = bool(unit.nodes) and unit.name not in denied
-        read = (*(unit.imported if on_npu else ()), *unit.reads)
-        inside = {*unit.made} if on_npu else set[str]()
+    for node in network.nodes:
+        on_npu = bool(node.nodes) and node.name not in denied
+        read = (*(node.imported if on_npu else ()), *node.reads)
+        inside = {*node.made} if on_npu else set[str]()
         reads = tuple(name for name in dict.fromkeys(read) if name not in network.constants)
-        writes = tuple(dict.fromkeys((*unit.writes, *sorted(inside))))
-        made.append(partition.Block(unit.name, reads, writes, node_macs(network, unit), on_npu))
+        writes = tuple(dict.fromkeys((*node.writes, *sorted(inside))))
+        made.append(partition.Block(node.name, reads, writes, node_macs(network, node), on_npu))
     outputs = frozenset(network.outputs)
     return partition.Network(tuple(made), {name: size_bytes(network, name) for name in network.types}, outputs)
 
@@ -111,11 +111,11 @@ def size_bytes(network: ImportedModel, tensor: str) -> int:
     return network.types[tensor].bytes if tensor in network.types else 0
 
 
-def node_macs(network: ImportedModel, unit: ImportedNode) -> int:
+def node_macs(network: ImportedModel, node: ImportedNode) -> int:
     """The multiply-accumulates of a node of the model: products with weights, and matrix products."""
-    if unit.nodes and unit.op not in RECURRENT:  # the first step of these may have no state to multiply
-        return sum(macs(node, network.types) for node in unit.nodes)
-    return _foreign_macs(network, unit)
+    if node.nodes and node.op not in RECURRENT:  # the first step of these may have no state to multiply
+        return sum(macs(each, network.types) for each in node.nodes)
+    return _foreign_macs(network, node)
 
 
 PRODUCTS = (
@@ -124,10 +124,10 @@ PRODUCTS = (
 """Products of matrices whose first input is the left one, in its usual order."""
 
 
-def _foreign_macs(network: ImportedModel, unit: ImportedNode) -> int:
-    shapes = [network.types[name].shape if name in network.types else None for name in unit.proto.input]
-    out = [network.types[name].shape if name in network.types else None for name in unit.proto.output]
-    match unit.op, shapes, out:
+def _foreign_macs(network: ImportedModel, node: ImportedNode) -> int:
+    shapes = [network.types[name].shape if name in network.types else None for name in node.proto.input]
+    out = [network.types[name].shape if name in network.types else None for name in node.proto.output]
+    match node.op, shapes, out:
         case op, [x, w, r, *_], _ if op in (*RECURRENT, "DynamicQuantizeLSTM") and x and w and r:
             return x[0] * x[1] * (prod(w) + prod(r))
         case (("Conv" | "ConvInteger" | "FusedConv"), [_, w, *_], [y]) if w and y:
@@ -141,7 +141,7 @@ def _foreign_macs(network: ImportedModel, unit: ImportedNode) -> int:
         case op, [x, *_], [y] if op in PRODUCTS and x and y:
             return prod(y) * x[-1]
         case (("Gemm" | "FusedGemm" | "QGemm" | "FusedMatMul"), [x, *_], [y]) if x and y:
-            transposed = any(each.name == "transA" and each.i for each in unit.proto.attribute)
+            transposed = any(each.name == "transA" and each.i for each in node.proto.attribute)
             return prod(y) * x[-2 if transposed else -1]
         case _:
             return 0

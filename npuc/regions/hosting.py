@@ -37,30 +37,30 @@ def expect_host(plan: Plan) -> None:
 def _binding(network: ImportedModel) -> str | None:
     """The flag that may choose a branch of the model, if it has both branches and scalar inputs."""
     scalars = [name for name in network.inputs if name in network.types and network.types[name].size == 1]
-    if not scalars or not any(unit.op == "If" for unit in network.nodes):
+    if not scalars or not any(node.op == "If" for node in network.nodes):
         return None
     return f"if an input chooses a branch, bind it: --bind {scalars[0]}=VALUE"
 
 
-def loads(network: ImportedModel, unit: ImportedNode) -> bool:
+def loads(network: ImportedModel, node: ImportedNode) -> bool:
     """Whether onnxruntime loads a node, and, if it seems inconsistent, runs it."""
-    if any(name not in network.protos and name not in network.constants for name in unit.reads):
+    if any(name not in network.protos and name not in network.constants for name in node.reads):
         return True  # only the tensor's producer knows its type: the producer's result decides
-    contradicts = unit.problem is not None and unit.problem.code == "E105"
-    return _refusal(network, [unit], unit.writes, once=contradicts) is None
+    contradicts = node.problem is not None and node.problem.code == "E105"
+    return _refusal(network, [node], node.writes, once=contradicts) is None
 
 
 def _refusal(
-    network: ImportedModel, units: Sequence[ImportedNode], outputs: Sequence[str], *, once: bool
+    network: ImportedModel, nodes: Sequence[ImportedNode], outputs: Sequence[str], *, once: bool
 ) -> str | None:
-    """Why onnxruntime does not load these units; None if it does.
+    """Why onnxruntime does not load these nodes; None if it does.
 
     once: whether it must also run them on a synthetic sample.
     """
-    written = {name for unit in units for name in unit.writes}
+    written = {name for node in nodes for name in node.writes}
     try:
         found: Any = session(
-            *without_weights(graphs.region_model(network, units, [*written.intersection(outputs)])), confined=True
+            *without_weights(graphs.region_model(network, nodes, [*written.intersection(outputs)])), confined=True
         )
         if once:
             found.run(None, _sample(network, [each.name for each in found.get_inputs()]))

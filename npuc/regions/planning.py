@@ -12,6 +12,7 @@ import onnx
 from npuc.conditions import masks, undefined
 from npuc.errors import AMBIGUOUS, NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
+from npuc.frontend.frames import framed
 from npuc.frontend.importing import import_nodes
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import read_model
@@ -38,7 +39,7 @@ Made = tuple[Graph, list[Step]]
 
 @dataclass
 class Plan:
-    """A model being compiled: why units run on the host, and results on parts so far."""
+    """A model being compiled: why nodes run on the host, and results on parts so far."""
 
     network: ImportedModel
     request: Request
@@ -51,7 +52,7 @@ class Plan:
     divided: dict[frozenset[str], tuple[partition.Part, ...]] = field(
         default_factory=dict[frozenset[str], tuple[partition.Part, ...]]
     )
-    """Divisions so far, by the units that run on the host."""
+    """Divisions so far, by the nodes that run on the host."""
     on_host: bool = False
     """Whether onnxruntime is known to run the model."""
 
@@ -84,7 +85,7 @@ def planned(request: Request) -> Plan:
     """
     request.target.machine_values(request.options.machine)
     target, options = request.target, request.options
-    network = imported(request.model, options, request.shapes, host=not options.refuses_host)
+    network = imported(request.model, options, request.shapes, host=not options.strict)
     fatal = [node.problem for node in network.nodes if node.problem is not None and node.problem.code in FATAL]
     if fatal:
         raise NpucError.of(each.on(target.name) for each in fatal)
@@ -101,7 +102,11 @@ def imported(model: Path, options: Options, shapes: Shapes, *, host: bool = True
     host: whether the host may run nodes.
     """
     proto = read_model(model, whole=False)
-    return import_nodes(proto, model.parent, shapes, bound_values(proto, options.bind), host=host)
+    values = bound_values(proto, options.bind)
+    shapes = {
+        name: each for name, each in shapes.items() if all(name != d.input for d in options.input if d.fused)
+    }
+    return import_nodes(framed(proto, options.input), model.parent, shapes, values, host=host)
 
 
 def with_constant_outputs(network: ImportedModel) -> ImportedModel:
@@ -127,34 +132,34 @@ def with_constant_outputs(network: ImportedModel) -> ImportedModel:
 
 
 def refused(network: ImportedModel, target: Target, options: Options) -> dict[str, Problem]:
-    """The units that the target cannot run or must not, and why.
+    """The nodes that the target cannot run or must not, and why.
 
     A --deny of a node that was folded away has no effect: nothing is left to run. Raises ModelError (E109) for a
     name that matches nothing.
     """
-    found = {unit.name: unit.problem.on(target.name) for unit in network.nodes if unit.problem is not None}
+    found = {node.name: node.problem.on(target.name) for node in network.nodes if node.problem is not None}
     for asked in options.deny:
-        named = [unit for unit in network.nodes if asked in (unit.source, unit.op)]
+        named = [node for node in network.nodes if asked in (node.source, node.op)]
         if not named and asked not in network.written:
-            known = sorted({each for unit in network.nodes for each in (unit.source, unit.op)})
+            known = sorted({each for node in network.nodes for each in (node.source, node.op)})
             reason = f"--deny {asked}: the model has no such operator or node.{closest(asked, known)}"
             raise ModelError("E109", reason, remedy="name an ONNX operator, or a node of the model")
-        for unit in named:
-            problem = Problem("W202", "it was asked for", unit.source, unit.op, remedy=f"leave out --deny {asked}")
-            found.setdefault(unit.name, problem)
-    for unit in network.nodes:
-        whole = target.left_whole(unit.op, network.types.get(next(iter(unit.proto.input), "")), options)
+        for node in named:
+            problem = Problem("W202", "it was asked for", node.source, node.op, remedy=f"leave out --deny {asked}")
+            found.setdefault(node.name, problem)
+    for node in network.nodes:
+        whole = target.left_whole(node.op, network.types.get(next(iter(node.proto.input), "")), options)
         if whole is not None:
-            found.setdefault(unit.name, replace(whole, node=unit.source, op=unit.op))
+            found.setdefault(node.name, replace(whole, node=node.source, op=node.op))
     for name, problem in (*_beyond(network, options.precision), *_tested(network)):
         found.setdefault(name, problem)
     return found
 
 
 def _tested(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
-    """The Softmax units whose results are tested for NaN: of -inf only, a machine's Softmax may give numbers."""
-    for unit in network.nodes:
-        made = network.producers.get(unit.proto.input[0]) if unit.op == "IsNaN" else None
+    """The Softmax nodes whose results are tested for NaN: of -inf only, a machine's Softmax may give numbers."""
+    for node in network.nodes:
+        made = network.producers.get(node.proto.input[0]) if node.op == "IsNaN" else None
         if made is not None and made.op == "Softmax":
             reason, limit = "its result is tested for NaN", "a Softmax of numbers"
             yield (
@@ -164,16 +169,16 @@ def _tested(network: ImportedModel) -> Iterator[tuple[str, Problem]]:
 
 
 def _beyond(network: ImportedModel, precision: str) -> Iterator[tuple[str, Problem]]:
-    """The units that belong to a mask before a Softmax, wherever that runs, or that would hide a NaN."""
-    nodes = [
-        node
-        for unit in network.nodes
-        for node in unit.nodes or (Node(unit.op, tuple(unit.proto.input), tuple(unit.proto.output)),)
+    """The nodes that belong to a mask before a Softmax, wherever that runs, or that would hide a NaN."""
+    canonical = [
+        each
+        for node in network.nodes
+        for each in node.nodes or (Node(node.op, tuple(node.proto.input), tuple(node.proto.output)),)
     ]
-    for problem in _wrong_here(nodes, network.constants, precision):
-        unit = network.producers.get(problem.tensor or "")
-        if unit is not None:
-            yield unit.name, replace(problem, node=unit.source, op=unit.op)
+    for problem in _wrong_here(canonical, network.constants, precision):
+        node = network.producers.get(problem.tensor or "")
+        if node is not None:
+            yield node.name, replace(problem, node=node.source, op=node.op)
 
 
 def _wrong_here(nodes: Sequence[Node], constants: Mapping[str, Array], precision: str) -> list[Problem]:
@@ -190,14 +195,14 @@ def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
 
 
 def _needed(network: ImportedModel, parts: Sequence[partition.Part]) -> tuple[partition.Part, ...]:
-    """The parts without units that nothing reads: on the NPU, a unit may read other tensors than on the host."""
+    """The parts without nodes that nothing reads: on the NPU, a node may read other tensors than on the host."""
     read, found = set(network.outputs), list[partition.Part]()
     for part in reversed(parts):
         kept: list[str] = []
-        for unit in (network.by_name[name] for name in reversed(part.blocks)):
-            if not read.isdisjoint((*unit.writes, *(unit.made if part.on_npu else ()))):
-                read.update(unit.imported if part.on_npu else unit.reads)
-                kept.append(unit.name)
+        for node in (network.by_name[name] for name in reversed(part.blocks)):
+            if not read.isdisjoint((*node.writes, *(node.made if part.on_npu else ()))):
+                read.update(node.imported if part.on_npu else node.reads)
+                kept.append(node.name)
         if kept:
             found.append(replace(part, blocks=tuple(reversed(kept))))
     return tuple(reversed(found))
@@ -209,10 +214,10 @@ def part_macs(network: ImportedModel, part: partition.Part) -> int:
 
 
 def deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
-    """Sends units to the host; those already sent keep their reason."""
+    """Sends nodes to the host; those already sent keep their reason."""
     for name in names:
-        unit = plan.network.by_name[name]
-        plan.denied.setdefault(name, replace(problem, node=unit.source or None, op=unit.op))
+        node = plan.network.by_name[name]
+        plan.denied.setdefault(name, replace(problem, node=node.source or None, op=node.op))
 
 
 def settled(plan: Plan) -> tuple[partition.Part, ...]:
@@ -230,7 +235,7 @@ def settled(plan: Plan) -> tuple[partition.Part, ...]:
 
 
 def _refuses(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> bool:
-    """Whether the target refuses anything in a part; refused units are denied from now on."""
+    """Whether the target refuses anything in a part; refused nodes are denied from now on."""
     key = key_of(plan.network, outside, part)
     if key in plan.accepted:
         return False
@@ -254,16 +259,16 @@ def expect_on_target(plan: Plan, parts: Sequence[partition.Part]) -> None:
         raise UnsupportedOperator("E202", "nothing is left to compute: the outputs are inputs of the model")
 
 
-def absorbed(unit: ImportedNode) -> Problem:
+def absorbed(node: ImportedNode) -> Problem:
     """Why a node runs on the host that the target does not refuse."""
     reason = "it lies among nodes of the host: on the NPU it would only add transfers"
-    return Problem(NEEDLESS, reason, unit.source or None, unit.op)
+    return Problem(NEEDLESS, reason, node.source or None, node.op)
 
 
 def deny_refused(
     plan: Plan, outside: AbstractSet[str], part: partition.Part, error: NpucError, steps: Sequence[Step] = ()
 ) -> None:
-    """Sends the units of a refusal to the host; the whole part if it names none of them.
+    """Sends the nodes of a refusal to the host; the whole part if it names none of them.
 
     steps: the changes of the part's graph until then.
     """
@@ -285,7 +290,7 @@ def deny_refused(
 
 
 def blamed(network: ImportedModel, graphs: Sequence[Graph], problem: Problem) -> list[str]:
-    """The units concerned by a target's problem. graphs: those in which its node may be."""
+    """The nodes concerned by a target's problem. graphs: those in which its node may be."""
     made_of = (_made_of(network, graph, problem) for graph in graphs)
     found = next(filter(None, made_of), None) or [
         each.name for each in network.by_source.get(problem.node or "", ())
@@ -296,7 +301,7 @@ def blamed(network: ImportedModel, graphs: Sequence[Graph], problem: Problem) ->
 
 
 def _made_of(network: ImportedModel, graph: Graph, problem: Problem) -> list[str]:
-    """The units from which the refused node of a graph was made.
+    """The nodes from which the refused node of a graph was made.
 
     A node without multiplications may have products among its sources, whose results only passed a common Reshape:
     these are concerned only if they are all that there is.
@@ -304,19 +309,19 @@ def _made_of(network: ImportedModel, graph: Graph, problem: Problem) -> list[str
     found: list[str] = []
     for node in graph.nodes:
         if problem.node in (node.name, *node.sources[:1]) and problem.op in (None, node.op):
-            made_of = [each for source in node.sources for each in _units(network, source, node)]
+            made_of = [each for source in node.sources for each in _became(network, source, node)]
             others = [each for each in made_of if not parts_of.node_macs(network, each)]
             found += [each.name for each in (others if others and not macs(node, graph.tensors) else made_of)]
     return found
 
 
-def _units(network: ImportedModel, source: str, node: Node) -> Sequence[ImportedNode]:
+def _became(network: ImportedModel, source: str, node: Node) -> Sequence[ImportedNode]:
     """What a node of the file became; of several, those that this node of a graph is named for or whose results
     it writes, if there are any.
     """
-    units = network.by_source.get(source, ())
-    own = [each for each in units if each.name == node.name or not {*each.made}.isdisjoint(node.outputs)]
-    return own or units
+    found = network.by_source.get(source, ())
+    own = [each for each in found if each.name == node.name or not {*each.made}.isdisjoint(node.outputs)]
+    return own or found
 
 
 def optimised(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> Made:
@@ -328,8 +333,8 @@ def optimised(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> Ma
     if key not in plan.graphs:
         changes: list[Step] = []
         network = plan.network
-        units = [network.by_name[name] for name in part.blocks]
-        graph = parts_of.part_graph(network, units, outside, network.name)
+        nodes = [network.by_name[name] for name in part.blocks]
+        graph = parts_of.part_graph(network, nodes, outside, network.name)
         passes = passes_of(plan.target, plan.options)
         plan.graphs[key] = run_passes(graph, passes, recorder(changes, plan.request.hook)), changes
     graph, steps = plan.graphs[key]
@@ -340,7 +345,7 @@ def optimised(plan: Plan, outside: AbstractSet[str], part: partition.Part) -> Ma
 
 
 def key_of(network: ImportedModel, outside: AbstractSet[str], part: partition.Part) -> Key:
-    """The identity of a part: its units, and which of its tensors are read outside."""
+    """The identity of a part: its nodes, and which of its tensors are read outside."""
     written = {name for block in part.blocks for name in network.by_name[block].writes}
     return part.blocks, tuple(sorted(written & outside))
 
@@ -349,6 +354,6 @@ def read_outside(network: ImportedModel, parts: Sequence[partition.Part]) -> set
     """The tensors that the user or parts read which do not compute them."""
     found = set(network.outputs)
     for part in parts:
-        units = [network.by_name[name] for name in part.blocks]
-        found |= {*parts_of.crossing_inputs(network, units, on_npu=part.on_npu)}
+        nodes = [network.by_name[name] for name in part.blocks]
+        found |= {*parts_of.crossing_inputs(network, nodes, on_npu=part.on_npu)}
     return found

@@ -69,8 +69,8 @@ def _together(key: str, values: Sequence[Any]) -> Any:
 
 
 def proven(found: Sequence[Report]) -> dict[str, Any]:
-    """The combined self-check of the program: what holds for every part."""
-    proofs = [each["proof"] for each in found]
+    """The combined self-check of the program: what holds for every part, unchecked ones included."""
+    proofs = [each.get("proof", {"samples": 0, "bit_exact": None, "model": None}) for each in found]
     values = {key: [each[key] for each in proofs] for key in ("bit_exact", "model")}
     samples = min((each["samples"] for each in proofs), default=0)
     whole = {key: all(each) if each and None not in each else None for key, each in values.items()}

@@ -87,15 +87,15 @@ def _reason(each: Shown, macs: int, *, verbose: bool) -> list[str]:
     return lines + ([f"  remedy: {each['remedy']}"] if each["remedy"] else [])
 
 
-def fate(entry: Shown, asked: str = "") -> list[str]:
-    """What became of a node of the model. asked: one of its tensors may be."""
+def fate(entry: Shown, asked: str = "", *, named: bool = True) -> list[str]:
+    """What became of a node of the model, whose name comes first if `named`. asked: one of its tensors may be."""
     where = [PLACES[entry["place"]], *entry["paths"], *([entry["because"]] if entry["because"] else [])]
     where += [f"with {', '.join(entry['into'])}"] if entry["into"] else []
     crossing = entry["bytes_in"] + entry["bytes_out"]
     where += [f"{count(entry['macs'])} MACs"] if entry["macs"] else []
     where += [f"{count(round(entry['cycles']))} cycles"] if entry["cycles"] else []
     where += [f"{count(crossing)} bytes cross"] if crossing else []
-    lines = [f"{entry['op']} '{entry['node']}': {', '.join(where)}"]
+    lines = [f"{entry['op']} '{entry['node']}': " * named + ", ".join(where)]
     for why in entry["problems"]:
         lines.append(f"  {why['op']}: {why['reason']} [{why['code']}]")
         lines += [f"    limit: {why['limit']}"] if why["limit"] else []

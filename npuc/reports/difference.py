@@ -12,8 +12,11 @@ from typing import Any
 
 from npuc.account import Entry, account_of
 from npuc.program import Program
+from npuc.reports.layers import figure_text
 from npuc.rewrites import sharing
 from npuc.target import Target
+from npuc.text.escaping import Shown
+from npuc.text.terminal import plural
 
 Report = Mapping[str, Any]
 MOST_ALIGNED = 4000
@@ -108,6 +111,19 @@ def _changes(a: Sequence[Report], b: Sequence[Report]) -> dict[str, list[Any]]:
 def _fields(a: Report, b: Report) -> dict[str, list[Any]]:
     keys = [key for key in dict.fromkeys([*a, *b]) if key not in IDENTITY]
     return {key: [a.get(key), b.get(key)] for key in keys if a.get(key) != b.get(key)}
+
+
+CHOICES = ("op", "tile", "weight_form")
+"""The fields of a layer whose values are told in a line; of the others only how many changed."""
+
+
+def changes_line(group: Shown) -> str:
+    """What changed in a group of layers besides cycles: choices, and how many fields and instructions."""
+    changed, removed, added = group["changed"], len(group["removed"]), len(group["added"])
+    told = [f"{key} {' -> '.join(map(figure_text, changed[key]))}" for key in CHOICES if key in changed]
+    left = [key for key in changed if key not in (*CHOICES, "cycles")]
+    told += [plural(len(left), "more field" if told else "field")] if left else []
+    return ", ".join([*told, *([f"instructions -{removed} +{added}"] if removed or added else [])])
 
 
 def changed_lines(a: Sequence[str], b: Sequence[str]) -> tuple[list[str], list[str]]:

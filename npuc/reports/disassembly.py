@@ -1,7 +1,7 @@
-"""The disassembly for people: headings, then number, word and fields of each instruction in columns.
+"""The disassembly for people, and the bytes of a file beside their meaning.
 
-Headings are comments of the listing, and the assembler ignores number and word, so the printed text can be
-assembled.
+Headings, then number, word and fields of each instruction in columns. Headings are comments of the listing, and
+the assembler ignores number and word, so the printed text can be assembled.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ from itertools import chain
 from textwrap import wrap
 from typing import Any
 
+from npuc.account import short_names
+from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.inspect.outline import Heading, Line, Name, by_nodes, short_names
+from npuc.program import Program
 from npuc.text.escaping import listing as in_listing
 from npuc.text.escaping import terminal
+from npuc.text.terminal import as_json, closest, csv_table
+from npuc.view import Heading, Line, MemoryAnnotation, Name, by_nodes
 
 Report = Mapping[str, Any]
 LEVELS = ("segment", "layer", "operation", "unit")
+ROW_BYTES = 16
 NARROWEST = 40
 """Width in columns below which lines are no longer broken."""
 
@@ -189,3 +194,52 @@ def _broken(line: Printed, width: int) -> list[str]:
         return [line.text]
     indent = " " * min(line.fixed, width - NARROWEST + 10)
     return wrap(line.text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def image_named(program: Program, asked: str) -> str:
+    """The file of this name, or of a memory's name: `weight` is weight.bin. Raises ArtefactError (E508)."""
+    found = [name for name in sorted(program.files) if asked in (name, name.partition(".")[0])]
+    if not found:
+        known = sorted(program.files)
+        raise ArtefactError("E508", f"no image '{asked}'.{closest(asked, known)}", limit=", ".join(known))
+    return found[0]
+
+
+def image_rows(data: bytes, held: Iterable[MemoryAnnotation]) -> list[dict[str, Any]]:
+    """Rows of at most 16 bytes: address, hexadecimal bytes in order, contents, nodes.
+
+    A row ends where the next annotation begins; annotations with the same start share a row.
+    """
+    places: dict[int, list[MemoryAnnotation]] = {}
+    for each in held:
+        places.setdefault(each.start, []).append(each)
+    starts = sorted({0, *(start for start in places if 0 <= start < len(data))})
+    found: list[dict[str, Any]] = []
+    for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
+        here = places.get(start, [])
+        what = "; ".join(dict.fromkeys(each.what for each in here)) or None
+        nodes = list(dict.fromkeys(node for each in here for node in each.nodes))
+        for at in range(start, end, ROW_BYTES):
+            found.append(
+                {"address": at, "hex": data[at : min(at + ROW_BYTES, end)].hex(), "what": what, "nodes": nodes}
+            )
+    return found
+
+
+def image_view(name: str, size: int, found: Sequence[Mapping[str, Any]], form: str) -> str:
+    """The rows as text, JSON or CSV."""
+    if form == "json":
+        return as_json({"status": "ok", "image": name, "bytes": size, "rows": list(found)})
+    if form == "csv":
+        lines = ((row["address"], row["hex"], row["what"], " ".join(row["nodes"])) for row in found)
+        return csv_table(("address", "hex", "what", "nodes"), lines)
+    text: list[str] = []
+    told = ""
+    for row in found:
+        parts = [row["what"], ", ".join(row["nodes"])]
+        comment = terminal(" ; ".join(filter(None, parts))) if row["what"] else ""
+        spaced = bytes.fromhex(row["hex"]).hex(" ")
+        shown = comment if comment != told else ""
+        text.append(f"{row['address']:08x}  {spaced:<{3 * ROW_BYTES}} {shown}".rstrip())
+        told = comment
+    return "\n".join(text)

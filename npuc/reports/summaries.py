@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.account import Entry, reasons
+from npuc.program import Ranges
 from npuc.reports.accounts import PLACES, accounted, fate, named
+from npuc.reports.difference import changes_line
+from npuc.reports.layers import figure_text, layer_facts, value_text
 from npuc.reports.tables import Column
 from npuc.text.escaping import Shown
-from npuc.text.terminal import costs, count, plural, short, table
+from npuc.text.terminal import count, plural, short, table
 
 if TYPE_CHECKING:
     from npuc.verification.metrics import Tolerance
@@ -196,8 +199,11 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
     limits = "; ".join(asked) or "every bit"
     lines += [f"criterion: {limits}"] if asked else []
     lines += _bisected(report["bisect"]) if "bisect" in report else []
+    origin = str(Ranges(**report.get("ranges", {})))
+    lines += [f"activation ranges: {origin}"] if origin else []
     judged = "verified" if tolerance.judges else "verified; synthetic data do not tell how accurate it is"
     lines.append(judged if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
+    lines += [f"  likely: {each['cause']}: {each['remedy']}" for each in report.get("causes", ())]
     return "\n".join(lines)
 
 
@@ -214,12 +220,14 @@ def _task(counted: Shown | None) -> list[str]:
 
 
 def _bisected(found: Shown) -> list[str]:
-    """The first difference, or the layer with the largest drop in SQNR."""
+    """The first difference, or the layer that adds the most noise."""
     match found["kind"]:
         case "difference":
             lines = _first_difference(found)
-        case "jump":
-            lines = [f"the error jumps at layer {found['layer']} ({found['op']}): {found['loss_db']:.1f} dB lost"]
+        case "loss":
+            of = (("alone", "single_db"), ("within the network", "entire_db"), ("its worst input", "inputs_db"))
+            told = ", ".join(f"{said} {found[key]:.1f} dB" for said, key in of if found[key] is not None)
+            lines = [f"the largest loss is in layer {found['layer']} ({found['op']}): {told}"]
         case _:
             return ["nothing differs, and no layer can be compared with fp32"]
     return [*lines, f"  nodes {', '.join(found['nodes'])}", f"  to reproduce it: {found['folder']}/reproduce.sh"]
@@ -260,34 +268,54 @@ def _decibels(sqnr: float | None) -> str:
     return "exact" if sqnr is None else f"{sqnr:.1f} dB"
 
 
-def difference(report: Shown, first: Path, second: Path) -> str:
-    """The results of `npuc diff`."""
+def difference(report: Shown, first: Path, second: Path, *, verbose: bool) -> str:
+    """The results of `npuc diff`: a line for each changed layer, its fields and instructions if `verbose`."""
     if report["same"] and "accuracy" not in report:
         return f"{first} and {second} are the same program"
-    rows = [(key, *values) for key, values in report["totals"].items()]
-    lines = [table(("", str(first), str(second)), rows)] if rows else []
+    sides = (str(first), str(second))
+    rows = [(key, *map(figure_text, values)) for key, values in report["totals"].items()]
+    lines = [table(("", *sides), rows), ""] if rows else []
     moved: dict[tuple[str, str], list[str]] = {}
     for node, (a, b) in report["places"].items():
         moved.setdefault((a, b), []).append(node)
     lines += [f"{named(nodes)}: {PLACES[a]} -> {PLACES[b]}" for (a, b), nodes in moved.items()]
-    for group in report["layers"]:
-        sides = [" + ".join(map(short, names)) or "nothing" for names in group["layers"]]
-        title = sides[0] if sides[0] == sides[1] else " -> ".join(sides)
-        lines += ["", f"{named(group['nodes'])}: {title}" if group["nodes"] else title]
-        lines += [
-            f"  {key.replace('_', ' ')}: {_value(a)} -> {_value(b)}" for key, (a, b) in group["changed"].items()
-        ]
-        lines += [f"  - {text}" for text in group["removed"]] + [f"  + {text}" for text in group["added"]]
-    lines += ["", f"{plural(report['unchanged_layers'], 'layer')} unchanged"]
+    groups = report["layers"]
+    if verbose:
+        lines += [line for group in groups for line in _opened(group, sides)]
+    elif groups:
+        lines += [table(("layer", "cycles", "then", "change", "what changed"), [*map(_changed, groups)]), ""]
+    unseen = "" if verbose or not groups else "; -v shows the fields and instructions of the others"
+    lines += [f"{plural(report['unchanged_layers'], 'layer')} unchanged{unseen}"]
     lines += [
         f"output {each['name']}, second against first: {_decibels(each['sqnr_db'])}, "
         f"largest difference {each['max_abs_error']:.6g}"
         for each in report.get("outputs", ())
     ]
     if "accuracy" in report:
-        rows = [(key.replace("_", " "), *values) for key, values in report["accuracy"].items()]
-        lines += ["", table(("against fp32", str(first), str(second)), rows)]
+        rows = [(key, *values) for key, values in report["accuracy"].items()]
+        lines += ["", table(("against fp32", *sides), rows)]
     return "\n".join(lines).lstrip("\n")
+
+
+def _layers_named(group: Shown) -> str:
+    """The layers of both programs, once if they have the same names."""
+    before, after = (" + ".join(map(short, names)) or "nothing" for names in group["layers"])
+    return before if before == after else f"{before} -> {after}"
+
+
+def _changed(group: Shown) -> tuple[object, ...]:
+    """A changed layer in a line: cycles, and what else changed."""
+    a, b = group["cycles"]
+    return _layers_named(group), a, b, f"{b - a:+,}" if a != b else "", changes_line(group)
+
+
+def _opened(group: Shown, sides: tuple[str, str]) -> list[str]:
+    """A changed layer with its nodes, its fields beside each other, and its instructions."""
+    rows = [(key, *map(figure_text, values)) for key, values in group["changed"].items()]
+    lines = [_layers_named(group), *([f"  nodes {named(group['nodes'])}"] if group["nodes"] else [])]
+    lines += [f"  {line}" for line in table(("", *sides), rows).splitlines()] if rows else []
+    lines += [f"  - {text}" for text in group["removed"]] + [f"  + {text}" for text in group["added"]]
+    return [*lines, ""]
 
 
 def explanation(report: Shown) -> str:
@@ -298,12 +326,13 @@ def explanation(report: Shown) -> str:
     for each in report["host_tensors"]:
         lines += ["", *_host_tensor(each)]
     for layer in report["layers"]:
-        lines += ["", f"layer {layer['name']}: {layer['op']}", *(f"  {each}" for each in _costs(layer))]
+        lines += ["", f"layer {layer['name']}: {layer['op']}", *(f"  {each}" for each in layer_facts(layer))]
     for each in report["tensors"]:
         lines += [
             "",
             f"tensor {each['tensor']}",
-            f"  shape {_value(each['shape'])}" + (f", scale {_value(each['scale'])}" if each["scale"] else ""),
+            f"  shape {value_text(each['shape'])}"
+            + (f", scale {value_text(each['scale'])}" if each["scale"] else ""),
         ]
         lines += [f"  error {_told(each['entire'])}, alone {_told(each['single'])}"] if each["entire"] else []
         lines.append(f"  {each['kept']}")
@@ -333,44 +362,3 @@ def _told(error: Shown | None) -> str:
     if error is None:
         return "not measured"
     return f"{_decibels(error['sqnr_db'])}, cosine {error['cosine']:.6f}, at most {error['max_abs_error']:.6g}"
-
-
-def _costs(layer: Shown) -> list[str]:
-    """The costs of a layer and the reasons for its layout, as far as its target gives them; zeros are left out."""
-    known = {key: value for key, value in layer.items() if value is not None}
-    lines = [f"{count(layer['cycles'])} cycles" + (f", bound by {known['bound']}" if "bound" in known else "")]
-    if known.get("ideal_cycles"):
-        lines[0] += f", {100 * layer['ideal_cycles'] / layer['cycles']:.1f} % of what the array can do"
-    if "tile" in known:
-        which = "chosen by hand from" if known.get("tile_by_hand") else "the best of"
-        legal = f", {which} {count(known['tile_candidates'])} that are legal" if "tile_candidates" in known else ""
-        lines.append(f"tile {_value(layer['tile'])}{legal}")
-    if known.get("tile_fewest_cycles", layer["cycles"]) < layer["cycles"]:
-        lines.append(f"the fastest tiles take {count(known['tile_fewest_cycles'])} cycles, but move more words")
-    if "tile_runner_up" in known:
-        *runner_up, cycles = layer["tile_runner_up"]
-        jobs = known.get("jobs", 1)
-        of = "" if jobs == 1 else f" in the first of {jobs} jobs"
-        best = "best" if known.get("tile_by_hand") else "next best"
-        lines.append(f"{best} {_value(runner_up)} with {count(cycles)} cycles{of}")
-    told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
-    told += ("tile_fewest_cycles", "tile_by_hand", "weight_form", "alternatives", "instruction")
-    if "weight_form" in known:
-        lines.append(f"weights as {layer['weight_form']}; alone it would take")
-        lines += [f"  {each}" for each in costs(layer["alternatives"], "weight_form")]
-    return [
-        *lines,
-        *(f"{key.replace('_', ' ')} {_value(value)}" for key, value in known.items() if value and key not in told),
-    ]
-
-
-def _value(value: object) -> str:
-    match value:
-        case None:
-            return "-"
-        case list() | tuple():
-            return "x".join(map(str, value))
-        case float():
-            return f"{value:.6g}"
-        case _:
-            return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,4 +1,4 @@
-"""Programs in a table, one row each: as text for people, and as CSV with every figure for spreadsheets."""
+"""Tables of programs, words, targets and operators: as text for people, as JSON or CSV with every figure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from npuc.frozen import frozen
-from npuc.text.escaping import Shown, shown
+from npuc.text.escaping import Shown, shown, terminal
 from npuc.text.terminal import as_json, csv_table, table
 
 Row = Mapping[str, Any]
@@ -137,3 +137,43 @@ def _flat(row: Row) -> dict[str, Any]:
         **front,
         "errors": " ".join(dict.fromkeys(problem["code"] for problem in row["errors"])),
     }
+
+
+Report = Mapping[str, Any]
+BRIEF = "brief"
+"""The key of decoded values, which only text output shows."""
+
+
+def listing(entries: Sequence[Report], form: str) -> str:
+    """A disassembly for other programs: JSON or CSV."""
+    if form == "json":
+        told = [{key: each for key, each in entry.items() if key != BRIEF} for entry in entries]
+        return as_json({"status": "ok", "instructions": told})
+    rows = [(e["index"], e["word"], e["text"], " ".join(e["nodes"]), e["tensor"] or "") for e in entries]
+    return csv_table(("index", "word", "text", "nodes", "tensor"), rows)
+
+
+def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
+    """The fields of every instruction word."""
+    header = ("bits", "field", "width", "stored", "meaning")
+    if form == "json":
+        return as_json({"status": "ok", "words": words})
+    if form == "csv":
+        rows = [(name, *(field[key] for key in header)) for name, fields in words.items() for field in fields]
+        return csv_table(("word", *header), rows)
+    return "\n\n".join(
+        f"{terminal(name)}\n{table(header, [[field[key] for key in header] for field in fields])}"
+        for name, fields in words.items()
+    )
+
+
+def targets(found: Sequence[Report]) -> str:
+    """The targets with their machines and number formats."""
+    lists = ("machines", "precisions")
+    rows = [(each["name"], each["summary"], *(", ".join(each[key]) for key in lists)) for each in found]
+    return table(("target", "summary", *lists), rows)
+
+
+def operators(found: Sequence[Report]) -> str:
+    """The supported-operators table."""
+    return table(("operator", "runs as", "constraints"), [list(each.values()) for each in found])

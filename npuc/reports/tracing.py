@@ -2,18 +2,26 @@
 
 A clock cycle is a nanosecond of the trace, whatever the clock of the machine, so that durations read as cycles and
 add up to those of the report.
+
+It becomes a file for Perfetto: its own track events, or the JSON of Chrome's trace events. Source: Perfetto,
+Synthetic track events; Trace Event Format (X is a slice, C a counter, M metadata; a flow goes from s to f).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from npuc.account import short_names
 from npuc.frozen import frozen
-from npuc.inspect.outline import short_names
-from npuc.inspect.timeline import Activity, Timeline
 from npuc.program import Program
+from npuc.text.escaping import json_text, terminal
+from npuc.view import Activity, Timeline
+
+if TYPE_CHECKING:
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, TrackEvent
+
 
 Report = Mapping[str, Any]
 Value = int | float | str
@@ -145,3 +153,119 @@ def _levels(spans: Sequence[tuple[int, int, float]]) -> tuple[tuple[int, float],
         found[start] = level
         found[end] = 0.0
     return tuple(found.items())
+
+
+PROCESS = 1
+"""The track of the whole trace, which is its process in JSON; lanes and counters follow."""
+Kind = Literal["INSTANT", "SLICE_BEGIN", "SLICE_END", "COUNTER"]
+MICROSECOND = 1000
+"""Cycles per microsecond, the unit of time in JSON."""
+
+
+def perfetto(trace: Trace) -> bytes:
+    """The trace as Perfetto's protocol buffers: a track for each lane and each counter, in order.
+
+    They are children of one track with the trace's name, as Perfetto's UI sorts the tracks of a process by name.
+    """
+    packets = _Packets()
+    track = packets.track(PROCESS)
+    track.name, track.child_ordering = terminal(trace.name), track.EXPLICIT
+    tracks = {name: PROCESS + 1 + number for number, name in enumerate(trace.lanes)}
+    for name, number in tracks.items():
+        packets.track(number, name)
+    _detail(packets.event(0, "INSTANT", PROCESS, "about"), trace.about)
+    given, taken = _flows(trace)
+    for number, each in enumerate(trace.slices):
+        begun = packets.event(each.start, "SLICE_BEGIN", tracks[each.lane], each.name)
+        _detail(begun, each.details)
+        begun.flow_ids.extend(given[number])
+        begun.terminating_flow_ids.extend(taken[number])
+        packets.event(each.end, "SLICE_END", tracks[each.lane])
+    for number, each in enumerate(trace.counters, PROCESS + 1 + len(tracks)):
+        packets.track(number, each.name).counter.unit_name = each.unit
+        for time, value in each.points:
+            packets.event(time, "COUNTER", number).double_counter_value = value
+    return packets.found.SerializeToString(deterministic=True)
+
+
+class _Packets:
+    """Packets of one sequence."""
+
+    def __init__(self) -> None:
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protocol
+
+        self.found, self.event_type = protocol.Trace(), protocol.TrackEvent
+
+    def track(self, number: int, name: str = "") -> TrackDescriptor:
+        """A track; one with a name is a child of the trace, ordered by number."""
+        track = self.found.packet.add(trusted_packet_sequence_id=PROCESS).track_descriptor
+        track.uuid = number
+        if name:
+            track.parent_uuid, track.name, track.sibling_order_rank = PROCESS, terminal(name), number
+        return track
+
+    def event(self, time: int, kind: Kind, track: int, name: str = "") -> TrackEvent:
+        """An event of a track; time: in cycles."""
+        packet = self.found.packet.add(timestamp=time, trusted_packet_sequence_id=PROCESS)
+        event = packet.track_event
+        event.type, event.track_uuid = getattr(self.event_type, f"TYPE_{kind}"), track
+        if name:
+            event.name = terminal(name)
+        return event
+
+
+def _detail(event: TrackEvent, details: Mapping[str, Value]) -> None:
+    for name, value in details.items():
+        detail = event.debug_annotations.add(name=name)
+        match value:
+            case str():
+                detail.string_value = terminal(value)
+            case int():
+                detail.int_value = value
+            case float():
+                detail.double_value = value
+
+
+def _flows(trace: Trace) -> tuple[list[list[int]], list[list[int]]]:
+    """The flows that begin at each slice, and those that end at it, numbered from 1."""
+    given: list[list[int]] = [[] for _ in trace.slices]
+    taken: list[list[int]] = [[] for _ in trace.slices]
+    number = 0
+    for at, each in enumerate(trace.slices):
+        for source in each.sources:
+            number += 1
+            given[source].append(number)
+            taken[at].append(number)
+    return given, taken
+
+
+def chrome(trace: Trace) -> bytes:
+    """The trace as JSON: a thread for each lane."""
+    found = {"displayTimeUnit": "ns", "otherData": dict(trace.about), "traceEvents": [*_events(trace)]}
+    return json_text(found, None).encode()
+
+
+def _events(trace: Trace) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": trace.name}}
+    threads = {name: number for number, name in enumerate(trace.lanes, 1)}
+    for name, number in threads.items():
+        yield {"ph": "M", "pid": PROCESS, "tid": number, "name": "thread_name", "args": {"name": name}}
+        yield {
+            "ph": "M",
+            "pid": PROCESS,
+            "tid": number,
+            "name": "thread_sort_index",
+            "args": {"sort_index": number},
+        }
+    given, taken = _flows(trace)
+    for at, each in enumerate(trace.slices):
+        place = {"pid": PROCESS, "tid": threads[each.lane], "ts": each.start / MICROSECOND}
+        lasting = (each.end - each.start) / MICROSECOND
+        yield {"ph": "X", **place, "dur": lasting, "name": each.name, "args": dict(each.details)}
+        flow = {**place, "name": "data", "cat": "flow"}
+        yield from ({"ph": "s", **flow, "id": number} for number in given[at])
+        yield from ({"ph": "f", "bp": "e", **flow, "id": number} for number in taken[at])
+    for each in trace.counters:
+        for time, value in each.points:
+            told = {"ph": "C", "pid": PROCESS, "ts": time / MICROSECOND, "name": each.name}
+            yield {**told, "args": {each.unit: value}}

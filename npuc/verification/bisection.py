@@ -2,13 +2,13 @@
 
 For integer programs "wrong" is a difference between the simulator and the integer network. For floating-point
 programs it is a difference between this program and the freshly compiled model on the simulator, or one from
-onnxruntime that rounding does not explain. If there is none, the layer with the largest drop in SQNR against fp32
-is reported.
+onnxruntime that rounding does not explain. If there is none, the layer that adds the most noise against fp32 is
+reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npuc.frontend.frames import framed
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
+from npuc.images.description import Description
 from npuc.ir import Array
 from npuc.program import Program, save_files
 from npuc.reference import values_of, with_outputs
@@ -169,50 +171,76 @@ def _difference(
     return FirstDifference.of(layer, place[1], judged.right, found, judged.wrong, partial(target.origin, program))
 
 
-def _nodes(graph: Report, layer: Report, shown: Shown) -> tuple[str, ...]:
+def _nodes(graph: Report, layer: Report, shown: Collection[str]) -> tuple[str, ...]:
     """The ONNX nodes of a layer and of preceding layers that are not shown: the fault may lie in any of them."""
+    hidden, _ = _behind(graph, layer, shown)
+    return tuple(dict.fromkeys(name for each in (layer, *hidden) for name in each["nodes"]))
+
+
+def _behind(graph: Report, layer: Report, shown: Collection[str]) -> tuple[list[Report], list[str]]:
+    """The layers before a layer, back to those that are shown, and the tensors that these have computed."""
     producers = {each["tensor"]: each for each in graph["layers"]}
-    found, waiting = list[str](layer["nodes"]), list[str](layer["inputs"])
+    hidden, borders, waiting = list[Report](), list[str](), list[str](layer["inputs"])
     while waiting:
         name = waiting.pop()
-        if name in producers and name not in shown:
-            found += producers[name]["nodes"]
+        if name in shown:
+            borders.append(name)
+        elif name in producers:
+            hidden.append(producers[name])
             waiting += producers[name]["inputs"]
-    return tuple(dict.fromkeys(found))
+    return hidden, borders
 
 
-def largest_jump(report: Report, graph: Report) -> dict[str, Any] | None:
-    """The layer with the largest loss in dB against its worst input; None if no layer is compared.
+def largest_loss(report: Report, graph: Report) -> dict[str, Any] | None:
+    """The layer that adds the most noise, relative to its signal; None if no layer is compared.
 
-    report: that of `npuc verify`.
+    Two views must agree on it, so the smaller noise counts: the layer alone, and its result within the network
+    less the worst of its inputs. Alone, a reader of a wrong scale looks as bad as its writer; within the
+    network, noise grows in layers that are not at fault. Those of floating point have the second view only: alone
+    they are compared with the program's own network. report: that of `npuc verify`.
     """
-    errors = {layer["tensor"]: each for layer, each in zip(graph["layers"], report["layers"], strict=True)}
-    found: list[tuple[float, Report]] = []
+    rows = dict(zip((each["tensor"] for each in graph["layers"]), report["layers"], strict=True))
+    entire = {name: _noise(each["entire"]) for name, each in rows.items() if each["entire"] is not None}
+    found: list[tuple[float, Report, list[str]]] = []
     for layer in graph["layers"]:
-        own = (errors[layer["tensor"]].get("entire") or {}).get("sqnr_db")
-        before = [(errors[name].get("entire") or {}).get("sqnr_db") for name in layer["inputs"] if name in errors]
-        known = [each for each in before if each is not None]
-        if own is not None and known:
-            found.append((min(known) - own, layer))
+        name = layer["tensor"]
+        if name in entire:
+            _, before = _behind(graph, layer, entire)
+            added = entire[name] - max((entire[each] for each in before), default=0.0)
+            alone = None if report["bit_exact"] is None else rows[name]["single"]
+            found.append((added if alone is None else min(added, _noise(alone)), layer, before))
     if not found:
         return None
-    loss, layer = max(found, key=lambda each: each[0])
+    _, layer, before = max(found, key=lambda each: each[0])
+    row = rows[layer["tensor"]]
     return {
         "layer": layer["name"],
         "op": layer["op"],
-        "nodes": layer["nodes"],
+        "nodes": list(_nodes(graph, layer, entire)),
         "tensor": layer["tensor"],
-        "loss_db": loss,
+        "single_db": None if row["single"] is None else row["single"]["sqnr_db"],
+        "entire_db": row["entire"]["sqnr_db"],
+        "inputs_db": min(
+            (db for each in before if (db := rows[each]["entire"]["sqnr_db"]) is not None), default=None
+        ),
     }
 
 
-def reproduction(model: Path, graph: Report, tensor: str, feed: Mapping[str, Array]) -> dict[str, bytes]:
+def _noise(figures: Report) -> float:
+    """The noise of a comparison, as a part of its signal."""
+    return 0.0 if figures["sqnr_db"] is None else 10 ** (-figures["sqnr_db"] / 10)
+
+
+def reproduction(
+    model: Path, graph: Report, tensor: str, feed: Mapping[str, Array], images: Sequence[Description] = ()
+) -> dict[str, bytes]:
     """A minimal ONNX model of the layer that computes an integer tensor, its input, and the sample.
 
-    feed: the sample, in the model's own shapes. The model is the part of the ONNX model between the float tensors
-    that the layer reads and the one that it computes; the whole model if the passes have left no such part.
+    feed: the sample, in the program's shapes; images: which are frames. The model is the part of the ONNX model
+    between the float tensors that the layer reads and the one that it computes; the whole model if the passes have
+    left no such part.
     """
-    fp32 = read_model(model)
+    fp32 = framed(read_model(model), images)
     part = _part(fp32, graph, tensor)
     inputs = _inputs(fp32, [port.name for port in part.graph.input], feed)
     with TemporaryDirectory() as folder:

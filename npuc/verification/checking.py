@@ -8,10 +8,12 @@ and isolated ("single": this layer alone, on the exact inputs), in terms of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frontend.reading import read_model
@@ -22,7 +24,9 @@ from npuc.samples.loading import Samples
 from npuc.storage.records import read
 from npuc.target import FLOATING, Target
 from npuc.text.progress import SILENT, Progress
+from npuc.verification.bisection import largest_loss
 from npuc.verification.composite import CompositeCheck
+from npuc.verification.described import described
 from npuc.verification.exact import Exact
 from npuc.verification.floating import FloatCheck
 from npuc.verification.integer import IntegerCheck
@@ -70,13 +74,64 @@ def verify(
     found, read_as = check.report(tolerance), check.exact.read_as(next(iter(samples.feeds())))
     wrong = any(each["wrong"] for each in read_as)
     status = "mismatch" if wrong else found["status"]
+    program = replace(program, evidence=evidence)
+    causes = _causes(model, program, samples, found) if status == "mismatch" else ()
     return {
         **found,
         "status": status,
+        "causes": [{"cause": cause, "remedy": remedy} for cause, remedy in causes],
+        "ranges": asdict(program.ranges),
         "samples": len(samples),
         "read_as": read_as,
         "reference": check.exact.substitute,
     }
+
+
+BEYOND = 0.001
+"""The share of an input's values beyond the calibrated range that explains a mismatch."""
+
+
+def _causes(
+    model: Path, program: Program, samples: Samples, report: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """What a mismatch may come from, the likeliest first, and what to do next. program: with its evidence."""
+    if file_sha256(model) != program.model.sha256:
+        yield "the program was compiled from another model", "compile this one"
+    if report["bit_exact"] is False:
+        yield (
+            "the machine's words do not compute the integer network",
+            "npuc verify --bisect names the first difference",
+        )
+        return
+    if program.ranges.origin == "synthetic":
+        yield (
+            "the activation ranges come from synthetic samples",
+            "compile with --calibration FILE.npz of typical samples",
+        )
+    if is_composite(program):
+        return
+    graph = described(program)
+    shares = {} if program.precision in FLOATING else _beyond(program.precision, graph, samples)
+    for name, share in shares.items():
+        if share > BEYOND:
+            cause = f"{100 * share:.3g} % of the values of input '{name}' lie beyond the calibrated range"
+            yield cause, "compile with --calibration of samples that are prepared as these are"
+    loss = largest_loss(report, graph)
+    if loss is not None:
+        alone = "" if loss["single_db"] is None else f", {loss['single_db']:.1f} dB alone"
+        remedy = "-O2 or more samples for scales; --mixed auto or --deny NODE keeps layers in float"
+        yield f"layer '{loss['layer']}' loses the most: {loss['entire_db']:.1f} dB{alone}", remedy
+
+
+def _beyond(precision: str, graph: Mapping[str, Any], samples: Samples) -> dict[str, float]:
+    """The share of each input's values that its integers cannot represent, where it is quantised."""
+    found, limits = dict[str, float](), np.iinfo(precision)
+    for each in graph["tensors"].values():
+        if (name := each["float"]) in samples.inputs and each.get("scale"):
+            values = np.concatenate([np.ravel(feed[name]) for feed in samples.feeds()])
+            steps = values.astype(np.float64) / each["scale"] + each.get("zero_point", 0)
+            found[name] = float(np.mean((steps < limits.min - 1) | (steps > limits.max + 1)))
+    return found
 
 
 def check_of(model: Path, program: Program, target: Target, chip_model: str) -> Check:

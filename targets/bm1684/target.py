@@ -10,9 +10,6 @@ from npuc.conditions.constraints import refused, table
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
 from npuc.export.network_name import network_name
-from npuc.inspect.annotation import MemoryAnnotation
-from npuc.inspect.outline import Heading
-from npuc.inspect.timeline import Timeline
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
@@ -32,11 +29,11 @@ from npuc.targets.bm1684.plan import planner
 from npuc.targets.bm1684.program import report
 from npuc.targets.bm1684.program.artefact import WEIGHTS_FILE, Contents, Instruction, instructions
 from npuc.targets.bm1684.program.origins import origin
-from npuc.targets.bm1684.program.outline import outline
 from npuc.targets.bm1684.program.table import TABLE_FILE
-from npuc.targets.bm1684.program.timeline import timeline
+from npuc.targets.bm1684.program.view import outline, timeline
 from npuc.targets.bm1684.simulate import compilation
 from npuc.targets.bm1684.simulate.running import Runner
+from npuc.view import Heading, MemoryAnnotation, Timeline
 
 if TYPE_CHECKING:
     from npuc.host.step import HostStep
@@ -162,15 +159,15 @@ class Bm1684(Target):
 
     def stored(self, program: Program, tensor: str) -> Stored | None:
         """The words of a tensor in system memory."""
-        from npuc.targets.bm1684.program.stored import stored
+        from npuc.targets.bm1684.program.view import stored
 
         return stored(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """Annotations of the parts of a memory image."""
-        from npuc.targets.bm1684.program import annotation
+        from npuc.targets.bm1684.program.view import memory_annotations
 
-        return annotation.memory_annotations(program, name)
+        return memory_annotations(program, name)
 
     def exported(  # (as Target)
         self,

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from npuc.conditions.constraints import table
 from npuc.errors import Problem
-from npuc.inspect.annotation import MemoryAnnotation
-from npuc.inspect.outline import Heading
-from npuc.inspect.timeline import Timeline
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
@@ -23,6 +20,7 @@ from npuc.targets.easynpu.flags import DOCUMENTED, FLAGS, ISA, OBJECTIVE
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import parameters as machines
 from npuc.targets.easynpu.program.artefact import Contents
+from npuc.view import Heading, MemoryAnnotation, Timeline
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Trial
@@ -148,7 +146,7 @@ class EasyNpu(Target):
 
     def timeline(self, program: Program) -> Timeline:
         """Chains, transfers and maps over time, from the words and the cycle model."""
-        from npuc.targets.easynpu.inspect.timeline import timeline
+        from npuc.targets.easynpu.view import timeline
 
         return timeline(program)
 
@@ -160,27 +158,27 @@ class EasyNpu(Target):
 
     def outline(self, program: Program) -> list[Heading]:
         """Segments with the host's transfers, and their chains of words."""
-        from npuc.targets.easynpu.inspect.outline import outline
+        from npuc.targets.easynpu.view import outline
 
         return outline(program)
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The last word that writes this element."""
-        from npuc.targets.easynpu.inspect.origins import origin
+        from npuc.targets.easynpu.view import origin
 
         return origin(program, tensor, element)
 
     def stored(self, program: Program, tensor: str) -> Stored | None:
         """The tensor's words in a DTCM."""
-        from npuc.targets.easynpu.inspect.stored import stored
+        from npuc.targets.easynpu.view import stored
 
         return stored(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """The meaning of each part of an image."""
-        from npuc.targets.easynpu.inspect import annotation
+        from npuc.targets.easynpu.view import memory_annotations
 
-        return annotation.memory_annotations(program, name)
+        return memory_annotations(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The listing of a file of words without a program. Raises ModelError (E110) for too many words."""

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from npuc.conditions.constraints import table
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
-from npuc.inspect.annotation import MemoryAnnotation
-from npuc.inspect.outline import Heading
-from npuc.inspect.timeline import Timeline
 from npuc.ir import Array, Graph, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
@@ -25,8 +22,8 @@ from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.operations.weight_form import asked_forms, expect_asked
 from npuc.targets.nvdla.program.artefact import Contents
-from npuc.targets.nvdla.program.outline import brief, outline
-from npuc.targets.nvdla.program.timeline import timeline
+from npuc.targets.nvdla.program.view import brief, outline, timeline
+from npuc.view import Heading, MemoryAnnotation, Timeline
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Trial
@@ -199,17 +196,17 @@ class Nvdla(Target):
 
     def stored(self, program: Program, tensor: str) -> Stored | None:
         """The tensor's feature cube in memory."""
-        from npuc.targets.nvdla.program.stored import stored
+        from npuc.targets.nvdla.program.view import stored
 
         return stored(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """The purpose of each part of a memory image."""
-        from npuc.targets.nvdla.program import annotation
+        from npuc.targets.nvdla.program import view
 
         if name == "registers.bin":
-            return annotation.commands([(entry["text"], entry["nodes"]) for entry in self.listing(program)])
-        return annotation.constants(program, name)
+            return view.commands([(entry["text"], entry["nodes"]) for entry in self.listing(program)])
+        return view.constants(program, name)
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
         """The fields of every register, with the names of their values."""

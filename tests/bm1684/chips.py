@@ -12,8 +12,8 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.machine.timing import Cost
-from npuc.targets.bm1684.simulate import calls, compilation, simulator, vendor
-from npuc.targets.bm1684.simulate.calls import Call
+from npuc.targets.bm1684.simulate import compilation, running, simulator
+from npuc.targets.bm1684.simulate.simulator import Call
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Run:
     """The result of a kernel: system memory (bytes,) uint8, the calls it made and their cost."""
 
     memory: Array
-    calls: tuple[Call, ...]
+    simulator: tuple[Call, ...]
     cost: Cost
 
 
@@ -54,7 +54,7 @@ def run(program: Path, kernel: str, arguments: bytes, memory: Array, machine: Ma
         image = Path(name) / "memory"
         memory.astype(np.uint8, copy=False).tofile(image)
         made = simulator.called(program, kernel, arguments, image, machine)
-        return Run(np.fromfile(image, np.uint8), made, calls.total(made, machine))
+        return Run(np.fromfile(image, np.uint8), made, simulator.total(made, machine))
 
 
 def vendor_run(
@@ -65,5 +65,5 @@ def vendor_run(
         image = Path(name) / "memory"
         memory.astype(np.uint8, copy=False).tofile(image)
         kernels = compilation.shared_library(sources, Path(name))
-        cycles = vendor.called(vendor.library(folder), kernels, kernel, arguments, image)
+        cycles = running.called(running.library(folder), kernels, kernel, arguments, image)
         return VendorRun(np.fromfile(image, np.uint8), cycles)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from npuc.targets.bm1684.simulate import vendor
+from npuc.targets.bm1684.simulate import running
 
 SYSTEM = "0x100000000ULL"
 HEAD = f"""\
@@ -43,8 +43,8 @@ def need_compiler() -> None:
 
 def vendor_libraries() -> str:
     """The folder with the vendor's chip model; skips where there is none."""
-    folder = os.environ.get(vendor.VARIABLE)
-    if not folder or not (Path(folder) / vendor.LIBRARY).is_file():
-        pytest.skip(f"{vendor.VARIABLE} does not name a folder with {vendor.LIBRARY}")
+    folder = os.environ.get(running.VARIABLE)
+    if not folder or not (Path(folder) / running.LIBRARY).is_file():
+        pytest.skip(f"{running.VARIABLE} does not name a folder with {running.LIBRARY}")
     need_compiler()
     return folder

@@ -91,7 +91,7 @@ def _form(form: str) -> tuple[onnx.ModelProto, Array]:
 @cache
 def _compiled(form: str) -> api.Compiled:
     model, x = _form(form)
-    options = Options(precision="int8", fallback="refuse", proof="all")
+    options = Options(precision="int8", strict=True, proof="all")
     return api.compile(model, "bm1684", calibration={"x": x}, options=options)
 
 
@@ -143,7 +143,17 @@ def test_a_movement_beside_what_the_host_computes_takes_no_product_with_it(tmp_p
         {"w": (16, 16), "v": (16, 16)},
     )
     onnx.save(model, tmp_path / "m.onnx")
-    command = ("compile", tmp_path / "m.onnx", "--target", "bm1684", "--precision", "int8", "--json")
+    command = (
+        "compile",
+        "--calibration",
+        "synthetic",
+        tmp_path / "m.onnx",
+        "--target",
+        "bm1684",
+        "--precision",
+        "int8",
+        "--json",
+    )
     report = npuc(*command, "-o", tmp_path / "m.npu").json
     npu = sum(each["macs_on_npu"] for each in report["account"])
     shares = {"npu": npu, "host": sum(each["macs"] for each in report["account"]) - npu}

@@ -20,7 +20,7 @@ from npuc.reference import session
 from npuc.target import Options
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.artefact import Contents, of_words, to_words
-from npuc.targets.bm1684.simulate import simulator, vendor
+from npuc.targets.bm1684.simulate import running, simulator
 from npuc.targets.bm1684.target import FIRMWARE_HEADER
 from tests.bm1684 import chips, fix8b
 from tests.bm1684.kernels import need_compiler, vendor_libraries
@@ -56,7 +56,7 @@ def test_layers_give_the_vendors_values_and_cycles(seed: int, tmp_path: Path) ->
     found, cycles = carried_out(case, tmp_path)
     image = tmp_path / "memory"
     case.memory.tofile(image)
-    theirs = vendor.carry_out(case.table, fix8b.ADDRESSES, image, libraries)
+    theirs = running.carry_out(case.table, fix8b.ADDRESSES, image, libraries)
     assert (np.fromfile(image, np.uint8) == found).all()
     assert abs(cycles - theirs) <= 6  # each of six moves agrees within one cycle
 
@@ -144,7 +144,19 @@ def test_a_network_of_all_layers_is_bit_exact(images: int, tmp_path: Path) -> No
     need_compiler()
     onnx.save(network(images), tmp_path / "m.onnx")
     model, out = tmp_path / "m.onnx", tmp_path / "m.npu"
-    npuc("compile", model, "--target", "bm1684", "--precision", "int8", "-O0", "-o", out).done()
+    npuc(
+        "compile",
+        "--calibration",
+        "synthetic",
+        model,
+        "--target",
+        "bm1684",
+        "--precision",
+        "int8",
+        "-O0",
+        "-o",
+        out,
+    ).done()
     found = npuc("verify", model, out, "--samples", "2", "--json").json
     assert found["bit_exact"] is True
     assert found["outputs"][0]["sqnr_db"] > 12
@@ -175,6 +187,8 @@ def test_four_images_take_as_long_as_one(tmp_path: Path) -> None:
         onnx.save(network(images), model)
         command = (
             "compile",
+            "--calibration",
+            "synthetic",
             model,
             "--target",
             "bm1684",
@@ -194,6 +208,8 @@ def test_the_exported_c_computes_what_the_table_does(tmp_path: Path) -> None:
     onnx.save(network(2), tmp_path / "m.onnx")
     command = (
         "compile",
+        "--calibration",
+        "synthetic",
         tmp_path / "m.onnx",
         "--target",
         "bm1684",
@@ -335,7 +351,17 @@ def test_quantised_models_multiply_on_the_chip(name: str, tmp_path: Path) -> Non
     need_compiler()
     if not (SHARED / f"{name}.onnx").is_file():
         pytest.skip("no folder `shared` with trained models beside the project")
-    command = ("compile", SHARED / f"{name}.onnx", "--target", "bm1684", "--precision", "int8", "--json")
+    command = (
+        "compile",
+        "--calibration",
+        "synthetic",
+        SHARED / f"{name}.onnx",
+        "--target",
+        "bm1684",
+        "--precision",
+        "int8",
+        "--json",
+    )
     report = npuc(*command, "--input-shape", QUANTISED[name], "-o", tmp_path / "m.npu").json
     assert all(each["macs_on_npu"] == each["macs"] for each in report["account"]) and report["macs"] > 0
 
@@ -352,7 +378,7 @@ def test_what_moves_the_first_axis_at_the_end_is_left_to_the_host(end: str, imag
         values = random.normal(0.05, 0.3, shape).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     x = random.normal(0.3, 1, (images, 1, 6, 16)).astype(np.float32)
-    options = Options(precision="int8", fallback="refuse", proof="all")
+    options = Options(precision="int8", strict=True, proof="all")
     found = api.compile(model, "bm1684", calibration={"x": x}, options=options)
     assert found.report["proof"]["bit_exact"]
     wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])

@@ -12,7 +12,7 @@ import pytest
 
 from npuc.models import MODELS
 from npuc.program import load
-from npuc.targets.bm1684.simulate import compilation, vendor
+from npuc.targets.bm1684.simulate import compilation, running
 from tests.bm1684.kernels import vendor_libraries
 from tests.cli.process import npuc
 from tests.files import arrays
@@ -30,7 +30,7 @@ def built(folder: Path, name: str, libraries: str) -> Path:
     make = ["make", "-C", str(folder), "kernel", "CROSS=", f"OKKERNEL={compilation.MODEL}"]
     subprocess.run(make, check=True, capture_output=True)
     flags = ["-std=c++11", "-Wall", "-Wextra", "-O1", "-rdynamic", "-I", str(DEVICE.parent)]
-    (folder / SONAME).symlink_to(Path(libraries).resolve() / vendor.LIBRARY)
+    (folder / SONAME).symlink_to(Path(libraries).resolve() / running.LIBRARY)
     linked = [f"-Wl,-rpath,{folder}:{libraries}", str(folder / SONAME), "-ldl", "-Wl,--allow-shlib-undefined"]
     sources = [str(folder / f"{name}_launch.cpp"), str(DEVICE), str(kernel)]
     subprocess.run(["g++", *flags, "-o", str(folder / "launched"), *sources, *linked], check=True)

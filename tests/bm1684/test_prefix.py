@@ -128,7 +128,7 @@ def test_variants_of_a_prefix_are_numbered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("compile", "--target", "easynpu", "--prefix", "a"),
+        ("compile", "--calibration", "synthetic", "--target", "easynpu", "--prefix", "a"),
         ("compile", "--target", "bm1684", "--prefix", "é"),
         ("export", "--format", "okkernel", "--prefix", "é"),
         ("export", "--format", "model-explorer", "--model", str(DIGITS), "--prefix", "a"),

@@ -9,7 +9,7 @@ import pytest
 from npuc.program import load
 from npuc.targets.bm1684.machine.local_memory import Position
 from npuc.targets.bm1684.program.artefact import instructions
-from npuc.targets.bm1684.program.timeline import timeline
+from npuc.targets.bm1684.program.view import timeline
 from tests.cli.process import npuc
 
 MODELS = Path(__file__).resolve().parents[2] / "models"

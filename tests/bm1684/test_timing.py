@@ -9,15 +9,15 @@ import pytest
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.simulate import calls
-from npuc.targets.bm1684.simulate.calls import Call
+from npuc.targets.bm1684.simulate import simulator
+from npuc.targets.bm1684.simulate.simulator import Call
 
 MACHINE = Machine()
 LINES = (Path(__file__).parent / "vendor_cycles.txt").read_text(encoding="ascii").splitlines()
 
 
 def _measured(line: str) -> tuple[Call, int]:
-    call = next(calls.read([line.rpartition(" ")[0]]))
+    call = next(simulator.read([line.rpartition(" ")[0]]))
     return call, int(line.rpartition("=")[2])
 
 
@@ -27,9 +27,9 @@ MEASURED = [_measured(line) for line in LINES]
 @pytest.mark.parametrize("name", sorted({call.name for call, _ in MEASURED if call.engine == "bdc"}))
 def test_compute_calls_cost_exactly_what_the_vendor_says(name: str) -> None:
     off = [
-        (call.values, calls.cycles(call, MACHINE), vendor)
+        (call.values, simulator.cycles(call, MACHINE), vendor)
         for call, vendor in MEASURED
-        if call.name == name and calls.cycles(call, MACHINE) != vendor
+        if call.name == name and simulator.cycles(call, MACHINE) != vendor
     ]
     assert not off
 
@@ -38,25 +38,25 @@ def test_compute_calls_cost_exactly_what_the_vendor_says(name: str) -> None:
 def test_moves_cost_what_the_vendor_says_to_the_cycle(name: str) -> None:
     partial = 10 if name.endswith("matrix_S2L") else 0  # whose partial last channel is priced differently
     off = [
-        (call.values, calls.cycles(call, MACHINE), vendor)
+        (call.values, simulator.cycles(call, MACHINE), vendor)
         for call, vendor in MEASURED
-        if call.name == name and abs(calls.cycles(call, MACHINE) - vendor) > 1 + partial
+        if call.name == name and abs(simulator.cycles(call, MACHINE) - vendor) > 1 + partial
     ]
     assert not off
 
 
 def test_every_price_has_been_compared() -> None:
     measured = {call.name.split("_", 2)[2] for call, _ in MEASURED if call.engine == "bdc"}
-    assert measured == {*timing.ELEMENTWISE, *timing.SERIES, *calls.WINDOWS}
+    assert measured == {*timing.ELEMENTWISE, *timing.SERIES, *simulator.WINDOWS}
 
 
 def test_a_parallel_region_costs_the_larger_sum_of_its_engines() -> None:
     # seen on the vendor's model: 444 and 4 cycles are 448 one after the other and 444 beside each other
     move = "okk_gdma_32bit_cpy_S2L size=16384 runs=64"
     relu = "okk_bdc_relu groups=4 strided=0"
-    assert calls.total(calls.read([move, relu]), MACHINE).cycles == 448
+    assert simulator.total(simulator.read([move, relu]), MACHINE).cycles == 448
     lines = [move, relu, "okk_parallel_start", move, relu, "okk_parallel_end"]
-    assert calls.total(calls.read(lines), MACHINE) == timing.Cost(892, 8, 888)
+    assert simulator.total(simulator.read(lines), MACHINE) == timing.Cost(892, 8, 888)
 
 
 def test_the_vendors_w_of_a_1x64x1000_product() -> None:

@@ -15,7 +15,7 @@ from npuc.targets.bm1684.machine import local_memory
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.packing import empty_memory, pack, pack_matrix
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.simulate import calls, vendor
+from npuc.targets.bm1684.simulate import running, simulator
 from tests.bm1684 import chips, random_calls
 from tests.bm1684.kernels import source, vendor_libraries
 from tests.bm1684.random_calls import ALIGNED, dim4
@@ -165,7 +165,7 @@ def test_overlapped_engines_cost_what_the_vendor_says(libraries: str) -> None:
     sources, memory = source({"k": body}), np.zeros(64, np.uint8)
     ours = chips.simulate(sources, "k", b"", memory, MACHINE)
     assert ours.cost.cycles == chips.vendor_run(sources, "k", b"", memory, libraries).cycles
-    assert ours.cost.cycles < calls.total(ours.calls, MACHINE).bdc + ours.cost.gdma
+    assert ours.cost.cycles < simulator.total(ours.calls, MACHINE).bdc + ours.cost.gdma
 
 
 def test_what_the_vendors_model_refuses_is_reported_in_its_words(libraries: str) -> None:
@@ -175,12 +175,12 @@ def test_what_the_vendors_model_refuses_is_reported_in_its_words(libraries: str)
 
 
 def test_without_the_library_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(vendor.VARIABLE, raising=False)
+    monkeypatch.delenv(running.VARIABLE, raising=False)
     with pytest.raises(ArtefactError, match="not at hand") as caught:
-        vendor.library()
+        running.library()
     assert "--okk-libs" in str(caught.value)
     with pytest.raises(ArtefactError, match=r"there is no libbackend_bm1684\.so in nowhere"):
-        vendor.library("nowhere")
+        running.library("nowhere")
 
 
 def test_the_report_shows_the_vendors_cycles_beside_ours(libraries: str, tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def npuc(*arguments: object) -> Outcome:
 
 def compiled(model: Path, output: Path, *options: object) -> Outcome:
     """The outcome of compiling for EasyNPU."""
-    return npuc("compile", model, "--target", "easynpu", "-o", output, *options)
+    samples = () if "--calibration" in options else ("--calibration", "synthetic")
+    return npuc("compile", model, "--target", "easynpu", *samples, "-o", output, *options)
 
 
 @dataclass(frozen=True)

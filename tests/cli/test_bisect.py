@@ -84,7 +84,7 @@ def test_the_reproduction_is_a_model_that_runs(digits: Digits, copy: Path, tmp_p
     assert npuc(*again).code == 1
 
 
-def test_without_a_difference_the_largest_jump_of_the_error_is_named(digits: Digits, tmp_path: Path) -> None:
+def test_without_a_difference_the_largest_loss_is_named(digits: Digits, tmp_path: Path) -> None:
     outcome = npuc(
         "verify",
         digits.model,
@@ -97,8 +97,8 @@ def test_without_a_difference_the_largest_jump_of_the_error_is_named(digits: Dig
         "--sort",
         "--json",
     )
-    assert outcome.code == 0 and outcome.json["bisect"]["kind"] == "jump"
-    assert outcome.json["bisect"]["loss_db"] > 0
+    assert outcome.code == 0 and outcome.json["bisect"]["kind"] == "loss"
+    assert outcome.json["bisect"]["entire_db"] > 0
     decibels = [each["sqnr_db"] for each in outcome.json["layers"] if each["sqnr_db"] is not None]
     assert decibels == sorted(decibels)
 

@@ -125,7 +125,7 @@ def test_a_program_of_another_npuc_is_compared_with_onnxruntime(net: Net, tmp_pa
     manifest["instructions"][0]["cycles"] += 1
     (program / "manifest.json").write_text(json.dumps(manifest))
     sound = net.bisected(program, tmp_path / "sound")
-    assert sound.code == 0 and sound.json["bisect"]["kind"] == "jump"
+    assert sound.code == 0 and sound.json["bisect"]["kind"] == "loss"
     value = net.weights["pointwise"].ravel()[1].tobytes()
     _flip(program, "weights.bin", (program / "weights.bin").read_bytes().index(value) + 3)
     _names(net.bisected(program, tmp_path / "found"), program, "pointwise")

@@ -67,12 +67,6 @@ def test_the_report_counts_what_can_be_counted_by_hand(digits: Digits, tmp_path:
     assert report["host_steps"] == []
 
 
-def test_synthetic_calibration_is_announced_on_stderr_only(digits: Digits, tmp_path: Path) -> None:
-    outcome = compiled(digits.model, tmp_path / "o", "--json")
-    assert outcome.json["status"] == "ok"
-    assert outcome.err.startswith("note: calibrated on synthetic data") and "--calibration" in outcome.err
-
-
 def test_compiling_twice_gives_the_same_bytes_and_level_1_is_the_default(digits: Digits, tmp_path: Path) -> None:
     for name, level in (("a", ()), ("b", ("-O1",))):
         compiled(digits.model, tmp_path / name, "--calibration", digits.calibration, *level).done()
@@ -169,7 +163,7 @@ def test_verbose_reports_the_rewrites_that_need_calibrated_values_too(write: Wri
 def test_an_average_in_more_than_two_stages_is_used_only_if_allowed(write: WriteModel, tmp_path: Path) -> None:
     model = write("g (float[1,16,112,112] x) => (float[1,16,1,1] y) { y = GlobalAveragePool(x) }")
     options = ("--isa", "documented", "--machine", "large")
-    refusal = compiled(model, tmp_path / "o", *options, "--fallback", "refuse").refused("E204")
+    refusal = compiled(model, tmp_path / "o", *options, "--strict").refused("E204")
     assert "--allow split_average_pool" in refusal
     allowed = compiled(model, tmp_path / "o", *options, "--allow", "split_average_pool", "-v").done()
     assert "rounded 3 times more (at most 3 LSB)" in allowed
@@ -217,7 +211,7 @@ def test_two_kept_tensors_go_through_the_host_without_extension_words(write: Wri
     model = write(TWO_KEPT, w=(16, 16, 1, 1))
     moved: list[int] = []
     for isa in ("documented", "extended"):
-        report = compiled(model, tmp_path / isa, "--isa", isa, "--fallback", "refuse", "--json").json
+        report = compiled(model, tmp_path / isa, "--isa", isa, "--strict", "--json").json
         moved.append(report["host_traffic"]["map_bytes"])
         npuc("verify", model, tmp_path / isa).done()
     assert moved[0] > moved[1]
@@ -238,7 +232,7 @@ def test_strict_accepts_the_conversion_of_inputs_and_outputs(digits: Digits, tmp
 
 def test_every_refusal_of_a_model_is_reported_at_once_also_as_json(write: WriteModel, tmp_path: Path) -> None:
     model = write("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Sin(x)\n b = Relu(a)\n y = Cos(b) }")
-    outcome = compiled(model, tmp_path / "o", "--fallback", "refuse", "--json")
+    outcome = compiled(model, tmp_path / "o", "--strict", "--json")
     assert outcome.code == 1 and outcome.json["status"] == "error"
     errors = outcome.json["errors"]
     assert [(error["op"], error["code"]) for error in errors] == [("Sin", "E201"), ("Cos", "E201")]
@@ -292,4 +286,4 @@ def test_a_shape_that_onnxruntime_infers_otherwise_is_calibrated(
         y = Resize <mode = "nearest", nearest_mode = "floor"> (a, , , s)
     }"""
     options = ("--target", target, "-o", tmp_path / "o.npu", "--json")
-    assert npuc("compile", write(text), *options).json["status"] == "ok"
+    assert npuc("compile", "--calibration", "synthetic", write(text), *options).json["status"] == "ok"

@@ -38,8 +38,14 @@ def test_another_machine_shows_in_totals_tiles_and_instructions(write: WriteMode
     # the tile is the only difference: one word goes for each layer, one comes
     assert [len(group["removed"]) for group in (first, second)] == [1, 1]
     assert "y=" in first["removed"][0] + first["added"][0] or "x=" in first["removed"][0] + first["added"][0]
-    text = npuc("diff", tmp_path / "a", tmp_path / "b").done()
+    before, after = ("x".join(map(str, each)) for each in first["changed"]["tile"])
+    told = npuc("diff", tmp_path / "a", tmp_path / "b").done().splitlines()
+    (line,) = [each for each in told if each.startswith(first["layers"][0][0])]
+    assert f"{first['cycles'][0]:,}" in line and f"tile {before} -> {after}, " in line
+    text = npuc("diff", tmp_path / "a", tmp_path / "b", "-v").done()
     assert f"  - {first['removed'][0]}\n  + {first['added'][0]}" in text
+    rows, columns, cycles = first["changed"]["tile_runner_up"][0]
+    assert f"{rows}x{columns} ({cycles:,} cycles)" in text
 
 
 def test_layers_that_were_fused_differently_stand_together(write: WriteModel, tmp_path: Path) -> None:
@@ -69,7 +75,7 @@ def test_what_is_no_program_is_refused(digits: Digits, tmp_path: Path) -> None:
 
 def test_with_the_model_the_accuracy_of_both_is_told(digits: Digits, tmp_path: Path) -> None:
     options = ("--target", "bm1684", "-q", "-o", tmp_path / "float.npu")
-    npuc("compile", digits.model, *options).done()
+    npuc("compile", "--calibration", "synthetic", digits.model, *options).done()
     command = ("diff", digits.program, tmp_path / "float.npu", "--model", digits.model)
     found = npuc(*command, "--data", digits.few, "--json").json["accuracy"]
     assert found["sqnr_db"][0] < 60 < found["sqnr_db"][1] and found["top1"] == [1.0, 1.0]

@@ -59,7 +59,9 @@ def test_a_result_that_a_window_reads_is_said_to_lie_in_memory_for_that(program:
 
 def test_so_it_is_by_a_convolution_of_another_target(write: WriteModel, tmp_path: Path) -> None:
     model = write(NETWORK, w=(16, 16, 3, 3), v=(4, 16, 8, 8))
-    npuc("compile", model, "--target", "nvdla-small", "-O0", "-o", tmp_path / "o").done()
+    npuc(
+        "compile", "--calibration", "synthetic", model, "--target", "nvdla-small", "-O0", "-o", tmp_path / "o"
+    ).done()
     (tensor,) = _explained(tmp_path / "o", "Conv_2")["tensors"]
     assert tensor["readers"] == ["Add_4"]  # which is fused with Conv_3
     assert "'Add_4' reads a window of it" in tensor["kept"]

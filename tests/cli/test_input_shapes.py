@@ -67,7 +67,7 @@ def test_a_batch_of_two_is_two_networks_of_one_image(dynamic: Path, tmp_path: Pa
 def test_a_large_batch_is_refused_by_the_target_and_left_to_the_host(dynamic: Path, tmp_path: Path) -> None:
     shape = ("--input-shape", "input=65,1,8,8")
     strict = npuc("check", dynamic, "--target", "easynpu", "--strict", *shape)
-    refused = compiled(dynamic, tmp_path / "o", "--fallback", "refuse", *shape)
+    refused = compiled(dynamic, tmp_path / "o", "--strict", *shape)
     for outcome in (strict, refused):
         assert outcome.code == 1 and "[65, 1, 8, 8]" in outcome.err and "batch is 1" in outcome.err
     assert not (tmp_path / "o").exists()

@@ -97,7 +97,7 @@ def test_a_check_finds_what_compiling_would(write: WriteModel, tmp_path: Path) -
     }"""
     path = write(text, w=(16, 272, 1, 1))
     npuc("check", path, "--target", "easynpu").done()
-    compiled(path, tmp_path / "o", "--isa", "documented", "--fallback", "refuse").refused("E204")
+    compiled(path, tmp_path / "o", "--isa", "documented", "--strict").refused("E204")
     documented = ("check", path, "--target", "easynpu", "--isa", "documented")
     strict = npuc(*documented, "--strict")
     assert strict.code == 1 and "error[E204]" in strict.err and "--isa extended" in strict.err

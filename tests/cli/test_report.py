@@ -50,7 +50,9 @@ def test_names_are_text_and_never_markup(digits: Digits, tmp_path: Path) -> None
     for node in model.graph.node:
         node.name = f"<script>alert({node.name!r})</script>"
     onnx.save(model, tmp_path / "<b>.onnx")
-    npuc("compile", tmp_path / "<b>.onnx", "--target", "easynpu", "-o", tmp_path / "o").done()
+    npuc(
+        "compile", "--calibration", "synthetic", tmp_path / "<b>.onnx", "--target", "easynpu", "-o", tmp_path / "o"
+    ).done()
     npuc("report", tmp_path / "o", "-o", tmp_path / "p.html").done()
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
     assert "<script>alert" not in text and "&lt;script&gt;alert" in text and "<h1>&lt;b&gt;.onnx" in text
@@ -64,7 +66,7 @@ def test_what_cannot_be_written_is_refused(digits: Digits, tmp_path: Path) -> No
 
 VIEWS = {"network": ".box", "layers": "tr", "timeline": "g", "memory": "g", "roofline": "g", "instructions": "td"}
 """Every view of a layer, and what in it a user clicks."""
-CLICKS = """<script>
+CLICKS = """<script>{
 const found = {}, chosen = () => [...document.querySelectorAll(".chosen")];
 for (const [view, what] of Object.entries(VIEWS)) {
   const inside = `#${view} [data-layer="1"]`;
@@ -84,18 +86,43 @@ for (const at of ["1", "1", "-1", "-1", "-1"]) {
   document.querySelector(`[data-step="${at}"]`).click();
   found.passes.push(visible());
 }
+document.querySelector('nav a[href="#layers"]').click();
 const heading = document.querySelector(".sortable th.n");
 heading.focus();
 heading.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
 found.sorted = heading.getAttribute("aria-sort");
+const box = document.querySelector("#network .box"), drawing = document.querySelector("#network svg");
+const heights = [drawing.viewBox.baseVal.height];
+for (const times of [1, 2]) {
+  box.querySelector(".fold").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  heights.push(drawing.viewBox.baseVal.height);
+}
+found.heights = heights;
+const finder = document.getElementById("search"), told = document.getElementById("told"), links = [];
+document.dispatchEvent(new KeyboardEvent("keydown", { key: "/" }));
+const focused = document.activeElement === finder;
+for (const name of NAMES) {
+  finder.value = name;
+  finder.dispatchEvent(new Event("input"));
+  finder.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
+  links.push([decodeURIComponent(location.hash), told.querySelector("h3").textContent]);
+}
+document.querySelector("#instructions td").click();
+links.push(told.querySelector("small").textContent);
+document.getElementById("close").click();
+links.push(document.body.classList.contains("open"), location.hash);
+found.links = [focused, ...links];
 document.body.dataset.found = JSON.stringify(found);
-</script></body>"""
+}</script></body>"""
 
 
 @NEEDS_CHROMIUM
-def test_a_click_chooses_a_layer_in_every_view(page: Path, tmp_path: Path) -> None:
+def test_a_selection_is_seen_found_and_linked_in_every_view(page: Path, digits: Digits, tmp_path: Path) -> None:
     clicking = tmp_path / "clicking.html"
-    clicks = CLICKS.replace("VIEWS", json.dumps(VIEWS))
+    manifest = json.loads((digits.program / "manifest.json").read_text())
+    layer, node = manifest["report"]["layers"][-1]["name"], manifest["account"][0]
+    names = [layer, node["node"], next(name for name in node["tensors"] if name != layer)]
+    clicks = CLICKS.replace("VIEWS", json.dumps(VIEWS)).replace("NAMES", json.dumps(names))
     clicking.write_text(page.read_text(encoding="utf-8").replace("</body>", clicks), encoding="utf-8")
     shown = opened(clicking, tmp_path)
     # the script has run: the first way of colouring is chosen, and fields have their meanings
@@ -105,6 +132,12 @@ def test_a_click_chooses_a_layer_in_every_view(page: Path, tmp_path: Path) -> No
     assert set(found.pop("stretched")) == {2}
     assert found.pop("passes") == [0, 1, 1, 0, 0, 0]
     assert found.pop("sorted") == "descending"
+    closed, unfolded, again = found.pop("heights")
+    assert closed == again < unfolded
+    focused, *links, instruction, told, left = found.pop("links")
+    view = "#layers"
+    assert focused and links == [[f"{view}&layer={layer}", layer], *[[f"{view}&node={names[1]}", names[1]]] * 2]
+    assert (instruction, told, left) == ("instruction 0", False, view)
     assert found.keys() == VIEWS.keys()
     for layers, sections, left in found.values():
         assert (layers, left) == (["1"], 0) and set(sections) >= VIEWS.keys()

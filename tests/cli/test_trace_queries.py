@@ -59,14 +59,25 @@ def check(program: Path, target: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_digits(target: str, digits: Digits, tmp_path: Path) -> None:
-    npuc("compile", digits.model, "--target", target, "-o", tmp_path / "o").done()
+    npuc("compile", "--calibration", "synthetic", digits.model, "--target", target, "-o", tmp_path / "o").done()
     check(tmp_path / "o", target, tmp_path)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_resnet8(target: str, tmp_path: Path) -> None:
     onnx.save(resnet8.build(), tmp_path / "m.onnx")
-    npuc("compile", tmp_path / "m.onnx", "--target", target, "-o", tmp_path / "o", "--proof", "off").done()
+    npuc(
+        "compile",
+        "--calibration",
+        "synthetic",
+        tmp_path / "m.onnx",
+        "--target",
+        target,
+        "-o",
+        tmp_path / "o",
+        "--proof",
+        "off",
+    ).done()
     check(tmp_path / "o", target, tmp_path)
 
 
@@ -87,5 +98,7 @@ FIRE = """g (float[1,8,12,12] x) => (float[1,24,4,4] y) {
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-full", "bm1684"])
 def test_fire(target: str, write: WriteModel, tmp_path: Path) -> None:
     model = write(FIRE, w=(4, 8, 1, 1), v=(12, 4, 1, 1), u=(12, 4, 3, 3))
-    npuc("compile", model, "--target", target, "-o", tmp_path / "o", "--proof", "off").done()
+    npuc(
+        "compile", "--calibration", "synthetic", model, "--target", target, "-o", tmp_path / "o", "--proof", "off"
+    ).done()
     check(tmp_path / "o", target, tmp_path)

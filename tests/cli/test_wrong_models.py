@@ -64,7 +64,7 @@ CHANGES: dict[str, tuple[Change, str, list[str]]] = {
 
 def expect_refused_on_the_target(path: Path, code: str, facts: list[str], output: Path) -> None:
     """What the host runs is refused where the host is: by compile at once, by check with all that goes there."""
-    message = compiled(path, output, "--fallback", "refuse").refused(code)
+    message = compiled(path, output, "--strict").refused(code)
     assert all(fact in message for fact in facts), message
     assert not output.exists()
     found = npuc("check", path, "--target", "easynpu", "--strict", "--json")

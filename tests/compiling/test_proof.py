@@ -111,7 +111,7 @@ def test_a_wrong_weight_is_refused_by_the_layer_and_nothing_is_written(
 def test_a_word_that_the_chip_model_refuses_is_a_defect_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     _spoilt(monkeypatch, "easynpu", _with_byte("itcm.bin", 0, 0xFE))
     with pytest.raises(Mismatch) as caught:
-        compile(MODEL, options=FAST)
+        compile(MODEL, "easynpu", calibration="synthetic", options=FAST)
     (problem,) = caught.value.problems
     assert problem.code == "E603" and "refuses the program" in problem.reason
 
@@ -150,7 +150,7 @@ def _scaled_by(factor: float) -> Callable[[Graph], Graph]:
 def test_a_pass_that_changes_the_meaning_is_refused(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     monkeypatch.setattr(planning, "FLOAT_PASSES", (*planning.FLOAT_PASSES, _scaled_by(factor)))
     with pytest.raises(Mismatch) as caught:
-        compile(MODEL, calibration=str(CALIBRATION), options=FAST)
+        compile(MODEL, "easynpu", calibration=str(CALIBRATION), options=FAST)
     (problem,) = caught.value.problems
     assert (problem.code, problem.op) == ("E603", "Conv")
     assert "the graph after the passes" in problem.reason
@@ -158,7 +158,7 @@ def test_a_pass_that_changes_the_meaning_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_what_float32_rounds_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "FLOAT_PASSES", (*planning.FLOAT_PASSES, _scaled_by(1 + 2**-20)))
-    assert compile(MODEL, options=FAST).report["proof"]["model"] is True
+    assert compile(MODEL, "easynpu", calibration="synthetic", options=FAST).report["proof"]["model"] is True
 
 
 def _differing(model: Path, graph: Graph, feed: dict[str, Any]) -> str | None:
@@ -219,7 +219,7 @@ def test_a_model_that_onnxruntime_does_not_open_is_proved_by_onnx_s_evaluator(tm
     model = onnx.load(MODEL)
     model.ir_version = 99
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    report = compile(tmp_path / "m.onnx", options=FAST).report
+    report = compile(tmp_path / "m.onnx", "easynpu", calibration="synthetic", options=FAST).report
     assert report["proof"] == {"samples": 1, "bit_exact": True, "model": True}
     (warning,) = report["warnings"]
     assert warning["code"] == "W303" and "onnx's reference evaluator is the reference" in warning["reason"]

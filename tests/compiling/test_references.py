@@ -41,7 +41,9 @@ def _random(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def _compiled(model: onnx.ModelProto, target: str, **options: Any) -> Any:
     name, _, precision = target.partition("/")
-    return npuc.compile(model, name, **FAST, **({"precision": precision} if precision else {}), **options)
+    return npuc.compile(
+        model, name, calibration="synthetic", **FAST, **({"precision": precision} if precision else {}), **options
+    )
 
 
 W = _random(3, 4, 2, 2)

@@ -23,6 +23,9 @@ def test_the_site_has_every_page_and_needs_no_network(tmp_path: Path) -> None:
     done = build(SETTINGS, tmp_path)
     assert done.returncode == 0, done.stderr
     assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= {p.name for p in tmp_path.iterdir()}
+    assert '<tr id="E101">' in (tmp_path / "errors.html").read_text(encoding="utf-8")
+    assert '<tr id="dilation">' in (tmp_path / "decisions.html").read_text(encoding="utf-8")
+    assert "winograd" in (tmp_path / "search" / "search_index.json").read_text(encoding="utf-8").lower()
     for path in tmp_path.glob("*.html"):
         assert not re.search(r'(?:src|<link[^>]*href)="https?:', path.read_text(encoding="utf-8"))
 
@@ -31,7 +34,8 @@ def test_the_site_has_every_page_and_needs_no_network(tmp_path: Path) -> None:
 def test_a_link_that_leads_nowhere_is_an_error(link: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     (tmp_path / ".ci").mkdir()
-    shutil.copy(SETTINGS, tmp_path / ".ci")
+    for file in (SETTINGS, SETTINGS.with_name("site.py")):
+        shutil.copy(file, tmp_path / ".ci")
     page = tmp_path / "docs" / "models.md"
     page.write_text(page.read_text(encoding="utf-8") + f"\n[away]({link})\n", encoding="utf-8")
     done = build(tmp_path / ".ci" / "mkdocs.yml", tmp_path / "site")

@@ -14,8 +14,7 @@ from npuc.errors import ArtefactError
 from npuc.models import MODELS
 from npuc.program import Program, as_loaded
 from npuc.target import Options, Request, target
-from npuc.targets.easynpu.export.assembling import assembled
-from npuc.targets.easynpu.export.legality import expect_legal
+from npuc.targets.easynpu.export.assembling import assembled, expect_legal
 from npuc.targets.easynpu.export.recounting import recounted
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 from npuc.targets.easynpu.simulate.walk import segments_of

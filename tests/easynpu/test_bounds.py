@@ -11,7 +11,7 @@ import pytest
 
 from npuc import program
 from npuc.target import Options, Request, target
-from npuc.targets.easynpu.inspect.timeline import timeline
+from npuc.targets.easynpu.view import timeline
 from tests.compiled import compilation
 
 RESNET8, DS_CNN, MOBILENET = "tiny_resnet8_fp32", "tiny_kws_dscnn_fp32", "tiny_vww_mbv1_fp32"

@@ -124,7 +124,7 @@ def test_averages_of_any_size_are_near_the_mean(size: tuple[int, int], tmp_path:
     model = _model(tmp_path / "model.onnx", nodes, [1, 20, *size], [1, 20, 1, 1], {})
     random = np.random.default_rng(1)
     x = (random.standard_normal((8, 1, 20, *size)) + random.standard_normal((8, 1, 20, 1, 1))).astype(np.float32)
-    found = npuc.compile(model, calibration={"x": x}).run({"x": x})["y"]
+    found = npuc.compile(model, "easynpu", calibration={"x": x}).run({"x": x})["y"]
     run = session(model.read_bytes())
     difference = Difference()
     difference.add(np.stack([run.run(None, {"x": each})[0] for each in x]), found)

@@ -374,7 +374,7 @@ def test_no_segment_only_joins_the_maps_of_a_concat_that_no_dtcm_holds() -> None
     for name, shape in (("w1", (256, 32, 1, 1)), ("w3", (256, 32, 3, 3)), ("w", (1000, 512, 1, 1))):
         values = random.standard_normal(shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(values, name))
-    compiled = npuc.compile(model, options=Options(level="0"))
+    compiled = npuc.compile(model, "easynpu", calibration="synthetic", options=Options(level="0"))
     counts = [step["count"] for step in compiled.program.manifest["steps"] if step["kind"] == "segment"]
     assert counts and all(counts)
     data = random.standard_normal((1, 32, 13, 13)).astype(np.float32)

@@ -9,8 +9,8 @@ import pytest
 
 from npuc.program import Program, as_loaded
 from npuc.target import Options, Request
-from npuc.targets.easynpu.inspect.timeline import timeline
 from npuc.targets.easynpu.target import EASYNPU
+from npuc.targets.easynpu.view import timeline
 from tests.compiled import compilation
 from tests.given import GIVEN
 

@@ -57,7 +57,12 @@ def digits(small: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 def compiled(folder: Path, *options: str) -> str:
     """The program of digits."""
     out = str(folder / "digits.npu")
-    assert invoke("compile", MODEL, "--target", "easynpu", *options, "-o", out).exception is None
+    assert (
+        invoke(
+            "compile", "--calibration", "synthetic", MODEL, "--target", "easynpu", *options, "-o", out
+        ).exception
+        is None
+    )
     return out
 
 

@@ -13,7 +13,6 @@ from npuc.evidence import evidence, signature
 from npuc.flag import Flag
 from npuc.host.step import HostStep
 from npuc.host_nodes import host_step
-from npuc.inspect.annotation import MemoryAnnotation
 from npuc.ir import Array, Graph, Node
 from npuc.ops.movement import MOVEMENT
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
@@ -26,6 +25,7 @@ from npuc.quantize.scales.constraints import integer_nodes, tensors_of
 from npuc.samples.loading import Samples
 from npuc.storage.records import read
 from npuc.target import Observer, Options, Target
+from npuc.view import MemoryAnnotation
 
 RECORDS = "records.json"
 HANDS = Flag("busy_hands", ("one", "two"), "Hands that move beads at once.")

@@ -56,7 +56,12 @@ def test_it_has_under_60_lines() -> None:
 
 def test_every_command_works_with_it(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.npu"
-    assert npuc("compile", model, "--target", "slate", "-o", out, "--json").json["cycles"] == 12 * 20 + 20 * 5
+    assert (
+        npuc("compile", "--calibration", "synthetic", model, "--target", "slate", "-o", out, "--json").json[
+            "cycles"
+        ]
+        == 12 * 20 + 20 * 5
+    )
     assert npuc("verify", model, out, "--json").json["status"] == "ok"
     np.savez(tmp_path / "x.npz", x=np.ones((2, 1, 12), np.float32))
     npuc("run", out, "--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz").done()
@@ -74,14 +79,34 @@ def test_every_command_works_with_it(model: Path, tmp_path: Path) -> None:
 
 def test_what_it_has_not_is_refused(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.npu"
-    npuc("compile", model, "--target", "slate", "-o", out).done()
+    npuc("compile", "--calibration", "synthetic", model, "--target", "slate", "-o", out).done()
     (tmp_path / "l.txt").write_text("multiply\n")
     npuc("assemble", tmp_path / "l.txt", "--images", out, "-o", tmp_path / "o").refused("E504")
-    npuc("compile", model, "--target", "slate", "-o", tmp_path / "o", "--machine", "large").refused("E305")
+    npuc(
+        "compile",
+        "--calibration",
+        "synthetic",
+        model,
+        "--target",
+        "slate",
+        "-o",
+        tmp_path / "o",
+        "--machine",
+        "large",
+    ).refused("E305")
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,3] x) => (float[1,3] y) { y = Tanh(x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "tanh.onnx")
-    arguments = ("compile", tmp_path / "tanh.onnx", "--target", "slate", "-o", tmp_path / "o")
-    npuc(*arguments, "--fallback", "refuse").refused("E202")
+    arguments = (
+        "compile",
+        "--calibration",
+        "synthetic",
+        tmp_path / "tanh.onnx",
+        "--target",
+        "slate",
+        "-o",
+        tmp_path / "o",
+    )
+    npuc(*arguments, "--strict").refused("E202")
 
 
 @pytest.mark.usefixtures("model")

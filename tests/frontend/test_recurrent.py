@@ -148,7 +148,9 @@ def test_a_file_with_the_batch_first_runs_on_npu_or_host(tmp_path: Path, target:
     model = batch_first(model_of("GRU", steps=3, batch=1))
     onnx.save(model, tmp_path / "m.onnx")
     precision = "fp16" if target == "nvdla-full" else "int8"
-    found = api.compile(tmp_path / "m.onnx", target, options=Options(precision=precision, level="0"))
+    found = api.compile(
+        tmp_path / "m.onnx", target, calibration="synthetic", options=Options(precision=precision, level="0")
+    )
     assert found.report["npu_macs_share"] == share
     feed = feed_of(model)
     outputs = found.run({name: value[None] for name, value in feed.items()})
@@ -186,7 +188,7 @@ def test_lengths_and_peepholes_have_no_steps(place: int, told: str) -> None:
 def test_bm1684_runs_them_whole(op: str) -> None:
     need_compiler()
     model = model_of(op, direction="bidirectional", states=True)
-    found = api.compile(model, "bm1684", options=Options(precision="fp32", fallback="refuse"))
+    found = api.compile(model, "bm1684", options=Options(precision="fp32", strict=True))
     feed = feed_of(model)
     outputs = found.run({name: value[None] for name, value in feed.items()})
     for each, value in zip(model.graph.output, session(model).run(None, feed), strict=True):
@@ -205,7 +207,7 @@ def test_nvdla_runs_their_steps_without_the_host_between_them(
     op: str, target: str, options: Options, most: float
 ) -> None:
     model = model_of(op, states=True, steps=3, batch=1)
-    found, feed = api.compile(model, target, options=options), feed_of(model)
+    found, feed = api.compile(model, target, calibration="synthetic", options=options), feed_of(model)
     assert found.report["npu_macs_share"] == 1
     steps = [step["kind"] for step in found.program.manifest["steps"]]
     assert steps.count("segment") == 2  # x W + b of all steps, then all steps
@@ -227,8 +229,15 @@ def test_nvdla_runs_their_steps_without_the_host_between_them(
 def test_the_host_runs_them_where_steps_would_alternate_or_lose_precision(
     target: str, precision: str, batch: int, reason: str
 ) -> None:
-    found = api.compile(model_of("LSTM", batch=batch), target, options=Options(precision=precision))
+    found = api.compile(
+        model_of("LSTM", batch=batch), target, calibration="synthetic", options=Options(precision=precision)
+    )
     assert [part["place"] for part in found.report["partitions"]] == ["host"]
     assert reason in account_of(found.program.manifest)[0].problems[0].reason
     with pytest.raises(NpucError, match=reason):
-        api.compile(model_of("LSTM", batch=batch), target, options=Options(precision=precision, fallback="refuse"))
+        api.compile(
+            model_of("LSTM", batch=batch),
+            target,
+            calibration="synthetic",
+            options=Options(precision=precision, strict=True),
+        )

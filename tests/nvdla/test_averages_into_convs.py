@@ -10,7 +10,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
+from npuc.targets.nvdla.network.passes import AveragesIntoConvs
 
 
 def classifier(side: tuple[int, int], kernels: int, readers: int = 1, kernel: int = 1) -> Graph:

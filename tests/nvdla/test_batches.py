@@ -114,7 +114,7 @@ def test_multi_batch_mode_is_for_configurations_that_have_it(tmp_path: Path) -> 
             assert written(program, f"{name}.D_BATCH_NUMBER")[-2:] == [batches - 1] * 2
         assert [value >> 8 & 31 for value in written(program, "SDP.D_FEATURE_MODE_CFG")[-2:]] == [batches - 1] * 2
     # maps of 3x3 pixels of 32 bytes, then single pixels: one image under another
-    assert written(full, "CDMA.D_BATCH_STRIDE") == [3 * 3 * 32, 32]
+    assert [each for each in written(full, "CDMA.D_BATCH_STRIDE") if each] == [3 * 3 * 32, 32]
     assert written(full, "SDP.D_DST_BATCH_STRIDE") == [32, 32]
 
 

@@ -20,7 +20,17 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("commands")
     onnx.save(MODELS["digits"](), folder / "digits.onnx")
     out = folder / "digits.npu"
-    arguments = ["compile", str(folder / "digits.onnx"), "--target", "nvdla-small", "-o", str(out), "-v"]
+    arguments = [
+        "compile",
+        "--calibration",
+        "synthetic",
+        str(folder / "digits.onnx"),
+        "--target",
+        "nvdla-small",
+        "-o",
+        str(out),
+        "-v",
+    ]
     result = CliRunner().invoke(npuc, arguments, catch_exceptions=False)
     assert result.exit_code == 0 and "cycles modelled" in result.output
     return out
@@ -78,7 +88,16 @@ def test_the_report_of_a_compilation_has_the_contracts_fields(artefact: Path) ->
 )
 def test_a_form_of_weights_that_a_target_lacks_is_a_usage_error(target: str, form: str, tmp_path: Path) -> None:
     onnx.save(MODELS["digits"](), tmp_path / "digits.onnx")
-    arguments = ["compile", str(tmp_path / "digits.onnx"), "--target", target, "--weights", form]
+    arguments = [
+        "compile",
+        "--calibration",
+        "synthetic",
+        str(tmp_path / "digits.onnx"),
+        "--target",
+        target,
+        "--weights",
+        form,
+    ]
     result = CliRunner().invoke(npuc, [*arguments, "-o", str(tmp_path / "out")])
     assert result.exit_code == 2 and f"{target} has no --weights '{form}'" in result.output
     assert not (tmp_path / "out").exists()
@@ -86,7 +105,15 @@ def test_a_form_of_weights_that_a_target_lacks_is_a_usage_error(target: str, for
 
 def test_forms_of_weights_are_told_with_what_each_would_cost(tmp_path: Path) -> None:
     onnx.save(MODELS["digits"](), tmp_path / "digits.onnx")
-    arguments = ["compile", str(tmp_path / "digits.onnx"), "--target", "nvdla-full", "--json"]
+    arguments = [
+        "compile",
+        "--calibration",
+        "synthetic",
+        str(tmp_path / "digits.onnx"),
+        "--target",
+        "nvdla-full",
+        "--json",
+    ]
     result = CliRunner().invoke(npuc, [*arguments, "-o", str(tmp_path / "out")], catch_exceptions=False)
     layers = [each for each in json.loads(result.stdout)["layers"] if each["op"] == "convolution"]
     for layer in layers:

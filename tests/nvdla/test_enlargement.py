@@ -14,7 +14,7 @@ from npuc.ir import Array
 from npuc.program import load
 from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
-from npuc.targets.nvdla.loadable import descriptors
+from npuc.targets.nvdla.firmware import descriptors
 from npuc.targets.nvdla.loadable import task as tasks
 from tests.nvdla.networks import expect_exact, verified
 from tests.onnx_models import network, node, weights

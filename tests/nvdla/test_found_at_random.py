@@ -72,7 +72,7 @@ def test_rows_that_see_only_padding_need_none_of_the_lines_above(
     conv = node("Conv", "x w", "y", strides=[stride, stride], pads=pads)
     small = machine(tmp_path, cbuf_banks=16) if name == "nvdla-small" else machine(tmp_path, cbuf_entries=64)
     model = network([conv], shape, {"w": weights(20, shape[1], *kernel)})
-    expect_exact(verified(model, tmp_path, name, machine=small, fallback="refuse"))
+    expect_exact(verified(model, tmp_path, name, machine=small, strict=True))
 
 
 @BOTH

@@ -23,7 +23,6 @@ from tests.given import GIVEN
 from tests.nvdla.against_plain import compared
 
 Fields = dict[str, int | str]
-PAGE = Path(__file__).parents[2] / "docs" / "nvdla.md"
 
 
 def group(machine: Machine, block: str, fields: Fields) -> Group:
@@ -175,13 +174,3 @@ def test_a_program_beyond_a_limit_is_not_written() -> None:
     with pytest.raises(ArtefactError, match=r"PDP: 129 columns"):
         program(SMALL, [pooling])
     program(SMALL, [replace(pooling, source=replace(source, width=129), destination=replace(result, width=128))])
-
-
-def test_the_page_lists_every_limit() -> None:
-    text = " ".join(PAGE.read_text(encoding="utf-8").split())
-    rows = [
-        f"| {block} | {limits.sentence(each).rstrip('.')} |"
-        for block in limits.LIMITS
-        for each in limits.LIMITS[block]
-    ]
-    assert [row for row in rows if row not in text] == []

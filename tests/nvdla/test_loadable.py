@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from npuc.errors import ArtefactError, EncodingError
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla import model
-from npuc.targets.nvdla.loadable import descriptors, schema, structures
+from npuc.targets.nvdla.firmware import descriptors, structures
+from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.listing import machine_of, rows
 from npuc.targets.nvdla.loadable.scheduling import run_of
 from npuc.targets.nvdla.loadable.task import engine_tasks

@@ -14,14 +14,14 @@ from npuc.errors import ArtefactError
 from npuc.program import Program
 from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
-from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.emission.describing import Described
+from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, schema
 from npuc.targets.nvdla.loadable import task as tasks
 from npuc.targets.nvdla.loadable.accesses import Accesses
 from npuc.targets.nvdla.loadable.averages import expressed
-from npuc.targets.nvdla.loadable.capture import captured
-from npuc.targets.nvdla.loadable.dependencies import graph
-from npuc.targets.nvdla.loadable.execution import run
+from npuc.targets.nvdla.loadable.composing import graph
+from npuc.targets.nvdla.loadable.export import run
 from npuc.targets.nvdla.loadable.listing import machine_of
 from npuc.targets.nvdla.loadable.rules import RULES, broken
 from npuc.targets.nvdla.machine import parameters as machines
@@ -179,12 +179,30 @@ def test_the_cpus_softmax_takes_and_gives_scaled_integers() -> None:
     assert found.tolist() == [73, 26]
 
 
-def test_what_is_captured_is_what_the_program_enables(tmp_path: Path) -> None:
+def engines(program: Program) -> list[Described]:
+    """What the engines do in the program's only segment."""
+    contents = Contents.of(program.manifest)
+    (segment,) = contents.segments
+    return contents.engines(program, segment)
+
+
+def test_the_artefact_keeps_what_the_engines_do(tmp_path: Path) -> None:
     _, _, program = compiled(small_network(), tmp_path, "nvdla-full")
-    machine = Contents.of(program.manifest).machine
-    commands = Contents.of(program.manifest).commands(program)
-    engines = [each.engine for each in captured(commands, machine)]
-    assert engines == [of.CONV, of.SDP, of.CONV, of.SDP, of.PDP]
+    assert [each.engine for each in engines(program)] == [of.CONV, of.SDP, of.CONV, of.SDP, of.PDP]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("engine", 7), ("lut", 5), ("op", {"mode": 300}), ("op", {"x": 1}), ("surfaces", {"source": 1}), ("op", 9)],
+)
+def test_an_engine_that_npuc_cannot_have_written_is_damaged(name: str, value: object, tmp_path: Path) -> None:
+    _, _, program = compiled(small_network(), tmp_path)
+    (first, *others), *rest = program.manifest["engines"]
+    for entries in (9, [], [[{**first, name: value}, *others], *rest]):
+        damaged = replace(program, manifest={**program.manifest, "engines": entries})
+        with pytest.raises(ArtefactError) as caught:
+            target("nvdla-small").exported(damaged, "loadable")
+        assert caught.value.problems[0].code == "E502"
 
 
 def test_a_host_step_inside_the_network_is_refused_by_name(tmp_path: Path) -> None:
@@ -256,18 +274,16 @@ def test_fp16_is_exported_with_averages_of_the_firmware(tmp_path: Path) -> None:
 def test_an_average_on_the_fly_lands_in_memory_before_it_becomes_convolutions(tmp_path: Path) -> None:
     _, _, program = compiled(small_network(4), tmp_path)
     machine = Contents.of(program.manifest).machine
-    commands = Contents.of(program.manifest).commands(program)
-    *others, sdp, pdp = captured(commands, machine)
-    piped = replace(sdp.surfaces.result, type=of.HARDWARE, address=of.NONE)
+    *others, sdp, pdp = engines(program)
+    piped = replace(sdp.surfaces.result, type=of.HARDWARE, address=of.NONE, offset=0)
     flying = [
-        replace(sdp, surfaces=replace(sdp.surfaces, result=piped), addresses={"x1": sdp.addresses["x1"]}),
-        replace(pdp, surfaces=replace(pdp.surfaces, source=piped), addresses={"result": pdp.addresses["result"]},
-                behind=True),
-    ]  # fmt: skip
+        replace(sdp, surfaces=replace(sdp.surfaces, result=piped)),
+        replace(pdp, surfaces=replace(pdp.surfaces, source=piped), behind=True),
+    ]
     found = expressed([*others, *flying], machine, Constants(machine, 0x9000_0000), 0xA000_0000)
     landed, convolution = found[len(others)], found[len(others) + 1]
-    assert landed.surfaces.result.type == of.DRAM and landed.addresses["result"] == 0xA000_0000
-    assert convolution.engine == of.CONV and convolution.addresses["source"] == 0xA000_0000
+    assert landed.surfaces.result.type == of.DRAM and landed.surfaces.result.offset == 0xA000_0000
+    assert convolution.engine == of.CONV and convolution.surfaces.source.offset == 0xA000_0000
 
 
 def test_given_zero_points_are_told_to_the_user(tmp_path: Path) -> None:

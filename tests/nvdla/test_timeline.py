@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import npuc
-from npuc.inspect.timeline import Buffer, Timeline
 from npuc.models import MODELS
+from npuc.view import Buffer, Timeline
 
 TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 
 
 def _found(model: str, target: str) -> tuple[npuc.Compiled, Timeline]:
-    compiled = npuc.compile(MODELS[model](), target=target)
+    compiled = npuc.compile(MODELS[model](), target=target, calibration="synthetic")
     return compiled, compiled.timeline
 
 
@@ -49,7 +49,7 @@ def test_a_short_cut_stays_in_memory_until_it_is_added() -> None:
 def test_the_report_draws_every_memory(tmp_path: Path) -> None:
     from tests.cli.process import npuc as command
 
-    npuc.compile(MODELS["small_cnn"](), target="nvdla-small").save(tmp_path / "p.npu")
+    npuc.compile(MODELS["small_cnn"](), target="nvdla-small", calibration="synthetic").save(tmp_path / "p.npu")
     command("report", tmp_path / "p.npu", "-o", tmp_path / "r.html").done()
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "What the dram memory holds over time" in page and "What the cbuf memory holds over time" in page

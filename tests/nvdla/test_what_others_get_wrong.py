@@ -13,8 +13,8 @@ import pytest
 from npuc.program import load
 from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
+from npuc.targets.nvdla.firmware.structures import unpack
 from npuc.targets.nvdla.loadable import emulation, schema
-from npuc.targets.nvdla.loadable.structures import unpack
 from tests.nvdla.networks import compiled, expect_exact, verified
 from tests.onnx_models import network, node, weights
 

@@ -38,7 +38,7 @@ def test_a_dilation_beyond_the_field_is_computed_by_phases(
     )
     x = random.normal(0.3, 1, (3, 1, 8, 17, 14)).astype(np.float32)
     target = "nvdla-small" if precision == "int8" else "nvdla-full"
-    options = Options(precision=precision, fallback="refuse")
+    options = Options(precision=precision, strict=True)
     found = api.compile(model, target, calibration={"x": x}, options=options)
     wanted = np.stack([session(model).run(None, {"x": each})[0] for each in x])
     got = found.run({"x": x})["y"].reshape(wanted.shape)

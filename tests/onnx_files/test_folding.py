@@ -12,8 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc import reference
 from npuc.ir import Array, Graph, Node, TensorType
-from npuc.onnx_files.export import to_onnx
-from npuc.onnx_files.folding import FOLDED, MOST_BYTES, result_of
+from npuc.onnx_files.export import FOLDED, MOST_BYTES, result_of, to_onnx
 from npuc.ops import build
 from npuc.targets.nvdla.arithmetic.integer import Stage
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS

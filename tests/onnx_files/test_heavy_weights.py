@@ -49,10 +49,10 @@ def written(folder: Path) -> dict[str, bytes]:
 def test_a_program_is_the_same_file_by_file_however_little_is_in_memory(
     target: str, proved: bool | None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    npuc.compile(model, target).save(tmp_path / "usual")
+    npuc.compile(model, target, calibration="synthetic").save(tmp_path / "usual")
     for module, name, least in ((equivalence, "WHOLE", 0), (isolation, "LARGE", 0), (region, "PART", 1)):
         monkeypatch.setattr(module, name, least)
-    found = npuc.compile(model, target)
+    found = npuc.compile(model, target, calibration="synthetic")
     found.save(tmp_path / "little")
     assert found.program.report["proof"] == {"samples": 1, "bit_exact": proved, "model": True}
     assert written(tmp_path / "usual") == written(tmp_path / "little")

@@ -15,9 +15,8 @@ from npuc.passes.expansion.expand_powers import expand_powers
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.reference import graph_session
-from npuc.targets.easynpu.network.expand_groups import expand_groups
 from npuc.targets.easynpu.network.expand_prelu import expand_prelu
-from npuc.targets.easynpu.network.subtract_by_adding import subtract_by_adding
+from npuc.targets.easynpu.network.passes import expand_groups, subtract_by_adding
 from tests.passes.networks import IMAGES, assert_same_meaning, becomes, network, node, operators, sources
 
 permute_channels_by_conv = PermuteChannelsByConv(16)

@@ -14,7 +14,7 @@ from npuc.ops import build, rebuild
 from npuc.passes.recognition.lift_to_2d import lift_to_2d
 from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.pipeline import Pass, run_passes
-from npuc.targets.easynpu.network.expand_groups import expand_groups
+from npuc.targets.easynpu.network.passes import expand_groups
 from tests.graphs.checking import pipelines
 from tests.passes.networks import assert_same_meaning
 from tests.passes.random_graphs import random_graph

@@ -27,7 +27,7 @@ from npuc.reference import graph_session
 from npuc.targets.easynpu.network.resize_to_products import resize_to_products
 from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
-from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
+from npuc.targets.nvdla.network.passes import space_to_depth_to_convs
 from tests.conftest import Reference
 from tests.passes.networks import (
     assert_close,

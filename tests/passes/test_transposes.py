@@ -10,8 +10,7 @@ from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.rewrites import rewrites
-from npuc.targets.easynpu.network.expand_groups import expand_groups
-from npuc.targets.easynpu.network.sink_shuffles import sink_shuffles
+from npuc.targets.easynpu.network.passes import expand_groups, sink_shuffles
 from tests.passes.networks import assert_same_meaning, becomes, network, node, operators, sources
 from tests.passes.test_expansion import shuffle
 

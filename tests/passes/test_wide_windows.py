@@ -20,7 +20,7 @@ from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.pipeline import Pass
-from npuc.targets.easynpu.network.split_padding import split_padding
+from npuc.targets.easynpu.network.passes import split_padding
 from tests.conftest import Reference
 from tests.passes.networks import (
     assert_close,

@@ -237,16 +237,16 @@ def test_values_too_small_for_a_scale_are_refused_by_name() -> None:
     model = parse("g (float[1,4,8,8] x) => (float[1,4,8,8] y) { y = Relu(x) }")
     x = np.full((1, 4, 8, 8), 2.0**-110, np.float32)
     with pytest.raises(NpucError, match="too small for a scale") as error:
-        npuc.compile(model, calibration=x, fallback="refuse")
+        npuc.compile(model, "easynpu", calibration=x, strict=True)
     assert {each.code for each in error.value.problems} == {"E205"}
-    hosted = npuc.compile(model, calibration=x)
+    hosted = npuc.compile(model, "easynpu", calibration=x)
     np.testing.assert_array_equal(hosted.run(x)["y"], x)
 
 
 def test_without_the_host_they_are_refused_by_name(tmp_path: Path) -> None:
     onnx.save(model_of(20), tmp_path / "m.onnx")
     with pytest.raises(NpucError, match="would saturate") as error:
-        compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(fallback="refuse")))
+        compile_model(Request(tmp_path / "m.onnx", target("easynpu"), Options(strict=True)))
     assert {each.code for each in error.value.problems} == {"E205"}
 
 

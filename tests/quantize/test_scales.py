@@ -21,7 +21,7 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.calibration.clipping import METHODS
 from npuc.quantize.calibration.histograms import EMPTY, Histogram
-from npuc.quantize.scales import elimination
+from npuc.quantize.scales import assignment
 from npuc.quantize.scales.assignment import (
     FRACTIONS,
     Ratio,
@@ -29,9 +29,9 @@ from npuc.quantize.scales.assignment import (
     choose_scales,
     components,
     in_powers_of_two,
+    least_cost,
 )
 from npuc.quantize.scales.constraints import constraints_of, equal_scales, integer_nodes, tensors_of
-from npuc.quantize.scales.elimination import least_cost
 from npuc.quantize.scales.exact_factors import with_exact_factors
 from npuc.samples.loading import Samples
 from npuc.target import Options
@@ -413,7 +413,7 @@ def test_two_sums_of_one_operand_move_it_together_though_neither_would_alone() -
 
 def test_names_that_are_all_tied_to_each_other_are_chosen_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of at most 3^5 entries: one number to each side, for convex costs as good as all numbers at once."""
-    monkeypatch.setattr(elimination, "LARGEST_TABLE", 3**5)
+    monkeypatch.setattr(assignment, "LARGEST_TABLE", 3**5)
     random = np.random.default_rng(0)
     for _ in range(20):
         cost = {f"n{k}": (np.arange(8.0) - random.integers(0, 8)) ** 2 * random.integers(1, 9) for k in range(5)}

@@ -154,15 +154,30 @@ def test_a_branch_that_the_shapes_exclude_is_told_and_an_input_bound_to_the_othe
 def test_deny_and_refusing_the_host_exclude_each_other(folder: Path, tmp_path: Path) -> None:
     options = ("--target", "easynpu", "-o", tmp_path / "n.npu", "--deny", "Conv")
     assert "--strict exclude" in npuc("compile", folder / "m.onnx", *options, "--strict").usage()
-    assert "exclude each other" in npuc("compile", folder / "m.onnx", *options, "--fallback", "refuse").usage()
-    assert "NAME=VALUE" in npuc("compile", folder / "m.onnx", "--target", "easynpu", "--bind", "x").usage()
+    assert "--strict refuses" in npuc("compile", folder / "m.onnx", *options, "--fallback", "refuse").usage()
+    assert (
+        "NAME=VALUE"
+        in npuc(
+            "compile", "--calibration", "synthetic", folder / "m.onnx", "--target", "easynpu", "--bind", "x"
+        ).usage()
+    )
 
 
 def test_an_output_that_no_part_of_the_npu_reaches_must_be_as_in_fp32(tmp_path: Path) -> None:
     body = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n z = Sin(x)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] a, float[1,8,6,6] z) {{ {body} }}"
     onnx.save(parse(text, w=(8, 8, 3, 3)), tmp_path / "m.onnx")
-    npuc("compile", tmp_path / "m.onnx", "--target", "easynpu", "-o", tmp_path / "m.npu", "-O0").done()
+    npuc(
+        "compile",
+        "--calibration",
+        "synthetic",
+        tmp_path / "m.onnx",
+        "--target",
+        "easynpu",
+        "-o",
+        tmp_path / "m.npu",
+        "-O0",
+    ).done()
     report = npuc("verify", tmp_path / "m.onnx", tmp_path / "m.npu", "--json").json
     assert {each["name"]: each["sqnr_db"] for each in report["criterion"]} == {"a": None, "z": 60.0}
     said = npuc("verify", tmp_path / "m.onnx", tmp_path / "m.npu").done()

@@ -60,18 +60,18 @@ def test_a_mask_of_the_host_may_be_infinite(name: str) -> None:
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_the_npu_reads_must_be_finite(value: float) -> None:
     data = _data()
-    program = npuc.compile(_model(), calibration=data)
+    program = npuc.compile(_model(), "easynpu", calibration=data)
     data["x"][2, 1, 3, 3] = value
     with pytest.raises(DataError) as error:
         program.run(data)
     assert [(each.code, each.tensor) for each in error.value.problems] == [("E402", "x")]
     with pytest.raises(DataError):
-        npuc.compile(_model(), calibration=data)
+        npuc.compile(_model(), "easynpu", calibration=data)
 
 
 def test_nan_and_what_float32_makes_infinite_are_refused_everywhere() -> None:
     data = _data()
-    program = npuc.compile(_model(), calibration=data)
+    program = npuc.compile(_model(), "easynpu", calibration=data)
     wide = {**data, "mask": np.full((4, 1, 1, 6), -1e300)}
     for each in (wide, {**data, "mask": np.full((4, 1, 1, 6), np.nan, np.float32)}):
         with pytest.raises(DataError) as error:
@@ -83,7 +83,9 @@ def test_the_command_line_runs_them(tmp_path: Path) -> None:
     onnx.save(_model(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **_data())
     out = tmp_path / "m.npu"
-    compiled = npuc_run("compile", tmp_path / "m.onnx", "--target", "easynpu", "-o", out)
+    compiled = npuc_run(
+        "compile", "--calibration", "synthetic", tmp_path / "m.onnx", "--target", "easynpu", "-o", out
+    )
     assert compiled.code == 0
     done = npuc_run("run", out, "--data", tmp_path / "d.npz", "-o", tmp_path / "y.npz")
     assert done.code == 0

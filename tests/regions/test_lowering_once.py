@@ -39,7 +39,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
 
 @pytest.mark.parametrize(("text", "parts"), [(WHOLE, 1), (DIVIDED, 2)], ids=["whole", "in parts"])
 def test_every_part_is_lowered_once(lowered: Counter[tuple[str, ...]], text: str, parts: int) -> None:
-    npuc.compile(parse(text, **W), "easynpu", level=0)
+    npuc.compile(parse(text, **W), "easynpu", calibration="synthetic", level=0)
     assert [*lowered.values()] == [1] * parts
 
 
@@ -62,7 +62,7 @@ def test_only_parts_around_a_late_refusal_are_lowered_again(
     )
     for node, name in zip(model.graph.node, ("first", "sine", "third", "last"), strict=True):
         node.name = name
-    program = npuc.compile(model, "easynpu", level=0)
+    program = npuc.compile(model, "easynpu", calibration="synthetic", level=0)
     found = [(each.place, each.node) for each in account_of(program.program.manifest)]
     assert found == [("npu", "first"), ("host", "sine"), ("npu", "third"), ("host", "last")]
     assert lowered == {("first",): 1, ("third", "last"): 1, ("third",): 1}

@@ -127,7 +127,18 @@ def test_the_manifest_follows_the_schema_and_python_loads_a_variant(folder: Path
 
 def test_calibration_data_goes_to_the_variant_of_its_shape(folder: Path, tmp_path: Path) -> None:
     small, large = ("--calibration", folder / "small.npz"), ("--calibration", folder / "large.npz")
-    options = ("compile", folder / "m.onnx", "--target", "easynpu", "-O0", "-o", tmp_path / "m.npu", *SHAPES)
+    options = (
+        "compile",
+        "--calibration",
+        "synthetic",
+        folder / "m.onnx",
+        "--target",
+        "easynpu",
+        "-O0",
+        "-o",
+        tmp_path / "m.npu",
+        *SHAPES,
+    )
     assert "12" in npuc(*options, *small).refused("E402")
     npuc(*options, *small, *large).done()
     for name in ("small", "large"):

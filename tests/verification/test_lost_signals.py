@@ -51,7 +51,7 @@ def test_outputs_that_are_noise_are_warned_of_and_not_called_right(name: str, pr
 @pytest.mark.parametrize(("name", "precision"), FORMATS)
 def test_synthetic_samples_show_it_too(name: str, precision: str) -> None:
     model, _ = _case(1e4)
-    assert _warned(npuc.compile(model, name, precision=precision)) == [("W302", "y")]
+    assert _warned(npuc.compile(model, name, calibration="synthetic", precision=precision)) == [("W302", "y")]
 
 
 def test_an_output_that_is_noise_on_one_sample_of_several_gives_no_warning() -> None:

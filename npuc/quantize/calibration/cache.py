@@ -69,7 +69,7 @@ def remembering(options: Options, path: Path | None, files: Sequence[Path], tell
         return
     key = _key(files)
     file = path / f"{files[0].stem}-{key[:16]}.calibration.npz" if path.is_dir() else path
-    cache = replace(_opened(file, key, tell), find=source(None, synthetic=len(files) == 1))
+    cache = replace(_opened(file, key, tell), find=source(None, synthetic=not files_of(files[1:])))
     yield replace(options, histograms=cache.histograms)
     tell(f"calibration cache '{file}': {cache.hits} of {cache.hits + cache.misses} calibrations found")
     if cache.misses:

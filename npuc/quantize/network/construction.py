@@ -160,10 +160,10 @@ class GraphBuilder:
 
     def _onnx_tensor(self, tensor: str) -> str:
         """The ONNX model's tensor with the same elements: a pass may have put a reshape after a node."""
-        producer = self.float.producers.get(tensor)
-        for reader in self.float.readers.get(tensor, ()):
-            if producer is not None and reader.op == "Reshape" and reader.sources == producer.sources:
-                return reader.output
+        if tensor not in self.float.reserved:
+            for reader in self.float.readers.get(tensor, ()):
+                if reader.op == "Reshape" and reader.output in self.float.reserved:
+                    return reader.output
         return tensor
 
     def _border(self, source: str, result: str, op: str, tensor: str) -> None:

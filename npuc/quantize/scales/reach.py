@@ -37,5 +37,5 @@ def _problem(node: Node, tensor: str, largest: float) -> Problem:
         "values are too small for a scale" if small else f"values reach {largest:.3g}: larger ones would saturate"
     )
     limit = f"more than {NOTHING:.3g}" if small else f"{LARGEST:.3g}"
-    remedy = f"the host (--fallback host), or {'larger' if small else 'smaller'} weights"
+    remedy = f"the host (leave out --strict), or {'larger' if small else 'smaller'} weights"
     return Problem("E205", reason, node.source, node.op, tensor, limit, remedy)

@@ -187,7 +187,7 @@ def _moves_images(graph: Graph, node: Node) -> bool:
     return node.op in ("Reshape", "Transpose") and batch_stays(graph, node) is not None
 
 
-REMEDY = "another form of the layer, --precision fp32, or the host (--fallback host)"
+REMEDY = "another form of the layer, --precision fp32, or the host (leave out --strict)"
 
 
 def refusal(graph: Graph, node: Node) -> Problem | None:

@@ -1,14 +1,29 @@
-"""The float passes of BM1684: they rewrite forms that no call, or no 8-bit layer, can compute."""
+"""The float passes of BM1684: they rewrite forms that no call, or no 8-bit layer, can compute.
 
+Rewrites of 8-bit networks that may move the first axis; four images share a word, so there must be only one.
+
+The host gives an input with another first axis, such as the windows of an attention, an axis of 1 before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import AXES, AXIS, PERM, SIDES
 from npuc.passes.cleanup.fold_constants import fold_constants
 from npuc.passes.cleanup.move_as_floats import move_as_floats
 from npuc.passes.cleanup.split_pads import SplitPads
+from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
+from npuc.passes.expansion.batch_to_channels import POOLS, batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.images import TIDY
+from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import (
     interpolation_to_blocks,
@@ -17,15 +32,91 @@ from npuc.passes.expansion.resizes import (
     resize_to_copies,
 )
 from npuc.passes.expansion.split_average_borders import split_average_borders
+from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.pipeline import Pass
 from npuc.targets.bm1684.network.fixed import MOST_WINDOW
 from npuc.targets.bm1684.network.limits import CHANNELS, IMAGES, MOST_BLOCKS
-from npuc.targets.bm1684.network.one_image import rows_to_pixels, tensors_to_images
 from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
+
+WINDOWS = ("Conv", "ConvTranspose", *POOLS)
+"""Operators on images, of which a batch may have several."""
+
+
+def rows_to_pixels(graph: Graph) -> Graph:
+    """Products with constant matrices become convolutions whose pixels are the rows; those of images are split."""
+    return products_to_convs(SplitBatch(IMAGES)(graph)) if _one_image(graph) else graph
+
+
+def tensors_to_images(graph: Graph) -> Graph:
+    """Elementwise operators on any tensors become ones on images, and no movement touches the first axis."""
+    if not _one_image(graph):
+        return graph
+    return rewrite(AsImages(IMAGES)(batch_to_channels(graph)), _behind_one, *TIDY)
+
+
+def _behind_one(rewriter: Rewriter, node: Node) -> bool:
+    """A movement along the first axis, or of tensors whose first axis is no image, gets an axis of 1 before it."""
+    moved = node.inputs if node.op == "Concat" else node.inputs[:1]
+    axes, attrs = _axes_behind_one(node)
+    images = all(rewriter.shape(name)[:1] == (1,) for name in moved)
+    if not axes or (images and 0 not in axes):
+        return False
+    before = [
+        rewriter.part(node, "Reshape", (name,), f"{name}/image", shape=(1, *rewriter.shape(name)))
+        for name in moved
+    ]
+    results = {name: rewriter.fresh(f"{name}/image") for name in node.outputs}
+    inputs = (*(each.output for each in before), *node.inputs[len(moved) :])
+    inner = replace(node, inputs=inputs, outputs=tuple(results.values()), attrs={**node.attrs, **attrs})
+    after = [
+        Node("Reshape", (image,), (name,), {"shape": rewriter.shape(name)}, name, node.sources)
+        for name, image in results.items()
+    ]
+    rewriter.replace(node, *before, inner, *after)
+    return True
+
+
+def _axes_behind_one(node: Node) -> tuple[tuple[int, ...], dict[str, Attr]]:
+    """The axes along which a node moves elements (or none), and its attributes with an axis before them.
+
+    Of a permutation only a first axis that moves counts.
+    """
+    match node.op:
+        case "Transpose":
+            return (0 if PERM(node)[0] else 1,), {"perm": (0, *(axis + 1 for axis in PERM(node)))}
+        case "Pad":
+            begins, ends = SIDES(node)[: len(SIDES(node)) // 2], SIDES(node)[len(SIDES(node)) // 2 :]
+            axes = tuple(axis for axis, sides in enumerate(zip(begins, ends, strict=True)) if any(sides))
+            return axes, {"pads": (0, *begins, 0, *ends)}
+        case "Slice":
+            return AXES(node), {"axes": tuple(axis + 1 for axis in AXES(node))}
+        case "Split" | "Concat":
+            return (AXIS(node),), {"axis": AXIS(node) + 1}
+        case _:
+            return (), {}
+
+
+def _one_image(graph: Graph) -> bool:
+    """Whether the first axis is one like the others: 1 in every input, or no batch of images and of their rows."""
+    batches = {graph.shape(name)[:1] for name in graph.inputs} - {(1,)}
+    rows = {graph.shape(node.inputs[0])[:1] for node in graph.nodes if node.op == "Gemm"} - {(1,)}
+    images = any(_computes_images(graph, node) for node in graph.nodes)
+    products = any(
+        node.op == "MatMul" and not graph.constants.keys().isdisjoint(node.inputs) for node in graph.nodes
+    )
+    return not batches or products or not rows <= batches or not (images or rows)
+
+
+def _computes_images(graph: Graph, node: Node) -> bool:
+    """Whether a node computes several images; one that only scales channels may do so in one image."""
+    scales = node.op == "Conv" and graph.shape(node.inputs[1])[1:] == (1, 1, 1)
+    return node.op in WINDOWS and graph.shape(node.inputs[0])[0] > 1 and not scales
+
 
 PASSES: tuple[Pass, ...] = (
     fold_constants,

@@ -10,7 +10,6 @@ from typing import Any
 
 from npuc.host.manifest import reported
 from npuc.host.step import HostStep
-from npuc.inspect.figures import memory_use
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import FUSED_INPUT
 from npuc.ops.macs import macs
@@ -34,6 +33,7 @@ from npuc.targets.bm1684.program.artefact import (
     Region,
 )
 from npuc.targets.bm1684.program.table import Table
+from npuc.view import memory_use
 
 CHOICES = 5
 """The choices of W that a report shows."""

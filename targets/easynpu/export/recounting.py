@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from npuc.frozen import frozen
-from npuc.inspect.figures import totals
 from npuc.program import Program
 from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, certificate_of, costs
 from npuc.targets.easynpu.machine.listing import mnemonic
@@ -19,6 +18,7 @@ from npuc.targets.easynpu.machine.rearrangement import written_words
 from npuc.targets.easynpu.program.artefact import Contents, Produced
 from npuc.targets.easynpu.program.traffic import multiplied, time
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
+from npuc.view import totals
 
 Report = Mapping[str, Any]
 Key = tuple[str, ...]

@@ -11,8 +11,30 @@ cannot average or compare are split. Then activations are fused again, as there 
 3. Shapes. Elementwise operators on tensors that are no images compute on images. This follows everything that
 moves functions across a Reshape. Copies and rows follow, as any earlier pass may leave some. Last come limits and
 rescaling of what remains.
+
+Padding before an image beyond what an instruction word can state.
+
+Differences of two tensors as sums, for machines that only add.
+
+Restores the ReLU that quantisers omit where rounding to steps from 0 up has the same effect.
+
+Grouped convolutions as dense ones with block structure, for machines with only dense and depthwise ones.
+
+Rescale nodes around operators that take no zero points and constrain their scales.
+
+Channel shuffles between grouped convolutions, moved behind the depthwise convolution that reads them.
 """
 
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops import rebuild
+from npuc.ops.attributes import ACTIVATION, BLOCKS, DTYPE, GROUP, ZERO_POINT
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batch_to_channels import batch_to_channels
@@ -25,7 +47,7 @@ from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
-from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
+from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv, Selection, is_dense, selection
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import resize_to_copies
@@ -35,21 +57,225 @@ from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import split_max_pool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
+from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.passes.rewriting.patterns import conv_window, only_float
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
+from npuc.quantize.scales.constraints import equal_scales
+from npuc.quantize.scales.model_scales import given_steps
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.network.expand_groups import expand_groups
-from npuc.targets.easynpu.network.limit_at_zero import limit_at_zero
 from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, MOST_EXTENT, MOST_STRIDE, WIDEST
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
-from npuc.targets.easynpu.network.rescale_operands import rescale_operands
 from npuc.targets.easynpu.network.resize_to_products import resize_to_products
-from npuc.targets.easynpu.network.sink_shuffles import sink_shuffles
-from npuc.targets.easynpu.network.split_padding import MOST_PADDING, split_padding
-from npuc.targets.easynpu.network.subtract_by_adding import subtract_by_adding
+
+
+def sink_shuffles(graph: Graph) -> Graph:
+    """A permutation of a block-structured Conv's channels moves behind the depthwise Conv that alone reads it.
+
+    Only where a dense Conv alone reads that result, as its weights will absorb the permutation. In the
+    block-structured Conv successive outputs then still read few inputs; the depthwise Conv has its weights
+    reordered.
+    """
+    rewriter = Rewriter(graph)
+    for key in rewriter.order():
+        node = rewriter.node(key)
+        if node is not None and _is_depthwise(rewriter, node):
+            found = selection(rewriter, node.inputs[0])
+            if found is not None and _sinks(rewriter, node, found):
+                _sink(rewriter, node, found)
+    return rewriter.finish()
+
+
+def _is_depthwise(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Conv" or not all(name in rewriter.constants for name in node.inputs[1:] if name):
+        return False
+    channels = rewriter.shape(node.inputs[0])[1]
+    return GROUP(node) == channels == rewriter.shape(node.inputs[1])[0] > 1
+
+
+def _sinks(rewriter: Rewriter, node: Node, found: Selection) -> bool:
+    """Whether a permutation between a block-structured Conv and this one can move behind it, into a dense Conv."""
+    giver, reader = rewriter.private(found.image), rewriter.only_reader(node.output)
+    if giver is None or BLOCKS(giver) < 2 or reader is None:
+        return False
+    private = all(rewriter.only_reader(name) for each in found.nodes for name in each.outputs)
+    whole = np.array_equal(np.sort(found.channels), np.arange(rewriter.shape(found.image)[1]))
+    return private and whole and is_dense(rewriter, reader) and reader.inputs[0] == node.output
+
+
+def _sink(rewriter: Rewriter, node: Node, found: Selection) -> None:
+    back = np.argsort(found.channels)
+    names = [
+        rewriter.constant(rewriter.constants[name][back], f"{node.output}/{part}")
+        for name, part in zip(node.inputs[1:], ("weight", "bias"), strict=False)
+        if name
+    ]
+    result = rewriter.fresh(f"{node.output}/unshuffled")
+    moved = replace(node, inputs=(found.image, *names), outputs=(result,))
+    order = rewriter.constant(found.channels.astype(np.int64), f"{node.output}/order")
+    sources = rewriter.sources(*found.nodes)
+    rewriter.replace(
+        node, moved, Node("Gather", (result, order), (node.output,), {"axis": 1}, node.output, sources)
+    )
+
+
+def rescale_operands(graph: Graph) -> Graph:
+    """Rescale around products, and around PRelu with slopes per channel, of tensors whose steps a model sets.
+
+    Operands and results then have scales of their own, as the target's products take no zero points and are
+    requantised only by shifts. A model sets the steps of a tensor by FakeQuantize or a conversion, and a limit, a
+    maximum or a move passes them on, whichever of these nodes run on int8 in the end.
+    """
+    computed = [name for name in graph.tensors if name not in graph.constants]
+    known = frozenset(computed)
+    constraints = [pair for pair in equal_scales(graph, graph.nodes) if known.issuperset(pair)]
+    given = frozenset(given_steps(graph, computed, constraints))
+    return rewrite(graph, lambda rewriter, node: _free(rewriter, node, given))
+
+
+def _free(rewriter: Rewriter, node: Node, steps: Collection[str]) -> bool:
+    if not (node.op == "Mul" or (node.op == "PRelu" and _many_slopes(rewriter, node))):
+        return False
+    given = [name for name in dict.fromkeys(node.inputs) if name in steps]
+    if not given and node.output not in steps:
+        return False
+    names = {name: rewriter.fresh(f"{name}/rescaled") for name in given}
+    before = [_rescale(name, new, node) for name, new in names.items()]
+    inputs = tuple(names.get(name, name) for name in node.inputs)
+    if node.output not in steps:
+        rewriter.replace(node, *before, replace(node, inputs=inputs))
+        return True
+    free = rewriter.fresh(f"{node.output}/free")
+    after = replace(_rescale(free, node.output, node), sources=node.sources)
+    rewriter.replace(node, *before, replace(node, inputs=inputs, outputs=(free,)), after)
+    return True
+
+
+def _many_slopes(rewriter: Rewriter, node: Node) -> bool:
+    slope = rewriter.constants.get(node.inputs[1])
+    return slope is not None and bool(np.unique(slope).size > 1)
+
+
+def _rescale(source: str, result: str, node: Node) -> Node:
+    return Node("Rescale", (source,), (result,), {}, f"{node.name}/{result}", node.sources)
+
+
+def expand_groups(graph: Graph) -> Graph:
+    """Every grouped Conv that is not depthwise gets group 1 and zeros outside its blocks.
+
+    Exact: the added products are zero. The attribute `blocks` has the number of groups, which tells a target that
+    most of the weights are zero.
+    """
+    nodes: list[Node] = []
+    constants, names = dict[str, Array](), graph.names()
+    for node in graph.nodes:
+        weights = graph.constant(node.inputs[1]) if node.op == "Conv" else None
+        group = GROUP(node) if node.op == "Conv" else 1
+        if weights is None or group == 1 or group == weights.shape[0] == graph.shape(node.inputs[0])[1]:
+            nodes.append(node)
+            continue
+        name = names.new(f"{node.output}/dense")
+        constants[name] = block_diagonal(weights, group)
+        inputs = (node.inputs[0], name, *node.inputs[2:])
+        nodes.append(
+            Node(
+                "Conv", inputs, node.outputs, {**node.attrs, "group": 1, "blocks": group}, node.name, node.sources
+            )
+        )
+    return rebuild(graph, nodes, constants) if constants else graph
+
+
+def block_diagonal(weights: Array, group: int) -> Array:
+    """(Co, Ci/group, *kernel) as (Co, Ci, *kernel), zero where input and output are of different groups."""
+    outputs, per_group = weights.shape[0] // group, weights.shape[1]
+    dense = np.zeros((weights.shape[0], per_group * group, *weights.shape[2:]), weights.dtype)
+    for g in range(group):
+        rows = slice(g * outputs, (g + 1) * outputs)
+        dense[rows, g * per_group : (g + 1) * per_group] = weights[rows]
+    return dense
+
+
+LIMITED = ("Conv", "Add")
+MOVES = ("Reshape", "Transpose", "MaxPool")
+
+
+def limit_at_zero(graph: Graph) -> Graph:
+    """Adds a ReLU to a Conv or Add that only a FakeQuantize with steps from 0 up reads, perhaps through moves.
+
+    It changes nothing as long as these steps are kept, and is needed where others replace them.
+    """
+    return rewrite(graph, _limit)
+
+
+def _limit(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "FakeQuantize" or ZERO_POINT(node) != (-128 if DTYPE(node) == "int8" else 0):
+        return False
+    producer, moves = rewriter.private(node.inputs[0]), list[Node]()
+    while producer is not None and producer.op in MOVES:
+        moves.insert(0, producer)
+        producer = rewriter.private(producer.inputs[0])
+    if producer is None or producer.op not in LIMITED or ACTIVATION(producer):
+        return False
+    limited = rewriter.fresh(f"{producer.output}/limited")
+    new = [replace(producer.with_attrs(activation="Relu"), outputs=(limited,))]
+    for move in moves:
+        new.append(replace(move, inputs=(new[-1].output,), outputs=(rewriter.fresh(f"{move.output}/limited"),)))
+    rewriter.replace(node, *new, replace(node, inputs=(new[-1].output,)))
+    return True
+
+
+def subtract_by_adding(graph: Graph) -> Graph:
+    """Sub(a, b) becomes Add(a, -b), and the sign goes into the weights that produce b, if there are any.
+
+    Otherwise a BatchNormalization with the factor -1 computes -b. Both operands are computed at run time, and b is
+    (N, C, H, W) or (N, C).
+    """
+    return fold_batch_norm(rewrite(graph, _subtract))
+
+
+def _subtract(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Sub" or any(name in rewriter.constants for name in node.inputs):
+        return False
+    a, b = node.inputs
+    if len(rewriter.shape(b)) not in (2, 4) or not only_float(rewriter, a, b):
+        return False
+    C, negative = rewriter.shape(b)[1], rewriter.fresh(f"{node.output}/negative")
+    parameters = {"factor": -np.ones(C), "shift": np.zeros(C), "mean": np.zeros(C), "variance": np.ones(C)}
+    names = [rewriter.constant(v.astype(np.float32), f"{negative}/{stem}") for stem, v in parameters.items()]
+    attrs = {"epsilon": 0.0}
+    sign = Node("BatchNormalization", (b, *names), (negative,), attrs, negative, node.sources)
+    rewriter.replace(node, sign, replace(node, op="Add", inputs=(a, negative)))
+    return True
+
+
+MOST_PADDING = 15
+
+
+def split_padding(graph: Graph) -> Graph:
+    """A Conv with more than 15 rows or columns of padding before its image reads a padded image instead.
+
+    A depthwise 1x1 Conv adds up to 15 rows and columns, several Convs add more. Exact: they only copy.
+    """
+    return rewrite(graph, _split)
+
+
+def _split(rewriter: Rewriter, node: Node) -> bool:
+    window = conv_window(rewriter, node)
+    if window is None or max(window.begins) <= MOST_PADDING:
+        return False
+    before = tuple(min(max(begin - MOST_PADDING, 0), MOST_PADDING) for begin in window.begins)
+    x, channels = node.inputs[0], rewriter.shape(node.inputs[0])[1]
+    padded = rewriter.fresh(f"{node.output}/padded")
+    ones = rewriter.constant(np.ones((channels, 1, 1, 1), np.float32), f"{padded}/ones")
+    copy = Node("Conv", (x, ones), (padded,), {"pads": (*before, 0, 0), "group": channels}, padded, node.sources)
+    rest = tuple(begin - taken for begin, taken in zip(window.begins, before, strict=True))
+    conv = Node("Conv", (padded, *node.inputs[1:]), node.outputs, {**node.attrs}, node.name, node.sources)
+    rewriter.replace(node, copy, conv.with_attrs(pads=(*rest, *window.ends)))
+    return True
 
 
 def passes(machine: Machine) -> tuple[Pass, ...]:

@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 from npuc.host import manifest as steps
-from npuc.inspect.figures import memory_use, totals
 from npuc.ir import Graph
 from npuc.ops.attributes import ERROR_LSB, PADDING, SELECTS
 from npuc.ops.macs import macs
@@ -24,6 +23,7 @@ from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
 from npuc.targets.easynpu.program.traffic import host_traffic, time
+from npuc.view import memory_use, totals
 
 
 def layers(lowered: Lowered, machine: Machine) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Emission: operations to register writes, block by block in the order of NVDLA's own test programs.
+"""Emission: operations to register writes, by the tables of NVDLA's firmware.
 
 Each block has two register groups, used alternately: one is written while the other runs, so that the input of an
 operation is fetched while the previous one computes. The scoreboard decides what an operation waits for. Its
@@ -12,27 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from npuc.targets.nvdla.emission.contraction import write_contraction
-from npuc.targets.nvdla.emission.convolution import write_convolution
-from npuc.targets.nvdla.emission.normalisation import write_normalisation
-from npuc.targets.nvdla.emission.pooling import write_pooling
-from npuc.targets.nvdla.emission.sdp import write_sdp
-from npuc.targets.nvdla.emission.transfer import write_transfer
 from npuc.targets.nvdla.emission.writer import Writer
 from npuc.targets.nvdla.machine.commands import Command, Poll, Write
 from npuc.targets.nvdla.machine.limits import LIMITS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import expect_within_limits
-from npuc.targets.nvdla.operations.operation import (
-    Contraction,
-    Convolution,
-    Elementwise,
-    Normalisation,
-    Operation,
-    Pooling,
-    Transfer,
-)
+from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.scoreboard import CONVOLUTION, Admission, Scoreboard, blocks_of
 
 MASKED = ("CDMA_DAT", "CDMA_WT", "CACC")
@@ -80,7 +66,7 @@ class Emitter:
         for block, group in self.scoreboard.issued[-1].groups.items():
             if block != BRIDGE:
                 self.writer.set(f"{block}.S_POINTER", PRODUCER=group)
-        self._program(operation)
+        self.writer.write(operation)
         blocks = blocks_of(operation)
         self._expect_within_limits(blocks)
         self._wait(before, admission.program, admission.fetch)
@@ -112,36 +98,6 @@ class Emitter:
         self._checked = len(self.writer.commands)
         for block, found in values.items():
             expect_within_limits(Group(known, block, found), self.writer.machine)
-
-    def _program(self, operation: Operation) -> None:
-        match operation:
-            case Convolution() | Elementwise():
-                self._program_sdp(operation)
-            case Pooling():
-                write_pooling(self.writer, operation)
-            case Normalisation():
-                write_normalisation(self.writer, operation)
-            case Contraction():
-                write_contraction(self.writer, operation)
-            case Transfer():
-                write_transfer(self.writer, operation)
-
-    def _program_sdp(self, operation: Convolution | Elementwise) -> None:
-        """Programs SDP, with the convolution before it and the pooling behind it, if any."""
-        behind = isinstance(operation, Convolution)
-        write_sdp(
-            self.writer,
-            operation.sdp,
-            None if behind else operation.source,
-            operation.destination,
-            winograd=behind and operation.kernels.form.kind == "winograd",
-            flies=operation.pooling is not None,
-            batches=operation.batches if behind else 1,
-        )
-        if behind:
-            write_convolution(self.writer, operation)
-        if operation.pooling:
-            write_pooling(self.writer, operation.pooling, flies=True)
 
     def _enable(self, blocks: Iterable[str]) -> None:
         for block in blocks:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from npuc.targets.nvdla.firmware import RegisterWrite
 from npuc.targets.nvdla.loadable import flatbuffer, schema
 from npuc.targets.nvdla.loadable import task as tasks
-from npuc.targets.nvdla.loadable.firmware import RegisterWrite
 from npuc.targets.nvdla.loadable.scheduling import Runner
 from npuc.targets.nvdla.machine.commands import Wait
 from npuc.targets.nvdla.machine.parameters import Machine

@@ -9,10 +9,10 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
+from npuc.targets.nvdla.firmware import descriptors as of
+from npuc.targets.nvdla.firmware.lines import known
+from npuc.targets.nvdla.firmware.sdp import BOTH, PER_LAYER
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES
-from npuc.targets.nvdla.loadable import descriptors as of
-from npuc.targets.nvdla.loadable.firmware.lines import known
-from npuc.targets.nvdla.loadable.firmware.sdp import BOTH, PER_LAYER
 from npuc.targets.nvdla.model.memory import Pattern, overlap
 
 RESULT = "result"

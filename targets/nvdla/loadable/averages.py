@@ -15,11 +15,10 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
-from npuc.targets.nvdla.emission import program
+from npuc.targets.nvdla.emission.describing import Described, describe
+from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.formats import weights as weight_format
 from npuc.targets.nvdla.formats.precision import half_away
-from npuc.targets.nvdla.loadable import descriptors as of
-from npuc.targets.nvdla.loadable.capture import Captured, captured
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 from npuc.targets.nvdla.operations.operation import Banks, Convolution, Kernels, KernelWindow, Sdp, Surface, Unit
@@ -40,14 +39,14 @@ MOST_MULTIPLIER, MOST_SHIFT = (1 << 15) - 1, 31
 
 
 def expressed(
-    operations: Sequence[Captured], machine: Machine, constants: Constants, scratch: int
-) -> list[Captured]:
+    operations: Sequence[Described], machine: Machine, constants: Constants, scratch: int
+) -> list[Described]:
     """The operations, with convolutions in place of averages that the firmware cannot program.
 
     constants: receives their weights. scratch: the start of memory for maps that went to PDP on the fly. Raises
     ArtefactError (E506) for an average that no convolution computes exactly.
     """
-    found: list[Captured] = []
+    found: list[Described] = []
     for each in operations:
         if each.reciprocals is None:
             found.append(each)
@@ -55,29 +54,20 @@ def expressed(
         if each.behind:
             found[-1], each = _landed(found[-1], each, scratch)
             scratch += found[-1].surfaces.result.size
-        found += captured(program(machine, _convolutions(each, machine, constants)), machine)
+        found += [part for new in _convolutions(each, machine, constants) for part in describe(new, machine)]
     return found
 
 
-def _landed(sdp: Captured, pdp: Captured, address: int) -> tuple[Captured, Captured]:
+def _landed(sdp: Described, pdp: Described, address: int) -> tuple[Described, Described]:
     """SDP with its result in memory instead of the pipe, and PDP reading it from there."""
-    cube = replace(sdp.surfaces.result, type=of.DRAM, address=0)
-    lines = replace(
-        pdp.surfaces.source, type=of.DRAM, line_stride=cube.line_stride, surface_stride=cube.surface_stride
+    cube = replace(sdp.surfaces.result, type=of.DRAM, address=0, offset=address)
+    return (
+        replace(sdp, surfaces=replace(sdp.surfaces, result=cube)),
+        replace(pdp, surfaces=replace(pdp.surfaces, source=cube), behind=False),
     )
-    to_memory = replace(
-        sdp, surfaces=replace(sdp.surfaces, result=cube), addresses={**sdp.addresses, "result": address}
-    )
-    taken = replace(
-        pdp,
-        surfaces=replace(pdp.surfaces, source=lines),
-        addresses={**pdp.addresses, "source": address},
-        behind=False,
-    )
-    return to_memory, taken
 
 
-def _convolutions(average: Captured, machine: Machine, constants: Constants) -> Iterator[Convolution]:
+def _convolutions(average: Described, machine: Machine, constants: Constants) -> Iterator[Convolution]:
     """One convolution for every surface, in tiles of rows if the CBUF is too small."""
     op, source, result = average.op, average.surfaces.source, average.surfaces.result
     if not isinstance(op, of.Pdp) or op.precision or op.splits > 1 or any(op.pad_values):
@@ -112,10 +102,10 @@ def _ones(machine: Machine, constants: Constants, count: int, kernel: tuple[int,
     return Kernels(constants.add("weight", data), len(data), count, *kernel, count, count * prod(kernel))
 
 
-def _part(average: Captured, name: str, surface: int, row: int, rows: int, channels: int) -> Surface:
+def _part(average: Described, name: str, surface: int, row: int, rows: int, channels: int) -> Surface:
     """Some rows of one surface of a cube."""
     cube: of.Cube = getattr(average.surfaces, name)
-    address = average.addresses[name] + surface * cube.surface_stride + row * cube.line_stride
+    address = cube.offset + surface * cube.surface_stride + row * cube.line_stride
     return Surface(address, cube.width, rows, channels, cube.line_stride, cube.surface_stride)
 
 
@@ -127,7 +117,7 @@ def _window(window: of.WindowFields, shape: Geometry, tile: RowTile) -> KernelWi
     return KernelWindow(window.stride_y, window.stride_x, 1, 1, *sides)
 
 
-def _scaled(average: Captured, taps: int) -> Sdp:
+def _scaled(average: Described, taps: int) -> Sdp:
     """SDP that turns sums of `taps` elements into the same results as PDP."""
     sums = np.arange(-128 * taps, 127 * taps + 1, dtype=np.int64)
     wanted = sums

@@ -1,30 +1,117 @@
 """A compiled program as a loadable: descriptors, memories, addresses, tasks.
 
 Structure and order: The loadable (facts); every rule of it is checked in rules.
+
+The dependency graph of a task: which events of other operations each operation waits for.
+
+An operation can name one consumer per engine. Engines run their operations in order, in two register groups: an
+operation is programmed when the one before its predecessor has ended. So it suffices that the first operation of
+an engine waits for what it needs, that each successor is enabled after its predecessor, and that neighbours of one
+engine wait for one another if they share memory.
+
+Source: The loadable (facts), Rules the firmware follows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
+from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.storage.records import damaged
+from npuc.targets.nvdla.emission.describing import Described
+from npuc.targets.nvdla.firmware import descriptors as of
+from npuc.targets.nvdla.firmware.descriptors import COMPLETED, ENABLED, ENGINES, NONE, PROGRAMMED, Common, Consumer
+from npuc.targets.nvdla.firmware.structures import pack
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, schema
-from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, by_memory, cubes
+from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, Needed, before, by_memory, cubes
 from npuc.targets.nvdla.loadable.averages import expressed
-from npuc.targets.nvdla.loadable.capture import Captured, captured
-from npuc.targets.nvdla.loadable.dependencies import graph
 from npuc.targets.nvdla.loadable.memories import Memories
 from npuc.targets.nvdla.loadable.places import MAPS, WEIGHTS, Layout, Use, placed
 from npuc.targets.nvdla.loadable.ports import SOFTMAX_SCALE, Port, Ports
-from npuc.targets.nvdla.loadable.structures import pack
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection import Constants
+
+
+def graph(operations: Sequence[Accesses]) -> list[Common]:
+    """The dependencies of operations, given in an order that computes correct results."""
+    edges = _Edges(operations)
+    edges.chains()
+    edges.hazards(before(operations))
+    edges.engines()
+    return edges.result()
+
+
+class _Edges:
+    """Collects the edges of the graph."""
+
+    def __init__(self, operations: Sequence[Accesses]) -> None:
+        self.operations = operations
+        self.consumers: list[dict[int, tuple[int, int]]] = [{} for _ in operations]
+        """By operation and engine: the consumer and its event."""
+        self.parents: dict[int, int] = {}
+        self.waits: list[dict[int, int]] = [{} for _ in operations]
+        """By operation and engine: the last operation that must have ended before it is enabled."""
+
+    def chains(self) -> None:
+        """Edges through the pipe: a consumer waits until its producer is programmed, which waits until that is
+        enabled.
+        """
+        for at, each in enumerate(self.operations):
+            if each.behind:
+                self.consumers[at - 1][each.engine] = (at, PROGRAMMED)
+                self.parents[at] = at - 1
+
+    def hazards(self, needed: Sequence[Needed]) -> None:
+        """Edges across engines: an operation waits for the last operation of each engine that it depends on."""
+        for at, each in enumerate(self.operations):
+            before = needed[at].to_read | needed[at].to_write
+            for other in sorted(before):
+                self.waits[at][self.operations[other].engine] = other
+            for engine, other in self.waits[at].items():
+                if engine != each.engine and each.engine not in self.consumers[other]:
+                    self.consumers[other][each.engine] = (at, COMPLETED)
+
+    def engines(self) -> None:
+        """Edges between successive operations of each engine."""
+        for engine in range(len(ENGINES)):
+            own = [at for at, each in enumerate(self.operations) if each.engine == engine]
+            for first, second in pairwise(own):
+                self.consumers[first][engine] = (second, self._event(first, second))
+
+    def _event(self, first: int, second: int) -> int:
+        """What the second of two neighbours waits for: the first's end if they share memory, else its start.
+
+        Waiting for the first to be programmed is not enough: the consumer of the second's result could enable the
+        second first, and the firmware, which assumes that the group enabled last ends last, would then use the
+        groups in another order than the hardware.
+        """
+        engine = self.operations[second].engine
+        return COMPLETED if self.waits[second].get(engine) == first else ENABLED
+
+    def result(self) -> list[Common]:
+        """The descriptors, each with its number of incoming edges."""
+        incoming = [0] * len(self.operations)
+        for each in self.consumers:
+            for consumer, _ in each.values():
+                incoming[consumer] += 1
+        for parent in self.parents.values():
+            incoming[parent] += 1
+        return [self._common(at, count) for at, count in enumerate(incoming)]
+
+    def _common(self, at: int, count: int) -> Common:
+        common = Common(index=at, engine=self.operations[at].engine, dependency_count=count)
+        for engine, (consumer, event) in self.consumers[at].items():
+            common = replace(common, **{ENGINES[engine].lower(): Consumer(index=consumer, event=event)})
+        parent = self.parents.get(at, NONE)
+        event = ENABLED if parent != NONE else COMPLETED
+        return replace(common, fused_parent=Consumer(index=parent, event=event))
+
 
 PAGE = schema.ALIGNMENT
 
@@ -33,7 +120,7 @@ PAGE = schema.ALIGNMENT
 class Built:
     """Operations with the addresses of their cubes, look-up tables, weights, and the size of map memory."""
 
-    operations: tuple[Captured, ...]
+    operations: tuple[Described, ...]
     luts: tuple[of.Lut, ...]
     weights: bytes
     map_bytes: int
@@ -55,7 +142,7 @@ def composed(program: Program, ports: Ports) -> schema.Loadable:
 def _built(program: Program, ports: Ports, machine: Machine) -> Built:
     contents = Contents.of(program.manifest)
     segment = ports.segment
-    held = captured(contents.commands(program)[segment.start : segment.start + segment.count], machine)
+    held = _expressible(contents.engines(program, segment))
     constants = _constants(program, contents)
     end = aligned(contents.dram.base + contents.dram.bytes, PAGE)
     scratch = end + APART // 2
@@ -82,6 +169,16 @@ def _built(program: Program, ports: Ports, machine: Machine) -> Built:
     return Built(tuple(numbered), luts, bytes(constants.image), aligned(max(room, 1), PAGE))
 
 
+def _expressible(held: Sequence[Described]) -> Sequence[Described]:
+    """The same. Raises ArtefactError (E506) for what the firmware cannot set."""
+    for each in held:
+        if each.mixed:
+            reason = f"{each.mixed} takes one operand from memory and one from a register"
+            limit = "both from the same: descriptors have one mode a unit"
+            raise ArtefactError("E506", reason, op="SDP", limit=limit, remedy="export as nvdla-trace or c")
+    return held
+
+
 def _constants(program: Program, contents: Contents) -> Constants:
     """The image of weights, which can be extended."""
     if len(contents.dram.images) != 1 or contents.dram.images[0].file not in program.files:
@@ -90,29 +187,27 @@ def _constants(program: Program, contents: Contents) -> Constants:
     return Constants(contents.machine, image.address, bytearray(image.data(program.files)))
 
 
-def _uses(at: int, each: Captured, machine: Machine) -> list[Use]:
+def _uses(at: int, each: Described, machine: Machine) -> list[Use]:
     """The cubes in memory that an operation uses, those read first."""
-    found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda name, _: each.addresses[name])
+    found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda _, cube: cube.offset)
     uses = [Use(at, name, place, name == RESULT) for name, place in found]
     return sorted(uses, key=lambda use: use.writes)
 
 
 def _located(
-    at: int, each: Captured, places: Mapping[tuple[int, str], tuple[int, int]], weights: int, machine: Machine
-) -> Captured:
+    at: int, each: Described, places: Mapping[tuple[int, str], tuple[int, int]], weights: int, machine: Machine
+) -> Described:
     """The operation, its cubes with sizes and with addresses by index and offset."""
-    found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda name, _: each.addresses[name])
+    found = cubes(each.op, each.surfaces, machine.atom_bytes, lambda _, cube: cube.offset)
     sizes = {name: place.size for name, place in found}
     changed: dict[str, of.Cube] = {}
-    for name, address in each.addresses.items():
-        cube: of.Cube = getattr(each.surfaces, name)
-        memory, offset = places.get((at, name), (WEIGHTS, address - weights))
-        if cube.address != of.NONE:
-            changed[name] = replace(cube, address=memory, offset=offset, size=sizes.get(name, cube.size))
+    for name, cube in each.cubes.items():
+        memory, offset = places.get((at, name), (WEIGHTS, cube.offset - weights))
+        changed[name] = replace(cube, address=memory, offset=offset, size=sizes.get(name, cube.size))
     return replace(each, surfaces=replace(each.surfaces, **changed))
 
 
-def _with_table(each: Captured, luts: Sequence[of.Lut]) -> Captured:
+def _with_table(each: Described, luts: Sequence[of.Lut]) -> Described:
     return each if each.lut is None else replace(each, op=replace(each.op, lut=luts.index(each.lut)))
 
 
@@ -138,7 +233,7 @@ def _engine_lists(built: Built, machine: Machine, data: int) -> list[tuple[str, 
     ]
 
 
-def _accesses(each: Captured, machine: Machine) -> Accesses:
+def _accesses(each: Described, machine: Machine) -> Accesses:
     found = list(cubes(each.op, each.surfaces, machine.atom_bytes, by_memory))
     return Accesses.of(each.engine, found, behind=each.behind)
 

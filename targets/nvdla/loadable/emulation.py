@@ -14,8 +14,8 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.targets.nvdla.loadable.descriptors import NONE
-from npuc.targets.nvdla.loadable.structures import number, unused
+from npuc.targets.nvdla.firmware.descriptors import NONE
+from npuc.targets.nvdla.firmware.structures import number, unused
 
 POWER, SOFTMAX = 0, 1
 INT8, INT8_SMALL, FP16 = 0, 1, 3

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.firmware import Firmware, RegisterWrite, has_rdma, programmed
+from npuc.targets.nvdla.firmware import descriptors as of
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable import task as tasks
-from npuc.targets.nvdla.loadable.firmware import Firmware, RegisterWrite, has_rdma, programmed
 from npuc.targets.nvdla.loadable.task import Task
 from npuc.targets.nvdla.machine.commands import Command, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine

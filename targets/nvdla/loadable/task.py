@@ -7,9 +7,9 @@ from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.frozen import frozen
-from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.firmware import descriptors as of
+from npuc.targets.nvdla.firmware.structures import size, unpack
 from npuc.targets.nvdla.loadable import schema
-from npuc.targets.nvdla.loadable.structures import size, unpack
 
 
 @frozen

@@ -1,7 +1,7 @@
 """What NVDLA's blocks demand of their registers: a function per limit, whose docstring is the user's sentence.
 
 Beyond a limit the hardware hangs or computes garbage, often silently. A check reads the registers of one block. It
-runs before a program is written, and again in the functional model. docs/nvdla.md lists all of them.
+runs before a program is written, and again in the functional model. docs/nvdla.md lists what needs other blocks.
 
 Source: the assertions of NVDLA's own hardware description; PDP's lines and the pads of averages also as its RTL
 computes them.

@@ -70,6 +70,11 @@ class Register:
         return places(self.word)
 
     @cached_property
+    def mask(self) -> int:
+        """All bits up to the highest one that a field has."""
+        return (1 << max(each.low + each.width for each in self.fields)) - 1
+
+    @cached_property
     def _encoded(self) -> dict[tuple[tuple[str, int | str], ...], int]:
         """A cache of encoded values: layers have most fields in common."""
         return {}

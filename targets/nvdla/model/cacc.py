@@ -4,6 +4,8 @@ Every addition saturates partial sums to 34 bits (int8) or 48 bits (int16). If n
 additions does not matter and BLAS sums whole layers in a type that is exact for them.
 
 Source: Numbers, as on the RTL.
+
+CMAC_A and CMAC_B, the multipliers. Each has half of the kernels of a group; modelled as one product.
 """
 
 from __future__ import annotations
@@ -15,10 +17,16 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.model import fp16, half_products
 from npuc.targets.nvdla.model.arithmetic import limits, saturate, shift_right
-from npuc.targets.nvdla.model.cmac import multiply
-from npuc.targets.nvdla.model.csc import TILE, TILE_STEP, LaidOutConvolution, steps
+from npuc.targets.nvdla.model.csc import TILE, TILE_STEP, LaidOutConvolution, Step, steps
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
+
+
+def multiply(step: Step, dtype: type[np.floating]) -> Array:
+    """Products of data and weights summed over channels (..., positions, kernels), in a type that is exact."""
+    data, weights = step
+    return np.matmul(data.astype(dtype, copy=False), weights.astype(dtype, copy=False))
+
 
 BLOCK = "CACC"
 PARTIAL_BITS = {1: 34, 2: 48}

@@ -4,6 +4,8 @@ An operation runs as soon as the last of its blocks is enabled: its interrupts a
 free again, and the other groups come next (ping-pong). As real hardware takes time, the operation counts as
 running until the driver has waited for its interrupt. Until then no other operation may read its results and
 nothing may write its registers; the model refuses programs with such races.
+
+BDMA: copies lines and surfaces of bytes within memory.
 """
 
 from __future__ import annotations
@@ -16,11 +18,52 @@ from functools import cache
 from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import Register, register_map
-from npuc.targets.nvdla.model import bdma
 from npuc.targets.nvdla.model.memory import Memory, Pattern, Port, overlap
 from npuc.targets.nvdla.model.operations import ExecutedOperation, Operations
-from npuc.targets.nvdla.model.register_file import RegisterFile
+from npuc.targets.nvdla.model.register_file import Group, RegisterFile
 from npuc.targets.nvdla.model.traps import expect_within_limits, trap
+
+BLOCK = "BDMA"
+UNIT = 32
+"""The unit of sizes and strides, in bytes."""
+SLOTS = 20
+
+
+class Queue:
+    """Copies waiting for a launch."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Group] = []
+
+    def add(self, group: Group) -> None:
+        """Queues a copy described by its registers. Raises ArtefactError (E503) if all slots are taken."""
+        if len(self._waiting) == SLOTS:
+            raise trap(BLOCK, f"more than {SLOTS} copies wait", limit=f"{SLOTS}", remedy="launch them first")
+        self._waiting.append(group)
+
+    def launch(self, machine: Machine, port: Port) -> None:
+        """Runs the queued copies in order."""
+        if not machine.bdma:
+            raise trap(BLOCK, f"{machine.name} has no BDMA")
+        for each in self._waiting:
+            copy(each, port)
+        self._waiting = []
+
+
+def copy(group: Group, port: Port) -> None:
+    """Runs one copy."""
+    source, target = (_place(group, side) for side in ("SRC", "DST"))
+    port.cube(target, UNIT, write=True)[...] = port.cube(source, UNIT).copy()
+
+
+def _place(group: Group, side: str) -> Pattern:
+    low, high = f"CFG_{side}_ADDR_LOW.V32", f"CFG_{side}_ADDR_HIGH.V8"
+    start = group.address(low, high, f"CFG_CMD.{side}_RAM_TYPE")
+    line = (group["CFG_LINE.SIZE"] + 1) * UNIT
+    lines, surfaces = group["CFG_LINE_REPEAT.NUMBER"] + 1, group["CFG_SURF_REPEAT.NUMBER"] + 1
+    strides = group.bytes(f"CFG_{side}_LINE.STRIDE"), group.bytes(f"CFG_{side}_SURF.STRIDE")
+    return Pattern(start, line, lines, strides[0], surfaces, strides[1])
+
 
 REMEDY = "enable every block of the layer"
 REMEDY_OF_RACES = "wait for its interrupt first"
@@ -42,7 +85,7 @@ class Nvdla:
         self.machine, self.memory = machine, memory
         self.registers = RegisterFile(register_map(machine.registers), second=machine.sram_bytes > 0)
         self._operations = Operations(machine, memory, self.registers, exact=exact)
-        self._copies = bdma.Queue()
+        self._copies = Queue()
         self._raised: dict[Interrupt, deque[int]] = {}
         """Interrupts not waited for yet, each with its positions in the order in which all were raised."""
         self._count = 0

@@ -6,10 +6,30 @@
    without arithmetic becomes interleaving; windows too large for PDP's maximum are split. Then activations are
    fused again into the new convolutions.
 3. Shapes. Remaining elementwise operators on other tensors are moved to images.
+
+HardSwish as a product, for machines without tables that can multiply and clip.
+
+Upper limits that saturation cannot implement, as minima with a constant.
+
+SpaceToDepth as part of the convolution that reads it, or as strided convolutions.
+
+Averages over whole maps whose last step becomes part of a convolution.
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import inf
+
+import numpy as np
+
+from npuc.frozen import frozen
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import BLOCKSIZE, GROUP, KERNEL_SHAPE, MAX, MIN, PADS
+from npuc.ops.windows import window_of
 from npuc.passes.cleanup.split_pads import SplitPads
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
@@ -23,7 +43,7 @@ from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
-from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
+from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv, is_dense
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import interpolation_to_convs
@@ -37,6 +57,7 @@ from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.expansion.wide_dilations import WideDilations
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.targets.nvdla.machine.parameters import (
@@ -46,9 +67,7 @@ from npuc.targets.nvdla.machine.parameters import (
     MOST_WINDOW_PADDING,
     Machine,
 )
-from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
-from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
-from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
+from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves, is_between
 from npuc.targets.nvdla.network.limits import (
     AVERAGES,
     IMAGES,
@@ -59,8 +78,166 @@ from npuc.targets.nvdla.network.limits import (
     MOST_STEP,
 )
 from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
-from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
-from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima
+
+
+@frozen
+class AveragesIntoConvs:
+    """A 1x1 Conv that alone reads the average of a whole map becomes one over averages of a few equal blocks.
+
+    Exact in real numbers: the weights of each block are divided by the number of blocks. Averages of int8 that
+    keep the scale of the map lose bits; those of blocks lose fewer, and the Conv adds them before it rounds.
+
+    most_extent: of the map and of a block, each way. most_weights: kernels of the Conv times blocks beyond the
+    first.
+    """
+
+    most_extent: int = 8
+    most_weights: int = 256
+    __name__ = "averages_into_convs"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with such averages split into blocks."""
+        return rewrite(graph, partial(_divided, self))
+
+
+def _divided(limits: AveragesIntoConvs, rewriter: Rewriter, node: Node) -> bool:
+    average = rewriter.private(node.inputs[0]) if node.op == "Conv" and GROUP(node) == 1 else None
+    weights = rewriter.constants.get(node.inputs[1]) if average else None
+    if average is None or weights is None or weights.shape[2:] != (1, 1) or any(PADS(node)):
+        return False
+    if not _covers(rewriter, average):
+        return False
+    extents = rewriter.shape(average.inputs[0])[2:]
+    blocks = [each for each in _blocks(extents, limits.most_extent) if each != extents]
+    if not blocks or max(extents) > limits.most_extent:
+        return False
+    block = min(blocks, key=lambda each: (_pieces(extents, each) != FEW, _pieces(extents, each)))
+    pieces = _pieces(extents, block)
+    if len(weights) * (pieces - 1) > limits.most_weights:
+        return False
+    kernel = tuple(whole // part for whole, part in zip(extents, block, strict=True))
+    taps = np.broadcast_to((weights / np.float32(pieces)).astype(weights.dtype), (*weights.shape[:2], *kernel))
+    y = rewriter.fresh(f"{average.output}/blocks")
+    w = rewriter.constant(np.ascontiguousarray(taps), f"{node.output}/over_blocks")
+    pool = Node("AveragePool", average.inputs, (y,), {"kernel_shape": block, "strides": block}, y, average.sources)
+    conv = replace(node, inputs=(y, w, *node.inputs[2:]), sources=rewriter.sources(average, node))
+    # strides and dilations had no effect on a map of one pixel; on the blocks they would
+    rewriter.replace(node, pool, conv.with_attrs(kernel_shape=kernel, strides=(1, 1), dilations=(1, 1)))
+    return True
+
+
+FEW = 4
+"""The preferred number of blocks: each loses a bit less, for few more weights."""
+
+
+def _covers(rewriter: Rewriter, node: Node) -> bool:
+    """Whether a node averages over the whole map and nothing else."""
+    if node.op == "GlobalAveragePool":
+        return len(rewriter.shape(node.output)) == 4
+    extents = rewriter.shape(node.inputs[0])[2:]
+    if node.op != "AveragePool" or KERNEL_SHAPE(node) != extents or len(extents) != 2:
+        return False
+    window = window_of(node, extents)
+    return not any((*window.begins, *window.ends)) and max(window.dilations) == 1
+
+
+def _blocks(extents: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
+    """The extents of blocks that divide the map equally."""
+    sizes = ([each for each in range(1, most + 1) if extent % each == 0] for extent in extents)
+    return product(*sizes)
+
+
+def _pieces(extents: tuple[int, ...], block: tuple[int, ...]) -> int:
+    return int(np.prod(extents)) // int(np.prod(block))
+
+
+def space_to_depth_to_convs(graph: Graph) -> Graph:
+    """A dense Conv that reads a SpaceToDepth reads its input instead, with kernel and strides scaled by the block.
+
+    Exact: the same products, in another order. Other readers, and Convs whose kernel would exceed 32, stride 8 or
+    padding 31, read a Concat of strided Slices, one for each position in a block. A SpaceToDepth stays if nothing
+    computes its input and nothing computes with its result.
+    """
+    return rewrite(rewrite(graph, _into_conv), _to_slices)
+
+
+def _into_conv(rewriter: Rewriter, node: Node) -> bool:
+    before = rewriter.producer(node.inputs[0]) if is_dense(rewriter, node) else None
+    if before is None or before.op != "SpaceToDepth":
+        return False
+    w, block = rewriter.constants[node.inputs[1]], BLOCKSIZE(before)
+    window = window_of(node, w.shape[2:])
+    sizes = (max(window.kernel), MOST_KERNEL), (max(window.strides), MOST_STRIDE)
+    padding = max(*window.begins, *window.ends), MOST_WINDOW_PADDING
+    if max(window.dilations) > 1 or any(size * block > most for size, most in (*sizes, padding)):
+        return False
+    attrs: dict[str, Attr] = {key: value for key, value in node.attrs.items() if key != "kernel_shape"}
+    attrs["strides"] = tuple(block * each for each in window.strides)
+    attrs["pads"] = tuple(block * each for each in (*window.begins, *window.ends))
+    inputs = (before.inputs[0], rewriter.constant(_spread(w, block), f"{node.output}/spread"), *node.inputs[2:])
+    rewriter.replace(node, replace(node, inputs=inputs, attrs=attrs, sources=rewriter.sources(before, node)))
+    return True
+
+
+def _spread(w: Array, block: int) -> Array:
+    """Weights (K, block * block * C, R, S) rearranged for the pixels: (K, C, R * block, S * block)."""
+    kernels, channels, height, width = w.shape
+    apart = w.reshape(kernels, block, block, channels // block**2, height, width).transpose(0, 3, 4, 1, 5, 2)
+    return np.ascontiguousarray(apart.reshape(kernels, -1, height * block, width * block))
+
+
+def _to_slices(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "SpaceToDepth" or not is_between(rewriter, node):
+        return False
+    block, (height, width) = BLOCKSIZE(node), rewriter.shape(node.inputs[0])[2:]
+    made: list[Node] = []
+    for row in range(block):
+        for column in range(block):
+            cut: dict[str, Attr] = {"axes": (2, 3), "starts": (row, column), "ends": (height, width)}
+            name = rewriter.fresh(f"{node.output}/phase_{row}_{column}")
+            made.append(Node("Slice", node.inputs, (name,), {**cut, "steps": (block, block)}, name, node.sources))
+    names = tuple(each.output for each in made)
+    rewriter.replace(node, *made, Node("Concat", names, node.outputs, {"axis": 1}, node.name, node.sources))
+    return True
+
+
+def upper_limits_to_minima(graph: Graph) -> Graph:
+    """A Clip whose upper limit is not the larger in magnitude becomes Max and Min with constants.
+
+    For machines that implement the upper limit by saturation, which also cuts off values below its negative. If
+    the limits contradict each other the result is the upper one, as in ONNX.
+    """
+    return rewrite(graph, _minimum)
+
+
+def _minimum(rewriter: Rewriter, node: Node) -> bool:
+    low, high = MIN(node), MAX(node)
+    if node.op != "Clip" or high == inf or (-high <= low < high):
+        return False
+    x, before = node.inputs[0], []
+    if low > -inf:
+        x = rewriter.fresh(f"{node.output}/raised")
+        before = [replace(node.with_attrs(min=low, max=inf), outputs=(x,), name=x)]
+    limit = rewriter.constant(
+        np.full((1,) * len(rewriter.shape(node.output)), high, np.float32), f"{node.output}/limit"
+    )
+    rewriter.replace(node, *before, Node("Min", (x, limit), node.outputs, {}, node.name, node.sources))
+    return True
+
+
+def hard_swish_to_product(graph: Graph) -> Graph:
+    """HardSwish(x) becomes x * HardSigmoid(x) with alpha 1/6 and beta 1/2: the same by definition."""
+    return rewrite(graph, _as_product)
+
+
+def _as_product(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "HardSwish":
+        return False
+    gate = rewriter.part(node, "HardSigmoid", node.inputs, f"{node.output}/gate", alpha=1 / 6, beta=0.5)
+    product = Node("Mul", (node.inputs[0], gate.output), node.outputs, {}, node.name, node.sources)
+    rewriter.replace(node, gate, product)
+    return True
+
 
 WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 """Run after the others, for configurations without look-up tables in SDP."""

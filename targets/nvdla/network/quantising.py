@@ -1,4 +1,7 @@
-"""How NVDLA quantises a network: which nodes become integer, and the accuracy levels."""
+"""How NVDLA quantises a network: which nodes become integer, and the accuracy levels.
+
+Refusals and warnings for fp16 programs whose values, on the samples, are outside the range of fp16.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from npuc.errors import Problem
+from npuc.errors import DoesNotFit, Problem
 from npuc.flag import POWER_OF_TWO
 from npuc.ir import Graph, Node
 from npuc.ops.pooling import AVERAGES
@@ -17,20 +20,74 @@ from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network
 from npuc.quantize.network.construction import Quantise, Quantised
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
-from npuc.quantize.scales.model_scales import given_steps
+from npuc.quantize.scales.model_scales import Steps, given_steps, only_of_inputs
 from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
 from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.nvdla.flags import WEIGHTS
+from npuc.targets.nvdla.formats.precision import FP16_MOST, FP16_SMALLEST
 from npuc.targets.nvdla.formats.winograd import KERNEL
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
-from npuc.targets.nvdla.network.half_range import expect_in_range, short_of_bits
 from npuc.targets.nvdla.program import lowering
 from npuc.targets.nvdla.quantisation import in_fp16, quantise
 from npuc.targets.nvdla.quantisation.layers import Multiplied
-from npuc.targets.nvdla.quantisation.moments import moments
+from npuc.targets.nvdla.quantisation.moments import Moments, moments
+
+FP16_LEAST = 2.0**-14
+"""The smallest fp16 number with 11 significant bits."""
+REMEDY = "scale the inputs, or weights and bias of the layer, or compile with --precision int16"
+
+
+def expect_in_range(nodes: Sequence[Node], stored: Graph, seen: Mapping[str, Moments], *, synthetic: bool) -> None:
+    """Raises DoesNotFit (E301) for every node that reads or writes a stored tensor with values beyond fp16.
+
+    Values that are too large would saturate; a tensor of tiny values would become 0.
+
+    stored: the graph that NVDLA computes; tensors not in it are never fp16. synthetic: there was no calibration
+    data.
+    """
+    lost = {name for name in _stored(stored, seen) if not FP16_SMALLEST <= seen[name].largest <= FP16_MOST}
+    found: list[Problem] = []
+    for node in nodes if lost else ():
+        name = next((name for name in (*node.outputs, *node.inputs) if name in lost), None)
+        if name is not None:
+            reason = f"its values reach {_reach(seen[name], synthetic)}"
+            limit = f"{FP16_SMALLEST:.2g}..{FP16_MOST:g} in fp16"
+            found.append(Problem("E301", reason, node.source, node.op, name, limit, REMEDY))
+    if found:
+        raise DoesNotFit.of(found)
+
+
+def short_of_bits(
+    graph: Graph, stored: Graph, seen: Mapping[str, Moments], *, synthetic: bool
+) -> tuple[Problem, ...]:
+    """A warning for every tensor that NVDLA stores and whose values are all below the smallest 11-bit number.
+
+    graph: the float graph; the rest as for `expect_in_range`.
+    """
+    found: list[Problem] = []
+    for name in _stored(stored, seen):
+        if seen[name].largest < FP16_LEAST:
+            node = graph.producers.get(name)
+            reason = f"its values reach {_reach(seen[name], synthetic)}: NVDLA loses bits of them"
+            limit = f"{FP16_LEAST:.2g}..{FP16_MOST:g} in fp16"
+            layer = node.source if node else None
+            found.append(Problem("W301", reason, layer, node.op if node else None, name, limit, REMEDY))
+    return tuple(found)
+
+
+def _stored(stored: Graph, seen: Mapping[str, Moments]) -> list[str]:
+    return [name for name, each in seen.items() if name in stored.tensors and each.largest]
+
+
+def _reach(values: Moments, synthetic: bool) -> str:
+    samples = (
+        "synthetic samples (--calibration DATA.npz has better ones)" if synthetic else "the calibration samples"
+    )
+    return f"+/-{values.largest:.4g} on {samples}"
+
 
 LAYERS = Multiplied()
 
@@ -61,7 +118,8 @@ def network(
 ) -> tuple[Network, tuple[Trial, ...]]:
     """The integer network, and the trials that improved it.
 
-    A model with scales of its own keeps them, and its weights. Accuracy levels apply to int8 only.
+    A model with scales of its own, beyond those of integer inputs, keeps them, and its weights. Accuracy levels
+    apply to int8 only.
     """
     level, precision = LEVELS[options.level], options.precision
     find = source(options.histograms, synthetic=samples.synthetic)
@@ -79,8 +137,8 @@ def network(
         plain = partial(quantise, graph, nodes, found, "minmax", given, precision)
         winograd = _transformed(graph, nodes, plain, machine, options)
     written = partial(quantise, winograd=winograd, power_of_two=power_of_two)
-    if not given and precision == "int8":
-        return _improved(graph, samples, machine, options, written, found)
+    if (not given or only_of_inputs(graph)) and precision == "int8":
+        return _improved(graph, samples, machine, options, written, found, given)
     made = written(graph, nodes, found, options.method or level.method, given, precision)
     return Network(graph, nodes, found, {}, made, LAYERS), ()
 
@@ -128,6 +186,7 @@ def _improved(
     options: Options,
     written: Quantise,
     found: Mapping[str, Histogram],
+    given: Mapping[str, Steps],
 ) -> tuple[Network, tuple[Trial, ...]]:
     """The best int8 network with free scales; with `mixed`, a few layers may run on the host if that pays off."""
     level = LEVELS[options.level]
@@ -142,10 +201,10 @@ def _improved(
         return histograms_before_host(find, graph, samples, found, host)
 
     def drawn(host: Host) -> Quantised:
-        return written(graph, selecting(host)(graph), known(host), options.method or level.method, {})
+        return written(graph, selecting(host)(graph), known(host), options.method or level.method, given)
 
     def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
-        recipe = Recipe(selecting(host), written, LAYERS, zeros, histograms=find)
+        recipe = Recipe(selecting(host), written, LAYERS, zeros, histograms=find, given=given)
         return best_network(graph, recipe, samples, level, options.method, known(host))
 
     return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())

@@ -9,12 +9,13 @@ for bits of GLB.S_INTR_STATUS, which the driver then clears.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from npuc.errors import ArtefactError
+from npuc.errors import ArtefactError, EncodingError
 from npuc.frozen import frozen
 from npuc.host.manifest import steps_of
 from npuc.host.step import HostStep
@@ -22,6 +23,9 @@ from npuc.program import Program
 from npuc.storage.machine_files import recorded
 from npuc.storage.records import damaged, read
 from npuc.system.budget import expect_room, expect_simulable
+from npuc.targets.nvdla.emission.describing import Described
+from npuc.targets.nvdla.firmware import descriptors as of
+from npuc.targets.nvdla.firmware.structures import assembled, numbers_of, pack
 from npuc.targets.nvdla.formats.feature import Cube
 from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat
 from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
@@ -141,6 +145,54 @@ class Produced:
 
 
 @frozen
+class Engine:
+    """What one engine does of an operation: the firmware's descriptors, by the names of their numbers."""
+
+    engine: int
+    op: Mapping[str, Any]
+    surfaces: Mapping[str, Any]
+    lut: int | None
+    """Index into the manifest's tables."""
+    behind: bool
+    reciprocals: tuple[int, int] | None
+    mixed: str
+
+
+def engines_as_json(operations: Iterable[Iterable[Described]]) -> dict[str, Any]:
+    """The manifest's entries `engines`, by operation, and `tables`."""
+    tables: dict[of.Lut, int] = {}
+    entries = [
+        [
+            asdict(
+                Engine(
+                    each.engine, numbers_of(each.op), numbers_of(each.surfaces),
+                    None if each.lut is None else tables.setdefault(each.lut, len(tables)),
+                    each.behind, each.reciprocals, each.mixed,
+                )
+            )
+            for each in operation
+        ]
+        for operation in operations
+    ]  # fmt: skip
+    return {"engines": entries, "tables": [numbers_of(each) for each in tables]}
+
+
+def _described(engine: Engine, tables: Sequence[Mapping[str, Any]]) -> Described:
+    """The descriptors of an entry. Raises ArtefactError (E502) if npuc did not write it."""
+    if engine.engine not in of.OPERATIONS or not -1 < (engine.lut or 0) < max(len(tables), 1):
+        raise damaged(f"engine {engine.engine} with table {engine.lut} of {len(tables)}")
+    kinds = of.OPERATIONS[engine.engine]
+    try:
+        op, surfaces = assembled(kinds[0], engine.op), assembled(kinds[1], engine.surfaces)
+        lut = None if engine.lut is None else assembled(of.Lut, tables[engine.lut])
+        for each in (op, surfaces, lut or of.Lut()):
+            pack(each)
+    except EncodingError as error:
+        raise damaged(f"engines: {error.problems[0].reason}") from error
+    return Described(engine.engine, op, surfaces, lut, engine.behind, engine.reciprocals, engine.mixed)
+
+
+@frozen
 class Image:
     """A file's bytes at an address in memory."""
 
@@ -194,6 +246,18 @@ class Contents:
     def commands(self, program: Program) -> list[Command]:
         """The commands of the program that has this manifest. Raises ArtefactError (E502) for damaged records."""
         return decode(program.files.get("registers.bin", b""), self.registers)
+
+    def engines(self, program: Program, segment: Segment) -> list[Described]:
+        """What the engines do in a segment, in order. Raises ArtefactError (E502) for damaged entries."""
+        entries = read(tuple[tuple[Engine, ...], ...], program.manifest.get("engines"), "engines")
+        tables = read(tuple[Mapping[str, Any], ...], program.manifest.get("tables"), "tables")
+        if len(entries) != len(self.operations):
+            raise damaged(f"{len(entries)} engines of {len(self.operations)} operations")
+        end = segment.start + segment.count
+        inside = [segment.start <= each.start < end for each in self.operations]
+        return [
+            _described(each, tables) for entry, used in zip(entries, inside, strict=True) if used for each in entry
+        ]
 
     @property
     def segments(self) -> list[Segment]:

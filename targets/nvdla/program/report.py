@@ -8,17 +8,18 @@ from math import ceil, prod
 from typing import Any
 
 from npuc.host import manifest as steps
-from npuc.inspect.figures import memory_use, totals
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AVERAGE
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.emission import kind
+from npuc.targets.nvdla.emission.describing import describe
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.operation import Convolution, written
-from npuc.targets.nvdla.program.artefact import LARGEST, Segment
+from npuc.targets.nvdla.program.artefact import LARGEST, Segment, engines_as_json
 from npuc.targets.nvdla.program.lowering import Emitted, Lowered
 from npuc.targets.nvdla.selection import Alternative
+from npuc.view import memory_use, totals
 
 
 def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -28,6 +29,7 @@ def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[s
         "machine": machine.as_dict(),
         "steps": [steps.as_json(step) for step in lowered.steps],
         "operations": [asdict(each) for each in lowered.operations],
+        **engines_as_json(describe(each, machine) for row in lowered.emitted for each in row.operations),
         "dram": asdict(lowered.dram),
         "report": summary(lowered, machine),
     }

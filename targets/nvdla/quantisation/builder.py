@@ -1,6 +1,8 @@
 """Walks the float graph once and writes the graph of passes: which nodes a pass computes, and its window.
 
 The contents of a pass's stages depend on the precision: Integers and Floats provide them.
+
+Which nodes form one pass: a convolution and what its only reader does.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from npuc.errors import DoesNotFit
+from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.pooling import SELECTION
 from npuc.ops.quantisation import CONVERSIONS
@@ -20,7 +24,55 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.integer import IDLE
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from npuc.targets.nvdla.quantisation.form import Form, relu
-from npuc.targets.nvdla.quantisation.groups import Group, groups
+
+
+@frozen
+class Group:
+    """A convolution and the node fused into its pass; `last` is the node whose result the pass computes."""
+
+    conv: Node
+    last: Node
+
+    @property
+    def operand(self) -> str | None:
+        """The map that is added, if any."""
+        if self.last.op != "Add":
+            return None
+        first, second = self.last.inputs
+        return second if first == self.conv.output else first
+
+
+def groups(graph: Graph, nodes: Sequence[Node]) -> dict[Node, Group]:
+    """The group of every pass of more than one node, by its last node."""
+    integer = set(nodes)
+    found: dict[Node, Group] = {}
+    taken: set[str] = set()
+    for node in nodes:
+        if node.op not in ("Add", "PRelu", "LeakyRelu"):
+            continue
+        candidates = [
+            graph.producers[name]
+            for name in (node.inputs if node.op == "Add" else node.inputs[:1])
+            if _joins(graph, node, name, integer) and name not in taken
+        ]
+        if candidates:
+            conv = max(candidates, key=graph.nodes.index)
+            taken.add(conv.output)
+            found[node] = Group(conv, node)
+    return found
+
+
+def _joins(graph: Graph, node: Node, name: str, integer: set[Node]) -> bool:
+    """Whether a tensor is the result of a convolution that can compute the node in its own pass."""
+    conv = graph.producers.get(name)
+    if conv is None or conv not in integer or conv.op != "Conv" or graph.only_reader(name) is None:
+        return False
+    if node.op != "Add":
+        return not ACTIVATION(conv)
+    other = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
+    same = other != name and graph.shape(other) == graph.shape(name) == graph.shape(node.output)
+    return same and graph.constant(other) is None and ACTIVATION(conv) in ("", "Relu")
+
 
 MOST_POOL = 8
 """The largest window of PDP, each way."""

@@ -21,8 +21,7 @@ from npuc.targets.nvdla.machine.commands import SEQUENCERS, SEQUENTIAL, VERILATO
 from npuc.targets.nvdla.machine.parameters import SECOND
 from npuc.targets.nvdla.machine.registers import Register, RegisterMap, register_map
 from npuc.targets.nvdla.model.nvdla import BLOCK_OF
-from npuc.targets.nvdla.trace.dat import packed
-from npuc.targets.nvdla.trace.program import Trace
+from npuc.targets.nvdla.trace.program import Trace, packed
 
 MEMORIES = ("pri_mem", "sec_mem")
 """DRAM and the second memory."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from npuc.frozen import frozen
 from npuc.ir import Array
-from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.firmware import descriptors as of
+from npuc.targets.nvdla.firmware.structures import size
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.accesses import APART, Accesses, before, by_memory, cubes, ends
-from npuc.targets.nvdla.loadable.structures import size
 from npuc.targets.nvdla.loadable.task import Task, content
 from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, Machine
 from npuc.targets.nvdla.model.memory import Pattern

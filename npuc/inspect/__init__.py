@@ -1,1 +1,0 @@
-"""What every target shows of a program: listings, annotated images, activity over time."""

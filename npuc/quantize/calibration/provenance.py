@@ -1,0 +1,48 @@
+"""Where the ranges of a program's activations come from: nobody gets synthetic ones without asking for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from hashlib import sha256
+
+from npuc.errors import DataError
+from npuc.ir import Graph
+from npuc.ops.quantisation import CONVERSIONS
+from npuc.program import RANGES, Program, Ranges, file_sha256
+from npuc.samples.loading import Samples
+from npuc.samples.sources import files_of
+from npuc.target import FLOATING, Request
+
+
+def expect_ranges(request: Request, graphs: Iterable[Graph]) -> None:
+    """Raises DataError (E404) if ranges have to be chosen for one of these graphs, and nobody said from what.
+
+    graphs: before quantisation. A model that is quantised already has ranges of its own.
+    """
+    if request.synthetic or request.calibration or request.options.precision in FLOATING:
+        return
+    if not all(map(_has_scales, graphs)):
+        raise DataError("E404", f"{request.options.precision} needs the ranges of the model's activations")
+
+
+def with_ranges(program: Program, request: Request, samples: Samples, graphs: Sequence[Graph]) -> Program:
+    """The program of a request with the origin of its ranges in the manifest.
+
+    samples: of the calibration. graphs: of its parts, before quantisation.
+    """
+    files = files_of(request.calibration)
+    if not graphs:
+        found = Ranges("none")
+    elif files and samples.inputs:
+        digest = sha256("".join(map(file_sha256, files)).encode()).hexdigest()
+        found = Ranges("samples", tuple(each.name for each in files), len(samples), digest)
+    elif program.precision in FLOATING:
+        found = Ranges("none")
+    else:
+        found = Ranges("model") if all(map(_has_scales, graphs)) else Ranges("synthetic", samples=len(samples))
+    return replace(program, manifest={**program.manifest, RANGES: asdict(found)})
+
+
+def _has_scales(graph: Graph) -> bool:
+    return any(node.op in CONVERSIONS for node in graph.nodes)

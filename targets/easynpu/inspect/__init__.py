@@ -1,1 +1,0 @@
-"""Views of a program for people: timeline, memory annotation, origin of every element."""

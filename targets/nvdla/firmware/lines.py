@@ -1,0 +1,132 @@
+"""Register writes as text: a line names a register, and the descriptor values of its fields.
+
+    CSC.D_RELEASE RLS_SLICES=op.release-1
+    CDMA.D_WEIGHT_ADDR_LOW *=low(surfaces.weight)
+
+`*` is the whole register; `-1` means that the register stores one less; `low` and `high` are the halves of a
+cube's address, `ram` is its memory; `:name` is a value derived by the engine's module, which is not read back. The
+same lines translate descriptors to the firmware's writes, and registers to descriptors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from npuc.errors import ArtefactError
+from npuc.frozen import frozen
+from npuc.targets.nvdla.firmware.descriptors import NONE, Cube
+from npuc.targets.nvdla.machine.registers import RegisterMap
+
+V = TypeVar("V")
+RegisterWrite = tuple[str, int]
+"""A register's block and name, and its value."""
+Writes = Iterator[RegisterWrite]
+WORD = 0xFFFFFFFF
+
+
+def known(values: Sequence[V], number: int, what: str = "a precision or format") -> V:
+    """The value for a descriptor's number. Raises ArtefactError (E502) for a number without one."""
+    if not 0 <= number < len(values):
+        raise ArtefactError("E502", f"{what} of {number}", limit=f"0..{len(values) - 1}")
+    return values[number]
+
+
+OF_CUBE = re.compile(r"(low|high|ram)\((.+)\)")
+PLAIN = re.compile(r"([a-z_0-9.]+?)(-1)?")
+
+
+@frozen
+class Term:
+    """A field and the source of its value."""
+
+    field: str
+    source: str
+    """A dotted name from `op` or `surfaces`, a derived value (:name), or empty for a cube's address or memory."""
+    less: int = 0
+    what: str = ""
+    """Of a cube: low, high or ram."""
+    cube: str = ""
+
+
+@frozen
+class Line:
+    """A register and its fields; fields that are not named are 0."""
+
+    register: str
+    terms: tuple[Term, ...]
+
+    @property
+    def block(self) -> str:
+        """The register's block."""
+        return self.register.partition(".")[0]
+
+
+def lines(text: str) -> tuple[Line, ...]:
+    """The lines of a table."""
+    rows = (row.split() for row in text.strip().splitlines())
+    return tuple(Line(register, tuple(_term(*each.split("=")) for each in terms)) for register, *terms in rows)
+
+
+def _term(name: str, source: str) -> Term:
+    of_cube, plain = OF_CUBE.fullmatch(source), PLAIN.fullmatch(source)
+    if of_cube:
+        return Term(name, "", what=of_cube[1], cube=of_cube[2])
+    return Term(name, plain[1], less=int(bool(plain[2]))) if plain else Term(name, source)
+
+
+Derived = Mapping[str, int]
+"""Values derived from the operation and its surfaces, by name."""
+NOTHING: Derived = {}
+
+
+def ram(cube: Cube) -> int:
+    """RAM_TYPE of a cube; 1: main memory (DRAM)."""
+    return 1 - min(cube.type, 1)
+
+
+@frozen
+class Firmware:
+    """The firmware's environment besides the descriptors."""
+
+    registers: RegisterMap
+    atom_bytes: int
+    address: Callable[[int], int]
+    """The address of an entry of the task's address list."""
+
+    def fields(self, title: str, **values: int | str) -> RegisterWrite:
+        """A write of a register with these fields, the others 0."""
+        register = self.registers[title]
+        everything = {each.name: 0 for each in register.fields}
+        return title, register.value(**{**everything, **values})
+
+    def at(self, cube: Cube) -> int:
+        """A cube's address; 0 if it has none."""
+        return 0 if cube.address == NONE else self.address(cube.address) + cube.offset
+
+    def writes(self, table: Sequence[Line], op: Any, surfaces: Any, derived: Derived = NOTHING) -> Writes:
+        """The writes of a table's lines."""
+        for line in table:
+            found = {each.field: self._value(each, op, surfaces, derived) for each in line.terms}
+            if "*" in found:
+                yield line.register, found["*"] & WORD
+            else:
+                places = self.registers[line.register].places
+                masked = {name: value & ((1 << places[name].width) - 1) if value < 0 else value
+                          for name, value in found.items()}  # fmt: skip
+                yield self.fields(line.register, **masked)
+
+    def _value(self, term: Term, op: Any, surfaces: Any, derived: Derived) -> int:
+        if term.source.startswith(":"):
+            return derived[term.source[1:]]
+        if term.what:
+            cube: Cube = _found(term.cube, op, surfaces)
+            return ram(cube) if term.what == "ram" else self.at(cube) >> 32 * (term.what == "high")
+        return _found(term.source, op, surfaces) - term.less
+
+
+def _found(path: str, op: Any, surfaces: Any) -> Any:
+    root, _, rest = path.partition(".")
+    return attrgetter(rest)(op if root == "op" else surfaces)

@@ -1,0 +1,136 @@
+"""Packed structures of little-endian numbers, declared as frozen dataclasses: reader and writer.
+
+>>> @frozen(kw_only=True)
+... class Pair:
+...     left: int = number("B")
+...     right: tuple[int, ...] = numbers("h", 2)
+>>> size(Pair), pack(Pair(left=1, right=(2, -1)))
+(5, b'\\x01\\x02\\x00\\xff\\xff')
+>>> unpack(Pair, b'\\x01\\x02\\x00\\xff\\xff')
+Pair(left=1, right=(2, -1))
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import Field, field, fields
+from typing import Any, TypeVar
+
+from npuc.errors import ArtefactError, EncodingError
+from npuc.frozen import frozen
+
+S = TypeVar("S")
+
+
+@frozen
+class Place:
+    """How a field is stored: a code of the struct module, repeated, or a nested structure."""
+
+    code: str = ""
+    count: int = 0
+    """0: a single number."""
+    structure: type[Any] | None = None
+
+
+def number(code: str, default: float = 0) -> Any:
+    """A number, given by its code in the struct module."""
+    return field(default=default, metadata={"place": Place(code)})
+
+
+def numbers(code: str, count: int) -> Any:
+    """A tuple of numbers."""
+    return field(default=(0,) * count, metadata={"place": Place(code, count)})
+
+
+def unused(count: int) -> Any:
+    """Bytes without a meaning, preserved as found."""
+    return numbers("B", count)
+
+
+def places(cls: type[Any]) -> list[tuple[str, Place]]:
+    """The fields of a structure in order, each with its storage."""
+    return [(each.name, each.metadata.get("place") or _nested(each)) for each in fields(cls)]
+
+
+def _nested(each: Field[Any]) -> Place:
+    """The storage of a nested structure: a field whose default factory is the structure's class."""
+    made_by: Any = each.default_factory
+    return Place(structure=made_by)
+
+
+def _format(place: Place) -> str:
+    return f"<{place.count or 1}{place.code}"
+
+
+def size(cls: type[Any]) -> int:
+    """Size of a structure."""
+    return sum(
+        size(place.structure) if place.structure else struct.calcsize(_format(place)) for _, place in places(cls)
+    )
+
+
+def unpack(cls: type[S], data: bytes, offset: int = 0) -> S:
+    """The structure at an offset. Raises ArtefactError (E502) if the data ends before it."""
+    if offset < 0 or offset + size(cls) > len(data):
+        reason = f"{cls.__name__} at byte {offset} of {len(data)}"
+        raise ArtefactError("E502", reason, limit=f"{size(cls)} bytes")
+    found: dict[str, Any] = {}
+    for name, place in places(cls):
+        if place.structure:
+            found[name] = unpack(place.structure, data, offset)
+            offset += size(place.structure)
+            continue
+        values = struct.unpack_from(_format(place), data, offset)
+        found[name] = values if place.count else values[0]
+        offset += struct.calcsize(_format(place))
+    return cls(**found)
+
+
+def pack(value: Any) -> bytes:
+    """The bytes of a structure. Raises EncodingError (E301) for a number that does not fit its field."""
+    parts: list[bytes] = []
+    for name, place in places(type(value)):
+        held = getattr(value, name)
+        if place.structure:
+            parts.append(pack(held))
+            continue
+        try:
+            parts.append(struct.pack(_format(place), *(held if place.count else (held,))))
+        except struct.error:
+            limit = f"{_format(place)[1:]} (struct)"
+            raise EncodingError("E301", f"{name} = {held}", op=type(value).__name__, limit=limit) from None
+    return b"".join(parts)
+
+
+def assembled(cls: type[S], values: Mapping[str, int | tuple[int, ...]]) -> S:
+    """A structure from numbers at dotted names ("source.width"), with defaults for the others.
+
+    Raises EncodingError (E301) for a name that is no field, or not of this structure.
+    """
+    known = dict(places(cls))
+    inner: dict[str, dict[str, int | tuple[int, ...]]] = {}
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        name, _, rest = path.partition(".")
+        if name not in known or bool(rest) != bool(known[name].structure):
+            raise EncodingError("E301", f"no number {path}", op=cls.__name__, limit=", ".join(known))
+        if rest:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            found[name] = value
+    found |= {name: assembled(known[name].structure or cls, parts) for name, parts in inner.items()}
+    return cls(**found)
+
+
+def numbers_of(value: Any) -> dict[str, int | tuple[int, ...]]:
+    """The numbers of a structure that are not their defaults, by dotted name: what `assembled` takes."""
+    found: dict[str, int | tuple[int, ...]] = {}
+    known = dict(places(type(value)))
+    for each in fields(value):
+        held, structure = getattr(value, each.name), known[each.name].structure
+        if structure:
+            found |= {f"{each.name}.{name}": inner for name, inner in numbers_of(held).items()}
+        elif held != each.default:
+            found[each.name] = held
+    return found

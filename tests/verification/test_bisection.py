@@ -1,0 +1,161 @@
+"""`npuc verify --bisect` names the layer that a compiler computes wrongly, although its references agree with it.
+
+Faults are planted while the integer network is made, so that words, network and proof share them: in a layer's
+weights, bias, shift or activation, or in what is told of its result's zero point or scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partialmethod
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import npuc
+from npuc.ir import Node
+from npuc.models import detector, ds_cnn, resnet8
+from npuc.models.scenes import scenes
+from npuc.quantize.network.construction import GraphBuilder, Quantised
+from npuc.verification.bisection import largest_loss
+from npuc.verification.described import described
+
+SHIFTS = 64
+"""A constant of a layer with no larger value has its shifts."""
+NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "resnet8": resnet8.build,
+    "ds_cnn": ds_cnn.build,
+    "detector": detector.build,
+}
+KINDS = ("weight", "bias", "shift", "activation", "zero point", "scale")
+ADD, RESULT = GraphBuilder.add, GraphBuilder.result
+
+
+@dataclass
+class Fault:
+    """A fault of the n-th convolution or fully connected layer of a network that is being made."""
+
+    kind: str
+    number: int
+    seen: int = 0
+    at: Node | None = None
+    """The layer, once the fault is planted; layers without a bias or an activation have none to spoil."""
+
+    def add(self, builder: GraphBuilder, node: Node) -> None:
+        constants = {
+            name: np.array(builder.constants[name]) for name in node.inputs[1:] if name in builder.constants
+        }
+        held = {name: each for name, each in constants.items() if each.size > 1}
+        if "Conv" in node.op and held and not node.attrs.get("average"):
+            if self.seen == self.number:
+                node = self._spoilt(builder, node, held)
+            self.seen += 1
+        ADD(builder, node)
+
+    def _spoilt(self, builder: GraphBuilder, node: Node, held: dict[str, Any]) -> Node:
+        weights = max(held, key=lambda name: held[name].size)
+        shifts = [name for name, each in held.items() if name != weights and np.abs(each).max() <= SHIFTS]
+        others = [name for name in held if name not in (weights, *shifts)]
+        relu = next((key for key, value in node.attrs.items() if key.endswith("relu") and value), None)
+        if self.kind == "weight":
+            builder.constants[weights] = np.roll(held[weights], 1, axis=0)
+        elif self.kind == "bias" and others:
+            moved = held[others[0]] + np.abs(held[others[0]]).max()
+            builder.constants[others[0]] = moved.astype(held[others[0]].dtype)
+        elif self.kind == "shift" and shifts:
+            builder.constants[shifts[0]] = held[shifts[0]] - 1
+        elif self.kind == "activation" and relu:
+            node = node.with_attrs(**{relu: 0})
+        elif self.kind not in ("zero point", "scale"):
+            return node
+        self.at = node
+        return node
+
+    def result(self, builder: GraphBuilder) -> Quantised:
+        made = RESULT(builder)
+        if self.at is None or self.at.output not in made.scales:
+            return made
+        name = self.at.output
+        if self.kind == "scale":
+            return replace(made, scales={**made.scales, name: made.scales[name] * 1.5})
+        moved = {name: made.zeros.get(name, 0) + 20} if self.kind == "zero point" else {}
+        return replace(made, zeros={**made.zeros, **moved})
+
+
+def _add(builder: GraphBuilder, fault: Fault, node: Node) -> None:
+    fault.add(builder, node)
+
+
+def _result(builder: GraphBuilder, fault: Fault) -> Quantised:
+    return fault.result(builder)
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """Each network's file and samples of its input."""
+    folder, found = tmp_path_factory.mktemp("networks"), dict[str, tuple[Path, Any]]()
+    for name, build in NETWORKS.items():
+        model = build()
+        onnx.save(model, folder / f"{name}.onnx")
+        shape = [each.dim_value for each in model.graph.input[0].type.tensor_type.shape.dim]
+        drawn = np.random.default_rng(0).standard_normal((4, *shape)).astype(np.float32)
+        pixels = scenes(4, (5, 5)).pixels.reshape(-1, *shape) if name == "detector" else drawn
+        found[name] = folder / f"{name}.onnx", pixels
+    return found
+
+
+def _blamed(model: Path, x: Any, target: str, fault: Fault, patch: pytest.MonkeyPatch) -> dict[str, Any] | None:
+    """The layer that is named for a fault."""
+    with patch.context() as planted:
+        planted.setattr(GraphBuilder, "add", partialmethod(_add, fault))
+        planted.setattr(GraphBuilder, "result", partialmethod(_result, fault))
+        program = npuc.compile(str(model), target, calibration=x, precision="int8", level="0", proof="off")
+    if fault.at is None:
+        return None
+    graph = described(program.program)
+    return largest_loss(npuc.verify(str(model), program, x), graph)
+
+
+def _expect_named(model: Path, x: Any, target: str, fault: Fault, patch: pytest.MonkeyPatch) -> None:
+    found = _blamed(model, x, target, fault, patch)
+    if found is not None:
+        assert fault.at is not None
+        assert found["tensor"] in fault.at.outputs, f"{fault.kind} of {fault.at.name}: {found}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "target", "number"),
+    [
+        ("resnet8", "easynpu", 0), ("resnet8", "easynpu", 4), ("ds_cnn", "easynpu", 6), ("detector", "easynpu", 1),
+        ("detector", "nvdla-small", 0), ("ds_cnn", "bm1684", 3),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_compiler_is_named_by_its_layer(
+    networks: dict[str, tuple[Path, Any]],
+    name: str,
+    target: str,
+    number: int,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _expect_named(*networks[name], target, Fault(kind, number), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "bm1684"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_faults_of_every_layer_in_turn_are_named(
+    networks: dict[str, tuple[Path, Any]], name: str, target: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in count():
+        fault = Fault(kind, number)
+        _expect_named(*networks[name], target, fault, monkeypatch)
+        if fault.seen <= number:  # the network has no such layer
+            return
