@@ -132,7 +132,7 @@ def test_a_scale_that_is_none_is_refused_by_name(scale: float) -> None:
         ({"z": np.zeros(3, np.uint8)}, "E105"),
         ({"z": np.array(0.0, np.float32)}, "E107"),
         ({"s": np.ones(3, np.float32), "z": np.zeros(3, np.uint8)}, "E105"),
-        ({"s": np.array(1.0, np.float64)}, "E107"),
+        ({"s": np.array(1.0, np.float16)}, "E107"),
     ],
 )
 def test_scales_and_zero_points_that_contradict_are_refused(constants: dict[str, Array], code: str) -> None:
