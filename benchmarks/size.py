@@ -27,7 +27,7 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_320,
+    "benchmarks": 3_335,
     "docs": 290,
     "examples": 200,
     "models": 1_100,

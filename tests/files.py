@@ -1,8 +1,11 @@
-"""Files of samples and outputs."""
+"""Files of samples and outputs, and scripts as modules."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -27,3 +30,13 @@ def split(folder: Path, values: Array, sizes: tuple[int, ...], **labels: Array) 
         start += size
     assert start == len(values)
     return folder
+
+
+def script(name: str) -> ModuleType:
+    """A script of the repository, such as `benchmarks/size.py`, as a module, anew."""
+    path = Path(__file__).resolve().parents[1] / name
+    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

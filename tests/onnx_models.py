@@ -40,19 +40,24 @@ def network(
     constants: Mapping[str, Constant] | None = None,
     outputs: str = "y",
     opset: int = 17,
+    dtype: int = TensorProto.FLOAT,
+    functions: Sequence[onnx.FunctionProto] = (),
     **domains: int,
 ) -> onnx.ModelProto:
-    """A model of nodes. x: the shape of the input x, or of all inputs. outputs: separated by blanks."""
+    """A model of nodes. x: the shape of the input x, or of all inputs. outputs: separated by blanks.
+
+    dtype: of inputs and outputs. domains: opsets, such as com_microsoft = 1.
+    """
     inputs = x if isinstance(x, Mapping) else {"x": x}
     graph = helper.make_graph(
         [*nodes],
         "network",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs.split()],
+        [helper.make_tensor_value_info(name, dtype, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, dtype, None) for name in outputs.split()],
         tensors(constants or {}),
     )
     opsets = [helper.make_opsetid(name.replace("_", "."), each) for name, each in {"": opset, **domains}.items()]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=_ir(opset))
+    return helper.make_model(graph, functions=functions, opset_imports=opsets, ir_version=_ir(opset))
 
 
 def _ir(opset: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from npuc.account import Entry, account_of, nodes_named
 from npuc.driver import compile_model
@@ -19,7 +19,7 @@ from npuc.models import MODELS
 from npuc.onnx_files.subgraphs import within
 from npuc.target import Options, Request, target
 from tests.cli.process import npuc
-from tests.onnx_models import parse
+from tests.onnx_models import network, parse
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
 
@@ -130,7 +130,7 @@ def test_costs_of_nodes_add_up_to_the_program(network: str, tmp_path: Path) -> N
 def _every_kind() -> onnx.ModelProto:
     """Folded constants, an identity, a call, a constant If, a dead node, and names that collide."""
     rng = np.random.default_rng(0)
-    weights = {name: rng.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32) for name in ("w", "v")}
+    weights = {name: rng.normal(0, 0.2, (8, 8, 3, 3)) for name in ("w", "v")}
     call = helper.make_function(
         "own", "Block", ["p"], ["q"],
         [helper.make_node("Neg", ["p"], ["t"], "inner"), helper.make_node("Relu", ["t"], ["q"])],
@@ -148,13 +148,8 @@ def _every_kind() -> onnx.ModelProto:
         helper.make_node("Sin", ["d"], ["f"], "sine"),
         helper.make_node("Conv", ["f", "v"], ["y"], "last", pads=[1] * 4),
     ]
-    graph = helper.make_graph(
-        nodes, "every", [_value("x")], [_value("y")],
-        [*(numpy_helper.from_array(each, name) for name, each in weights.items()),
-         numpy_helper.from_array(np.array(True), "yes")],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-    return helper.make_model(graph, functions=[call], opset_imports=opsets, ir_version=8)
+    shape = [each.dim_value for each in _value("x").type.tensor_type.shape.dim]
+    return network(nodes, shape, {**weights, "yes": True}, functions=[call], own=1)
 
 
 def _value(name: str) -> onnx.ValueInfoProto:

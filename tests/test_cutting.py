@@ -14,7 +14,7 @@ import npuc
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array
 from tests.cli.process import npuc as command
-from tests.nvdla.networks import node
+from tests.onnx_models import node
 
 SHAPE = (1, 3, 8, 8)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.files import script
+
 ROOT = Path(__file__).resolve().parents[1]
-_spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-assert _spec is not None and _spec.loader is not None
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
+generate = script("docs/generate.py")
 
 
 @pytest.mark.parametrize("page", sorted(generate.PAGES))

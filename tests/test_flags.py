@@ -45,12 +45,7 @@ def test_keywords_become_options() -> None:
         },
     )
     wanted = Options(
-        precision="int8",
-        flags={"weights": "winograd"},
-        level="2",
-        bind=(("s", 3.0),),
-        deny=("Conv",),
-        mixed=True,
+        precision="int8", flags={"weights": "winograd"}, level="2", bind=(("s", 3.0),), deny=("Conv",), mixed=True
     )
     assert found == wanted
     assert options_of(target("bm1684"), None, {}).precision == "fp32"

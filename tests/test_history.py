@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import npuc
+from tests.files import script
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "history.py"
 
@@ -18,11 +17,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "history.py"
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script with a file of its own."""
-    spec = importlib.util.spec_from_file_location("history", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "history", module)
-    spec.loader.exec_module(module)
+    module = script("benchmarks/history.py")
     monkeypatch.setattr(module, "FILE", tmp_path / "history.json")
     monkeypatch.setattr(module, "_commit", lambda: "abc")
     return module

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "mutants.py"
+from tests.files import script
+
 FIXTURE = '''def fits(size, most):
     """Whether 1 <= size <= most."""
     if size < 1 or most is None:
@@ -25,14 +25,7 @@ TESTS = "from npuc.fixture import fits\n\n\ndef test_fits():\n    assert fits(4,
 
 @pytest.fixture(scope="module")
 def mutants() -> ModuleType:
-    """benchmarks/mutants.py as a module."""
-    spec = importlib.util.spec_from_file_location("mutants", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/mutants.py")
 
 
 @pytest.fixture(scope="module")

@@ -266,8 +266,7 @@ def test_evidence_is_not_needed_to_load(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["../secret", "/etc/hostname", "a/b", "..", ".", "", "nul\0", "manifest.json/x", "x" * 5000],
+    "name", ["../secret", "/etc/hostname", "a/b", "..", ".", "", "nul\0", "manifest.json/x", "x" * 5000]
 )
 def test_a_manifest_cannot_name_files_outside_its_directory(saved: Path, name: str) -> None:
     (saved.parent / "secret").write_bytes(b"secret")

@@ -60,9 +60,7 @@ def test_the_products_with_zeros_of_a_grouped_convolution_are_counted() -> None:
 
 def test_two_places_are_two_sentences_and_nodes_that_are_only_wired_differently_none() -> None:
     before = graph(
-        node("GlobalMaxPool", "x", y="a"),
-        node("Add", "x", "a", y="b"),
-        node("GlobalMaxPool", "b", y="y"),
+        node("GlobalMaxPool", "x", y="a"), node("Add", "x", "a", y="b"), node("GlobalMaxPool", "b", y="y")
     )
     assert [each.nodes for each in done(split_max_pool, before)] == [("a",), ("y",)]
 

@@ -76,7 +76,10 @@ def test_guarded_divisors_leave_the_relu_on_the_npu(divisor: str) -> None:
     assert [each["place"] for each in program.report["partitions"]] == ["npu"]
 
 
-@pytest.mark.parametrize("divisor", ["d = Relu(x)", "d = Abs(x)", "d = Sub(x, tiny)", "d = Max(x, zero)"])
+@pytest.mark.parametrize(
+    "divisor",
+    ["d = Relu(x)", "d = Abs(x)", "d = Sub(x, tiny)", "d = Max(x, zero)", "a = Add(x, tiny)\n d = Sub(a, tiny)"],
+)
 def test_other_divisors_do_not(divisor: str) -> None:
     with pytest.raises(NpucError, match="may be NaN"):
         npuc.compile(_model(f"{divisor}\n q = Div(x, d)\n y = Relu(q)"), "bm1684", strict=True)

@@ -10,13 +10,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from npuc.target import Options, Request
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.compiled import optimised
+from tests.onnx_models import network
 
 Layer = tuple[str, list[str], Mapping[str, Any]]
 Shapes = dict[str, tuple[int, ...]]
@@ -95,16 +96,9 @@ CASES: dict[str, tuple[list[Layer], Shapes, int]] = {
 
 def _save(layers: list[Layer], shapes: Shapes, path: Path) -> None:
     draw = np.random.default_rng(0).standard_normal
-    weights = [
-        numpy_helper.from_array((draw(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32), name)
-        for name, shape in shapes.items()
-        if name != "x"
-    ]
+    held = {name: draw(shape) / np.sqrt(np.prod(shape[1:])) for name, shape in shapes.items() if name != "x"}
     nodes = [helper.make_node(op, reads, [str(at)], **attrs) for at, (op, reads, attrs) in enumerate(layers)]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shapes["x"])
-    y = helper.make_tensor_value_info(str(len(layers) - 1), TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "g", [x], [y], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = network(nodes, shapes["x"], held, str(len(layers) - 1))
     onnx.save(onnx.shape_inference.infer_shapes(model), path)
 
 

@@ -309,15 +309,11 @@ def test_a_quantised_model_that_loses_its_limits_is_refused(
 STEPPED = {"scale": 0.5, "zero_point": 0, "dtype": "int8"}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "far"),
-    [
-        ((node("FakeQuantize", "x", "a", **STEPPED), node("Sub", "x a", "y")), None),
-        ((node("Neg", "x", "a"), node("FakeQuantize", "a", "y", **STEPPED)), "y"),
-        ((node("Neg", "x", "a"), node("Relu", "a", "y")), None),
-    ],
-    ids=["of like and like steps are left", "quantised", "not quantised"],
-)
+@pytest.mark.parametrize(("nodes", "far"), [
+    ((node("FakeQuantize", "x", "a", **STEPPED), node("Sub", "x a", "y")), None),
+    ((node("Neg", "x", "a"), node("FakeQuantize", "a", "y", **STEPPED)), "y"),
+    ((node("Neg", "x", "a"), node("Relu", "a", "y")), None),
+], ids=["of like and like steps are left", "quantised", "not quantised"])  # fmt: skip
 def test_an_output_is_far_where_ideal_rounding_would_leave_more_of_it(nodes: tuple[Node, ...], far: str) -> None:
     near = Nearness(network((1, 4, 3, 3), "y", *nodes), "int8")
     x = np.linspace(-30, 30, 36, dtype=np.float32).reshape(1, 4, 3, 3)

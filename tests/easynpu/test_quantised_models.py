@@ -21,7 +21,7 @@ from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.compiled import compilation, optimised, verified
-from tests.onnx_models import FORMS, TRAINED, quantised
+from tests.onnx_models import FORMS, TRAINED, parse, quantised
 from tests.runtime import RUNTIME
 
 EASYNPU = target("easynpu")
@@ -132,20 +132,11 @@ def test_passes_keep_the_integers_of_the_weights(name: str, shared: Path) -> Non
 
 def _conversion(scale: Any, zero: Any, axis: int = 1) -> onnx.ModelProto:
     """x -> QuantizeLinear -> DequantizeLinear -> Relu."""
-    nodes = [
-        onnx.helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "to_integers", axis=axis),
-        onnx.helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "from_integers", axis=axis),
-        onnx.helper.make_node("Relu", ["d"], ["y"], "relu"),
-    ]
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        nodes,
-        "g",
-        [value("x", 1, [1, 4, 3, 3])],
-        [value("y", 1, [1, 4, 3, 3])],
-        [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in (("s", scale), ("z", zero))],
+    text = (
+        f"g (float[1,4,3,3] x) => (float[1,4,3,3] y) {{ [to_integers] q = QuantizeLinear<axis = {axis}>(x, s, z)\n"
+        f"[from_integers] d = DequantizeLinear<axis = {axis}>(q, s, z)\n [relu] y = Relu(d) }}"
     )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    return parse(text, 21, s=scale, z=zero)
 
 
 @pytest.mark.parametrize(

@@ -83,12 +83,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("op", "attrs"),
-    [
-        ("LSTM", {}),
-        ("GRU", {"linear_before_reset": 0}),
-        ("GRU", {"linear_before_reset": 1}),
-        ("RNN", {}),
-    ],
+    [("LSTM", {}), ("GRU", {"linear_before_reset": 0}), ("GRU", {"linear_before_reset": 1}), ("RNN", {})],
 )
 def test_the_steps_compute_what_onnxruntime_does(op: str, attrs: dict[str, Any], form: dict[str, Any]) -> None:
     model = model_of(op, **form, **attrs)

@@ -343,19 +343,14 @@ def test_an_output_that_is_not_computed_may_be_there_but_not_read() -> None:
 CORNERS = 'Resize <coordinate_transformation_mode = "align_corners", mode = "linear"> (x, r, s)'
 
 
-@pytest.mark.parametrize(
-    ("node", "reason"),
-    [
-        ("BatchNormalization <training_mode = 1> (x, c, c, c, c)", "training mode"),
-        (CORNERS, "align_corners with scales that give fractional sizes"),
-        (
-            'Resize <axes = [-1], keep_aspect_ratio_policy = "not_larger"> (x, , , z)',
-            "not_larger along negative axes",
-        ),
-        ("Squeeze (x, e)", "an empty list of axes"),
-        ("Celu <alpha = -2.0> (x)", "alpha is -2"),
-    ],
-)
+@pytest.mark.parametrize(("node", "reason"), [
+    ("BatchNormalization <training_mode = 1> (x, c, c, c, c)", "training mode"),
+    (CORNERS, "align_corners with scales that give fractional sizes"),
+    ('Resize <axes = [-1], keep_aspect_ratio_policy = "not_larger"> (x, , , z)',
+     "not_larger along negative axes"),
+    ("Squeeze (x, e)", "an empty list of axes"),
+    ("Celu <alpha = -2.0> (x)", "alpha is -2"),
+])  # fmt: skip
 def test_a_sound_form_that_npuc_lacks_is_refused_with_a_remedy(node: str, reason: str) -> None:
     model = model_of(f"g (float[1,3,4,4] x, float[3] c) => (float[1,3,4,4] y) {{ y = {node} }}", opset=18)
     for name, value in (("r", []), ("s", [1, 1, 0.6, 2])):

@@ -6,46 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from npuc import program, running
-from npuc.ir import Array
 from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from npuc.verification.checking import check_of
 from npuc.verification.metrics import Tolerance
 from tests.compiled import compilation
-
-
-def weights(*shape: int) -> Array:
-    """Normal weights that keep the variance, the same for the same shape."""
-    return _normal(shape)
-
-
-def _normal(shape: tuple[int, ...]) -> Array:
-    values = np.random.default_rng(sum(shape)).standard_normal(shape)
-    return (values / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
-
-
-def network(
-    nodes: list[onnx.NodeProto], shape: tuple[int, ...], constants: dict[str, Array] | None = None
-) -> onnx.ModelProto:
-    """A model of one input x and one output y."""
-    graph = helper.make_graph(
-        nodes,
-        "network",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def node(op: str, inputs: str, output: str, **attrs: Any) -> onnx.NodeProto:
-    """One operator; inputs separated by blanks."""
-    return helper.make_node(op, inputs.split(), [output], name=output, **attrs)
 
 
 def compiled(

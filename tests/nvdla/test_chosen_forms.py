@@ -17,7 +17,8 @@ from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import target
-from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
 
 
 def pruned(share: float, *shape: int) -> Array:

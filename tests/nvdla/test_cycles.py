@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from npuc.ir import Array
-from tests.nvdla.networks import compiled, network, node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
 
 LIMITS = {  # clocks at 8 bytes a clock on the nv_small RTL, of an earlier program or one by hand; what is allowed
     "resnet8": (228569, 227500),

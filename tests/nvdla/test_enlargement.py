@@ -16,7 +16,8 @@ from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.firmware import descriptors
 from npuc.targets.nvdla.loadable import task as tasks
-from tests.nvdla.networks import expect_exact, network, node, verified, weights
+from tests.nvdla.networks import expect_exact, verified
+from tests.onnx_models import network, node, weights
 
 CONFIGURATIONS = ("nvdla-small", "nvdla-large", "nvdla-full")
 ALL = pytest.mark.parametrize("name", CONFIGURATIONS)

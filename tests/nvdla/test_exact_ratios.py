@@ -18,6 +18,7 @@ from npuc.targets.nvdla.quantisation.sums import COLUMN, Sums, two_stages
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.compiled import compilation
+from tests.onnx_models import parse
 
 
 def _after(sums: Array, stages: tuple[Stage, Stage], operands: dict[str, Array]) -> Array:
@@ -51,22 +52,16 @@ SCALES = {
 
 def _sum(scales: tuple[tuple[float, int], ...]) -> onnx.ModelProto:
     """int8 a + int8 b -> int8 y, each with a scale and a zero point of its own."""
-    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
     named = dict(zip("aby", scales, strict=True))
     constants = {f"{name}s": np.float32(scale) for name, (scale, _) in named.items()}
-    constants |= {f"{name}z": np.int8(zero) for name, (_, zero) in named.items()}
-    nodes = [
-        make("DequantizeLinear", ["a", "as", "az"], ["fa"]),
-        make("DequantizeLinear", ["b", "bs", "bz"], ["fb"]),
-        make("Add", ["fa", "fb"], ["fy"], "sum"),
-        make("QuantizeLinear", ["fy", "ys", "yz"], ["y"]),
-    ]
-    kind, shape = onnx.TensorProto.INT8, [1, 1, 256, 256]
-    held = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items()]
-    graph = onnx.helper.make_graph(
-        nodes, "g", [value(name, kind, shape) for name in "ab"], [value("y", kind, shape)], held
+    return parse(
+        "g (int8[1,1,256,256] a, int8[1,1,256,256] b) => (int8[1,1,256,256] y) {"
+        "fa = DequantizeLinear(a, as, az)\n fb = DequantizeLinear(b, bs, bz)\n"
+        "[sum] fy = Add(fa, fb)\n y = QuantizeLinear(fy, ys, yz) }",
+        13,
+        **constants,
+        **{f"{name}z": np.int8(zero) for name, (_, zero) in named.items()},
     )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
 
 
 @pytest.mark.parametrize("name", ["nvdla-small", "nvdla-full"])

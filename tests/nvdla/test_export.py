@@ -11,7 +11,8 @@ import pytest
 from npuc.target import target
 from npuc.targets.nvdla import model, trace
 from npuc.targets.nvdla.machine import parameters as machines
-from tests.nvdla.networks import compiled, network, node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
 
 
 def exported(folder: Path, name: str) -> Path:

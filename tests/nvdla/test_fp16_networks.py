@@ -25,7 +25,8 @@ from npuc.targets.nvdla.network import quantising
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.quantisation import in_fp16
 from tests.compiled import compilation, optimised
-from tests.nvdla.networks import compiled, network, node, verified, weights
+from tests.nvdla.networks import compiled, verified
+from tests.onnx_models import network, node, weights
 
 FP16 = {"name": "nvdla-full", "precision": "fp16"}
 SHAPE = (1, 20, 9, 11)

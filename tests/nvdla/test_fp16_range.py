@@ -13,7 +13,8 @@ import pytest
 import npuc
 from npuc.errors import DoesNotFit, Problem
 from tests.cli.process import npuc as npuc_run
-from tests.nvdla.networks import compiled, network, node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
 
 
 def _network(gain: float) -> onnx.ModelProto:

@@ -16,7 +16,8 @@ from npuc.samples import loading as data
 from npuc.target import target
 from npuc.targets.nvdla.quantisation.moments import moments
 from npuc.targets.nvdla.quantisation.rounding import rounded
-from tests.nvdla.networks import compiled, network, node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
 
 NOTHING = np.zeros(12)
 

@@ -12,7 +12,8 @@ import pytest
 from npuc.ir import Array
 from npuc.target import target
 from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
-from tests.nvdla.networks import compiled, network, node
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node
 
 
 def every_half() -> Array:

@@ -19,7 +19,7 @@ from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.compiled import compilation
 from tests.graphs.compiling import Case, verified
-from tests.nvdla.networks import network, node, weights
+from tests.onnx_models import network, node, weights
 from tests.passes import networks
 
 NODES = [node("Conv", "x w", "a"), node("Softsign", "a", "b"), node("Conv", "b v", "y")]

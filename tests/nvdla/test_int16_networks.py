@@ -19,7 +19,8 @@ from npuc.target import target
 from npuc.targets.nvdla.arithmetic.fixed_point import quantise_weights
 from npuc.targets.nvdla.arithmetic.integer import Table, interpolated
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
-from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
 
 INT16 = {"name": "nvdla-full", "precision": "int16"}
 SHAPE = (1, 20, 9, 11)

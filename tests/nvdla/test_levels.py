@@ -15,7 +15,7 @@ from npuc.target import Options, Request, target, usual_options
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.sums import chosen, two_stages
 from tests.compiled import compilation, optimised
-from tests.nvdla.networks import network, node, weights
+from tests.onnx_models import network, node, weights
 
 SMALL = target("nvdla-small")
 

@@ -11,7 +11,8 @@ from onnx import numpy_helper
 
 from npuc.targets.nvdla.model import sdp_rdma
 from npuc.targets.nvdla.model.memory import Pattern
-from tests.nvdla.networks import expect_exact, network, node, verified, weights
+from tests.nvdla.networks import expect_exact, verified
+from tests.onnx_models import network, node, weights
 
 CONFIGURATIONS = (("nvdla-small", "int8"), ("nvdla-full", "int8"), ("nvdla-full", "int16"))
 STARTS = {name: np.array([value], np.int64) for name, value in {"zero": 0, "one": 1, "two": 2, "axis": 2}.items()}

@@ -16,8 +16,9 @@ from npuc.targets.nvdla import model
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES, PixelFormat, misreads, pack, unpack
 from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.machine.registers import register_map
-from tests.nvdla.networks import expect_exact, network, node, verified, weights
+from tests.nvdla.networks import expect_exact, verified
 from tests.nvdla.programs import OPERAND, SOURCE, Convolution, Fields, memory
+from tests.onnx_models import network, node, weights
 
 EXCEPTIONS = {"T_R16_F": "int16"}
 """Where the document's precision is not that of the name."""

@@ -13,8 +13,8 @@ from npuc.ops import build
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from tests.nvdla import plain
 from tests.nvdla.against_plain import CONFIGURATIONS, compared
-from tests.nvdla.networks import network, node, weights
 from tests.nvdla.random_networks import Network
+from tests.onnx_models import network, node, weights
 
 
 @pytest.mark.parametrize("seed", range(500, 512))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from npuc.targets.nvdla.selection import planning
-from tests.nvdla.networks import compiled, network, node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
 
 LAYERS = {  # name: kernel shape, attributes; in pairs that differ in one thing each
     "c0": ((16, 16, 3, 3), {"pads": [1] * 4}),

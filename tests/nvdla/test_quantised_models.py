@@ -20,7 +20,7 @@ from npuc.target import Options, Request, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
 from tests.compiled import compilation
-from tests.onnx_models import FORMS, TRAINED, quantised
+from tests.onnx_models import FORMS, TRAINED, network, quantised
 
 pytestmark = pytest.mark.usefixtures("exact_integers")
 
@@ -160,21 +160,13 @@ STEPS = {"a": (0.043, -31), "b": (0.029, 77), "y": (0.05, -90)}
 
 def _operator(op: str, inputs: str, constants: dict[str, Array], **attrs: Any) -> onnx.ModelProto:
     """One operator between tensors of other scales and zero points each; a and b are the network's inputs."""
-    value = onnx.helper.make_tensor_value_info
     used = [name for name in inputs.split() if name in STEPS]
-    nodes = [node for name in used for node in _rounded(f"{name}_in", name, *STEPS[name])]
+    nodes = [each for name in used for each in _rounded(f"{name}_in", name, *STEPS[name])]
     nodes.append(onnx.helper.make_node(op, inputs.split(), ["r"], "operator", **attrs))
     nodes += _rounded("r", "y", *STEPS["y"])
     held = {f"{name}_scale": np.float32(STEPS[name][0]) for name in (*used, "y")}
     held |= {f"{name}_zero": np.int8(STEPS[name][1]) for name in (*used, "y")}
-    graph = onnx.helper.make_graph(
-        nodes,
-        "g",
-        [value(f"{name}_in", 1, [1, 8, 6, 6]) for name in used],
-        [value("y", 1, None)],
-        [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in {**held, **constants}.items()],
-    )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    return network(nodes, {f"{name}_in": (1, 8, 6, 6) for name in used}, {**held, **constants})
 
 
 NORMAL = np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype(np.float32) / 8

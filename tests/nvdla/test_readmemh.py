@@ -12,7 +12,8 @@ from npuc.program import Program
 from npuc.storage import readmemh
 from npuc.target import target
 from tests.cli.process import npuc
-from tests.nvdla.networks import compiled, network, node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
 
 
 def memory_of(text: str, word_bytes: int, size: int) -> bytes:

@@ -35,8 +35,9 @@ from npuc.targets.nvdla.operations.operation import (
     Transfer,
     Unit,
 )
-from tests.nvdla.networks import compiled, expect_exact, judged, network, node, verified, weights
+from tests.nvdla.networks import compiled, expect_exact, judged, verified
 from tests.nvdla.programs import RESULT, SOURCE, WEIGHTS, Fields, writes
+from tests.onnx_models import network, node, weights
 
 WITH = replace(FULL, sram_bytes=4096)
 NOTHING = Sdp(Unit(IDLE), Unit(IDLE))

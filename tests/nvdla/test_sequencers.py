@@ -14,8 +14,9 @@ from npuc.target import target
 from npuc.targets.nvdla import model, trace
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.commands import Poll
-from tests.nvdla.networks import compiled, network, node, weights
+from tests.nvdla.networks import compiled
 from tests.nvdla.sequencers import Deadlock, Environment
+from tests.onnx_models import network, node, weights
 
 CONSTANTS = {"w": weights(8, 3, 3, 3), "v": weights(8, 8, 3, 3), "b": np.ones(8, np.float32)}
 STEM = node("Conv", "x w b", "a", pads=[1, 1, 1, 1])

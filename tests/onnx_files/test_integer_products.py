@@ -191,21 +191,13 @@ BELOW = DEPTH * 255 * (127 - 3)
 
 
 @pytest.mark.parametrize("confined", [False, True])
-@pytest.mark.parametrize(
-    ("op", "inputs", "dtype", "activations", "expected"),
-    [
-        ("MatMulInteger", ["x", "w"], TensorProto.INT32, FULL, SUM),
-        ("MatMulInteger", ["x", "w", "", "three"], TensorProto.INT32, FULL, BELOW),
-        ("MatMulIntegerToFloat", ["x", "w", "scale_1.0", "scale_1.0"], TensorProto.FLOAT, FULL, SUM),
-        (
-            "DynamicQuantizeMatMul",
-            ["x", "w", "scale_1.0", "three"],
-            TensorProto.FLOAT,
-            FULL.astype(np.float32),
-            BELOW,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("op", "inputs", "dtype", "activations", "expected"), [
+    ("MatMulInteger", ["x", "w"], TensorProto.INT32, FULL, SUM),
+    ("MatMulInteger", ["x", "w", "", "three"], TensorProto.INT32, FULL, BELOW),
+    ("MatMulIntegerToFloat", ["x", "w", "scale_1.0", "scale_1.0"], TensorProto.FLOAT, FULL, SUM),
+    ("DynamicQuantizeMatMul", ["x", "w", "scale_1.0", "three"], TensorProto.FLOAT, FULL.astype(np.float32),
+     BELOW),
+])  # fmt: skip
 def test_weights_that_are_computed_are_exact(
     op: str, inputs: list[str], dtype: int, activations: Array, expected: int, *, confined: bool
 ) -> None:

@@ -11,6 +11,7 @@ from npuc.interpreter import run
 from npuc.ir import Array, Attr, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.passes.expansion.images import ImageLimits
+from npuc.pipeline import Pass
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -82,6 +83,15 @@ def assert_same_meaning(before: Graph, after: Graph, values: Mapping[str, Array]
     found = run(after, given, shared)
     for name in shared:
         assert_close(expected[name], found[name], name)
+
+
+def becomes(rewrite: Pass, graph: Graph, expected: Sequence[str]) -> Graph:
+    """What a pass makes of a graph: these operators, which mean the same and to which it does nothing more."""
+    found = rewrite(graph)
+    assert operators(found) == [*expected]
+    assert_same_meaning(graph, found)
+    assert rewrite(found).nodes == found.nodes
+    return found
 
 
 def sources(graph: Graph, output: str) -> Sequence[str]:

@@ -19,7 +19,7 @@ from npuc.quantize.calibration.histograms import histograms
 from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
 from npuc.targets.easynpu.network.passes import limit_at_zero
 from npuc.targets.nvdla.network.passes import upper_limits_to_minima
-from tests.passes.networks import assert_same_meaning, network, node, operators, sources
+from tests.passes.networks import assert_same_meaning, becomes, network, node, operators, sources
 
 WEIGHT = {"w": (4, 4, 1, 1)}
 
@@ -30,10 +30,8 @@ WEIGHT = {"w": (4, 4, 1, 1)}
 )
 def test_an_activation_becomes_part_of_the_layer_before_it(layer: Node, activation: Node) -> None:
     graph = network((1, 4, 3, 3), "y", layer, activation, **(WEIGHT if "w" in layer.inputs else {}))
-    found = fuse_activation(graph)
-    assert operators(found) == [f"{layer.op}+{activation.op}"]
+    found = becomes(fuse_activation, graph, [f"{layer.op}+{activation.op}"])
     assert sources(found, "y") == ("a", "y")
-    assert_same_meaning(graph, found)
 
 
 def test_an_activation_becomes_part_of_gemm() -> None:
@@ -44,18 +42,14 @@ def test_an_activation_becomes_part_of_gemm() -> None:
 def test_relu_and_clip_become_one_activation() -> None:
     clip = node("Clip", "r", "y", min=-1.0, max=6.0)
     graph = network((1, 4, 3, 3), "y", node("Conv", "x w", "a"), node("Relu", "a", "r"), clip, **WEIGHT)
-    found = fuse_activation(graph)
-    assert operators(found) == ["Conv+Clip"]
+    found = becomes(fuse_activation, graph, ["Conv+Clip"])
     assert (found.nodes[0].number("min"), found.nodes[0].number("max")) == (0, 6)
-    assert_same_meaning(graph, found)
 
 
 def test_an_activation_behind_a_maximum_moves_in_front_of_it() -> None:
     pool = node("MaxPool", "a", "p", kernel_shape=(2, 2), strides=(2, 2), pads=(0, 0, 1, 1))
     graph = network((1, 4, 5, 5), "y", node("Conv", "x w", "a"), pool, node("Relu", "p", "y"), **WEIGHT)
-    found = fuse_activation(graph)
-    assert operators(found) == ["Conv+Relu", "MaxPool"]
-    assert_same_meaning(graph, found)
+    becomes(fuse_activation, graph, ["Conv+Relu", "MaxPool"])
 
 
 def test_an_activation_behind_an_average_stays() -> None:
@@ -159,9 +153,7 @@ def norm(x: str, y: str) -> Node:
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul"])
 def test_arithmetic_per_channel_becomes_batch_norm(op: str, inputs: str, constant: tuple[int, ...]) -> None:
     graph = network((2, 4, 3, 3), "y", node(op, inputs, "y"), c=constant)
-    found = recognise_batch_norm(graph)
-    assert operators(found) == ["BatchNormalization"]
-    assert_same_meaning(graph, found)
+    becomes(recognise_batch_norm, graph, ["BatchNormalization"])
 
 
 def test_division_and_negation_become_batch_norm_and_a_chain_becomes_one() -> None:
@@ -176,10 +168,8 @@ def test_division_and_negation_become_batch_norm_and_a_chain_becomes_one() -> No
         d=2,
         **STATISTICS,
     )
-    found = recognise_batch_norm(graph)
-    assert operators(found) == ["BatchNormalization"]
+    found = becomes(recognise_batch_norm, graph, ["BatchNormalization"])
     assert sources(found, "y") == ("a", "b", "e", "y")
-    assert_same_meaning(graph, found)
 
 
 @pytest.mark.parametrize(
@@ -224,17 +214,13 @@ def test_batch_norm_behind_a_convolution_is_folded_into_it(
 ) -> None:
     constants = {"w": weight, **STATISTICS, **({"b": (4,)} if bias else {})}
     graph = network((1, 4, 6, 6), "y", node(op, f"x w{bias}", "c", **attrs), norm("c", "y"), **constants)
-    found = fold_batch_norm(graph)
-    assert operators(found) == [op]
+    found = becomes(fold_batch_norm, graph, [op])
     assert sources(found, "y") == ("c", "y")
-    assert_same_meaning(graph, found)
 
 
 def test_batch_norm_behind_gemm_is_folded_into_it() -> None:
     graph = network((3, 5), "y", node("Gemm", "x w", "c"), norm("c", "y"), w=(4, 5), **STATISTICS)
-    found = fold_batch_norm(graph)
-    assert operators(found) == ["Gemm"]
-    assert_same_meaning(graph, found)
+    becomes(fold_batch_norm, graph, ["Gemm"])
 
 
 @pytest.mark.parametrize(("op", "attrs", "weight"), [LAYERS[0], LAYERS[2], LAYERS[3]])
@@ -242,9 +228,7 @@ def test_batch_norm_before_a_convolution_without_padding_is_folded_into_it(
     op: str, attrs: dict[str, Attr], weight: tuple[int, ...]
 ) -> None:
     graph = network((1, 4, 6, 6), "y", norm("x", "n"), node(op, "n w", "y", **attrs), w=weight, **STATISTICS)
-    found = fold_batch_norm(graph)
-    assert operators(found) == ["Conv"]
-    assert_same_meaning(graph, found)
+    becomes(fold_batch_norm, graph, ["Conv"])
 
 
 def test_batch_norm_before_flatten_and_gemm_is_folded_into_the_columns() -> None:
@@ -252,9 +236,7 @@ def test_batch_norm_before_flatten_and_gemm_is_folded_into_the_columns() -> None
     graph = network(
         (2, 4, 2, 3), "y", norm("x", "n"), flatten, node("Gemm", "f w b", "y"), w=(5, 24), b=(5,), **STATISTICS
     )
-    found = fold_batch_norm(graph)
-    assert operators(found) == ["Reshape", "Gemm"]
-    assert_same_meaning(graph, found)
+    becomes(fold_batch_norm, graph, ["Reshape", "Gemm"])
 
 
 def test_batch_norm_before_a_convolution_with_padding_stays() -> None:
@@ -326,10 +308,8 @@ def test_a_clip_that_is_no_relu_leaves_its_operator(inputs: str, limits: dict[st
     weight = {"w": (4, 4, 1, 1)} if "w" in inputs else {}
     fused = fuse_activation(network((1, 4, 3, 3), "y", layer, node("Clip", "a", "y", **limits), **weight))
     assert operators(fused) == [f"{layer.op}+Clip"]
-    found = separate_clips(fused)
-    assert operators(found) == [layer.op, "Clip"]
+    found = becomes(separate_clips, fused, [layer.op, "Clip"])
     assert sources(found, "y") == ("y",)
-    assert_same_meaning(fused, found)
 
 
 def test_a_clip_from_zero_stays() -> None:
@@ -351,11 +331,7 @@ def _rounded(zero_point: int, dtype: str, **attrs: str) -> Graph:
 
 @pytest.mark.parametrize(("zero_point", "dtype"), [(-128, "int8"), (0, "uint8")])
 def test_steps_from_zero_on_put_the_relu_back(zero_point: int, dtype: str) -> None:
-    graph = _rounded(zero_point, dtype)
-    found = limit_at_zero(graph)
-    assert operators(found) == ["Conv+Relu", "FakeQuantize"]
-    assert_same_meaning(graph, found)
-    assert limit_at_zero(found) is found
+    becomes(limit_at_zero, _rounded(zero_point, dtype), ["Conv+Relu", "FakeQuantize"])
 
 
 @pytest.mark.parametrize(("zero_point", "dtype"), [(0, "int8"), (-127, "int8"), (128, "uint8")])
@@ -380,11 +356,7 @@ def test_an_activation_stays() -> None:
     ],
 )
 def test_limits_that_saturation_cannot_be_become_minima(limits: dict[str, float], found: list[str]) -> None:
-    before = network((1, 3, 4, 4), "y", node("Clip", "x", "y", **limits))
-    after = upper_limits_to_minima(before)
-    assert operators(after) == found
-    assert_same_meaning(before, after)
-    assert upper_limits_to_minima(after) is after
+    becomes(upper_limits_to_minima, network((1, 3, 4, 4), "y", node("Clip", "x", "y", **limits)), found)
 
 
 @pytest.mark.parametrize("limits", [{"min": 0.0, "max": 6.0}, {"min": -1.0, "max": 1.0}, {"min": 0.5}])

@@ -19,7 +19,7 @@ from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.targets.nvdla.network.rows_to_maps import MOST_CHANNELS, rows_to_maps
-from tests.passes.networks import IMAGES, assert_same_meaning, network, node, operators
+from tests.passes.networks import IMAGES, assert_same_meaning, becomes, network, node, operators
 
 CUBE = (3, 4, 5)
 
@@ -35,12 +35,8 @@ def test_an_image_holds_every_element_in_at_most_256_channels(elements: int) -> 
 @pytest.mark.parametrize("shape", [(3,), (), CUBE, (2, 3, 4, 5), (1, 2, 3, 4, 5), (7, 5), (1, 4, 6), (257,)])
 @pytest.mark.parametrize("op", ["Relu", "Sigmoid"])
 def test_a_function_computes_on_an_image(op: str, shape: tuple[int, ...]) -> None:
-    graph = network(shape, "y", node(op, "x", "y"))
-    found = AsImages(IMAGES)(graph)
-    assert operators(found) == ["Reshape", op, "Reshape"]
+    found = becomes(AsImages(IMAGES), network(shape, "y", node(op, "x", "y")), ["Reshape", op, "Reshape"])
     assert len(found.shape(found.nodes[1].output)) == 4
-    assert_same_meaning(graph, found)
-    assert AsImages(IMAGES)(found).nodes == found.nodes
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 4, 5), (1, 7)])
@@ -51,9 +47,7 @@ def test_a_function_of_an_image_stays(shape: tuple[int, ...]) -> None:
 
 def test_functions_in_a_row_share_an_image() -> None:
     graph = network(CUBE, "y", node("Relu", "x", "a"), node("Tanh", "a", "y"))
-    found = AsImages(IMAGES)(graph)
-    assert operators(found) == ["Reshape", "Relu", "Tanh", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(AsImages(IMAGES), graph, ["Reshape", "Relu", "Tanh", "Reshape"])
 
 
 def test_the_image_that_a_reader_makes_is_taken() -> None:
@@ -78,10 +72,7 @@ def test_arithmetic_with_a_constant_is_a_depthwise_convolution(op: str, inputs: 
 
 
 def test_division_by_a_constant_is_multiplication() -> None:
-    graph = network(CUBE, "y", node("Div", "x c", "y"), c=(5,))
-    found = AsImages(IMAGES)(graph)
-    assert operators(found) == ["Reshape", "Conv", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(AsImages(IMAGES), network(CUBE, "y", node("Div", "x c", "y"), c=(5,)), ["Reshape", "Conv", "Reshape"])
 
 
 @pytest.mark.parametrize(("inputs", "constant"), [("c x", 2.0), ("x c", 0.0)])
@@ -92,17 +83,13 @@ def test_division_by_a_tensor_or_by_zero_stays(inputs: str, constant: float) -> 
 
 def test_a_fused_activation_goes_with_the_convolution() -> None:
     graph = network(CUBE, "y", node("Add", "x c", "y", activation="Clip", min=0.0, max=1.0), c=CUBE)
-    found = AsImages(IMAGES)(graph)
-    assert operators(found) == ["Reshape", "Conv+Clip", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(AsImages(IMAGES), graph, ["Reshape", "Conv+Clip", "Reshape"])
 
 
 def test_axes_are_moved_where_repeated_parameters_would_be_many() -> None:
     graph = network((300, 40, 5), "y", node("Mul", "x c", "y"), c=(5,))
-    found = AsImages(IMAGES)(graph)
-    assert operators(found) == ["Transpose", "Reshape", "Conv", "Reshape", "Transpose"]
+    found = becomes(AsImages(IMAGES), graph, ["Transpose", "Reshape", "Conv", "Reshape", "Transpose"])
     assert found.shape(found.nodes[2].output)[1] == 5
-    assert_same_meaning(graph, found)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5, 5), (2, 4), (3, 4, 6)])
@@ -118,9 +105,7 @@ def test_batch_normalisation_of_a_batch_has_a_channel_per_sample_and_channel(sha
 @pytest.mark.parametrize("slope", [(5,), (4, 1), CUBE, 0.25, (1,)])
 def test_prelu_has_a_slope_per_channel_or_one(slope: Any) -> None:
     graph = network(CUBE, "y", node("PRelu", "x c", "y"), c=slope)
-    found = AsImages(IMAGES)(graph)
-    assert operators(found) == ["Reshape", "PRelu", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(AsImages(IMAGES), graph, ["Reshape", "PRelu", "Reshape"])
 
 
 def test_prelu_of_nothing_stays() -> None:
@@ -131,9 +116,7 @@ def test_prelu_of_nothing_stays() -> None:
 @pytest.mark.parametrize("op", ["Add", "Mul"])
 def test_two_tensors_of_one_shape_are_two_images(op: str) -> None:
     graph = network(CUBE, "y", node("Tanh", "x", "a"), node(op, "x a", "y"))
-    found = AsImages(IMAGES)(graph)
-    assert operators(found) == ["Reshape", "Tanh", op, "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(AsImages(IMAGES), graph, ["Reshape", "Tanh", op, "Reshape"])
 
 
 def _reduced(axes: tuple[int, ...], keepdims: int, output: str) -> Node:
@@ -179,9 +162,7 @@ def test_limits_along_other_axes_than_channels_become_limits_per_element(limit: 
 @pytest.mark.parametrize("limit", [(1,), (4, 1), (2, 3, 4, 5)])
 def test_limits_of_what_is_no_image(limit: tuple[int, ...]) -> None:
     graph = network((2, 3, 4, 5), "y", node("Max", "x c", "y"), c=limit)
-    found = AsImages(IMAGES)(graph)
-    assert operators(found) == ["Reshape", "Max", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(AsImages(IMAGES), graph, ["Reshape", "Max", "Reshape"])
 
 
 def test_limits_per_channel_stay() -> None:
@@ -191,10 +172,7 @@ def test_limits_per_channel_stay() -> None:
 
 def test_a_difference_becomes_a_sum() -> None:
     graph = network(CUBE, "y", node("Tanh", "x", "a"), node("Sub", "x a", "y"))
-    found = AsImages(IMAGES)(graph)
-    assert operators(found) == ["Reshape", "Tanh", "Neg", "Add", "Reshape"]
-    assert_same_meaning(graph, found)
-    assert AsImages(IMAGES)(found).nodes == found.nodes
+    becomes(AsImages(IMAGES), graph, ["Reshape", "Tanh", "Neg", "Add", "Reshape"])
 
 
 @pytest.mark.parametrize(
@@ -221,10 +199,8 @@ def test_what_stands_between_fully_connected_layers_needs_no_movement(between: N
 @pytest.mark.parametrize("op", ["Sub", "Min", "Add"])
 def test_two_rows_become_two_maps(op: str) -> None:
     before = network((1, 7), "y", node("Neg", "x", "a"), node(op, "a x", "y"))
-    after = rows_to_maps(before)
-    assert operators(after) == ["Reshape", "Neg", op, "Reshape"]
+    after = becomes(rows_to_maps, before, ["Reshape", "Neg", op, "Reshape"])
     assert all(after.shape(name) == (1, 7, 1, 1) for each in after.nodes[1:3] for name in each.inputs)
-    assert_same_meaning(before, after)
 
 
 def test_a_row_of_more_elements_than_a_map_has_channels_is_folded() -> None:
@@ -234,16 +210,12 @@ def test_a_row_of_more_elements_than_a_map_has_channels_is_folded() -> None:
     assert_same_meaning(before, after)
 
 
-@pytest.mark.parametrize(
-    ("shape", "nodes"),
-    [
-        ((1, 6, 2, 2), [node("Relu", "x", "y")]),
-        ((2, 6), [node("Relu", "x", "y")]),
-        ((1, 6), [node("Softmax", "x", "y", axis=1)]),
-        ((1, 6), [node("ReduceMax", "x", "a", axes=(1,), keepdims=1), node("Mul", "x a", "y")]),
-    ],
-    ids=["a map", "two rows", "no function of one element", "a row and a number"],
-)
+@pytest.mark.parametrize(("shape", "nodes"), [
+    ((1, 6, 2, 2), [node("Relu", "x", "y")]),
+    ((2, 6), [node("Relu", "x", "y")]),
+    ((1, 6), [node("Softmax", "x", "y", axis=1)]),
+    ((1, 6), [node("ReduceMax", "x", "a", axes=(1,), keepdims=1), node("Mul", "x a", "y")]),
+], ids=["a map", "two rows", "no function of one element", "a row and a number"])  # fmt: skip
 def test_what_is_no_elementwise_operator_on_rows_stays(shape: tuple[int, ...], nodes: list[Node]) -> None:
     before = network(shape, "y", *nodes)
     assert rows_to_maps(before) is before
@@ -262,10 +234,7 @@ def test_pooling_goes_over_the_planes_and_then_over_the_depth(
     op: str, more: dict[str, Any], ceil_mode: int
 ) -> None:
     graph = network((2, 3, 7, 8, 9), "y", node(op, "x", "y", **WINDOW, **more, ceil_mode=ceil_mode))
-    found = volumes_to_images(graph)
-    assert operators(found) == ["Reshape", op, "Reshape", op, "Reshape"]
-    assert_same_meaning(graph, found)
-    assert volumes_to_images(found).nodes == found.nodes
+    becomes(volumes_to_images, graph, ["Reshape", op, "Reshape", op, "Reshape"])
 
 
 def test_a_window_without_depth_leaves_one_pooling() -> None:
@@ -275,10 +244,7 @@ def test_a_window_without_depth_leaves_one_pooling() -> None:
 
 @pytest.mark.parametrize("op", ["GlobalMaxPool", "GlobalAveragePool"])
 def test_global_pooling_of_a_volume_is_that_of_an_image(op: str) -> None:
-    graph = network((2, 3, 4, 5, 6), "y", node(op, "x", "y"))
-    found = volumes_to_images(graph)
-    assert operators(found) == ["Reshape", op, "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(volumes_to_images, network((2, 3, 4, 5, 6), "y", node(op, "x", "y")), ["Reshape", op, "Reshape"])
 
 
 CONV: dict[str, Any] = {"strides": (2, 1, 2), "pads": (1, 0, 2, 2, 1, 1), "dilations": (2, 1, 1)}

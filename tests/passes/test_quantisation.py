@@ -15,7 +15,7 @@ from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.scales.constraints import constraints_of, tensors_of
 from tests.graphs.compiling import Case, verified
-from tests.passes.networks import IMAGES, assert_same_meaning, network, node, operators
+from tests.passes.networks import IMAGES, assert_same_meaning, becomes, network, node, operators
 
 SCALE, ZERO = np.float32(0.1), np.int8(-5)
 X = np.linspace(-16, 16, 48, dtype=np.float32).reshape(1, 3, 4, 4)
@@ -53,17 +53,13 @@ def test_a_pair_becomes_one_node_with_its_scale_zero_point_and_type() -> None:
     assert dict(only.attrs) == {"scale": float(SCALE), "zero_point": -5, "dtype": "int8"}
 
 
-@pytest.mark.parametrize(
-    "moves",
-    [
-        node("Transpose", "q", "m", perm=(0, 2, 3, 1)),
-        node("Reshape", "q", "m", shape=(1, 48)),
-        node("MaxPool", "q", "m", kernel_shape=(2, 2), strides=(2, 2)),
-        node("Concat", "q q", "m", axis=1),
-        node("Pad", "q", "m", pads=(0, 0, 1, 1, 0, 0, 1, 1), value=-5.0),
-    ],
-    ids=lambda each: each.op,
-)
+@pytest.mark.parametrize("moves", [
+    node("Transpose", "q", "m", perm=(0, 2, 3, 1)),
+    node("Reshape", "q", "m", shape=(1, 48)),
+    node("MaxPool", "q", "m", kernel_shape=(2, 2), strides=(2, 2)),
+    node("Concat", "q q", "m", axis=1),
+    node("Pad", "q", "m", pads=(0, 0, 1, 1, 0, 0, 1, 1), value=-5.0),
+], ids=lambda each: each.op)  # fmt: skip
 def test_integers_that_only_move_between_the_two_move_as_floats(moves: Node) -> None:
     found = _same(_network(_quantize("x", "q"), moves, _dequantize("m", "y")))
     assert set(_ops(found)) == {"FakeQuantize", moves.op}
@@ -210,9 +206,7 @@ STEPS = {"scale": 0.05, "zero_point": 0, "dtype": "int8"}
 def test_given_steps_are_rescaled_on_an_image(shape: tuple[int, ...], axis: int, ops: str) -> None:
     given = (node("Tanh", "x", "t"), node("FakeQuantize", "t", "q", **STEPS))
     graph = network(shape, "y", *given, node("Concat", "q x", "y", axis=axis))
-    found = RescaleMixedConcats(IMAGES)(graph)
-    assert operators(found) == ["Tanh", "FakeQuantize", *ops.split(), "Concat"]
-    assert_same_meaning(graph, found)
+    becomes(RescaleMixedConcats(IMAGES), graph, ["Tanh", "FakeQuantize", *ops.split(), "Concat"])
 
 
 def test_a_concat_of_given_steps_alone_stays() -> None:

@@ -29,7 +29,16 @@ from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.passes import space_to_depth_to_convs
 from tests.conftest import Reference
-from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators, sources
+from tests.passes.networks import (
+    assert_close,
+    assert_same_meaning,
+    becomes,
+    feeds,
+    network,
+    node,
+    operators,
+    sources,
+)
 
 FLOOR = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 
@@ -74,9 +83,7 @@ def test_a_transposed_convolution_has_a_convolution_for_each_row_and_column_with
 
 def test_of_fewer_lines_than_a_step_only_those_are_computed() -> None:
     graph = network((1, 4, 1, 5), "y", node("ConvTranspose", "x w", "y", strides=(3, 2)), w=noise(4, 6, 1, 2))
-    found = conv_transpose_to_phases(graph)
-    assert operators(found) == ["Conv"] * 2 + ["Interleave"]
-    assert_same_meaning(graph, found)
+    becomes(conv_transpose_to_phases, graph, ["Conv"] * 2 + ["Interleave"])
 
 
 def _depth(mode: str, channels: int) -> Graph:
@@ -86,11 +93,7 @@ def _depth(mode: str, channels: int) -> Graph:
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
 def test_a_convolution_gives_the_phases_of_depth_to_space_one_by_one(mode: str) -> None:
-    graph = _depth(mode, 12)
-    found = enlargements_to_interleaves(graph)
-    assert operators(found) == ["Conv"] * 4 + ["Interleave"] * 3
-    assert_same_meaning(graph, found)
-    assert enlargements_to_interleaves(found) is found
+    becomes(enlargements_to_interleaves, _depth(mode, 12), ["Conv"] * 4 + ["Interleave"] * 3)
 
 
 @pytest.mark.parametrize(
@@ -101,17 +104,13 @@ def test_phases_of_another_map_are_slices_where_they_begin_with_a_word(
 ) -> None:
     nodes = node("Sigmoid", "x", "a"), node("DepthToSpace", "a", "y", blocksize=2, mode=mode)
     graph = network((1, channels, 4, 5), "y", *nodes)
-    found = enlargements_to_interleaves(graph)
-    assert operators(found) == ["Sigmoid"] + [taken] * 4 + ["Interleave"] * 3
-    assert_same_meaning(graph, found)
+    becomes(enlargements_to_interleaves, graph, ["Sigmoid"] + [taken] * 4 + ["Interleave"] * 3)
 
 
 def test_joined_phases_are_interleaved_as_they_are() -> None:
     nodes = [node("Sigmoid", "x", "a"), node("Tanh", "x", "b"), node("Concat", "a b b a", "j", axis=1)]
     graph = network((1, 3, 4, 5), "y", *nodes, node("DepthToSpace", "j", "y", blocksize=2))
-    found = enlargements_to_interleaves(graph)
-    assert operators(found) == ["Sigmoid", "Tanh"] + ["Interleave"] * 3
-    assert_same_meaning(graph, found)
+    becomes(enlargements_to_interleaves, graph, ["Sigmoid", "Tanh"] + ["Interleave"] * 3)
 
 
 @pytest.mark.parametrize("activation", ["Relu", "LeakyRelu", "PRelu", "Sigmoid"])
@@ -129,9 +128,7 @@ def test_an_activation_behind_phases_becomes_that_of_their_convolutions(activati
 def test_an_activation_behind_repeated_pixels_is_computed_once_for_each() -> None:
     resize = node("Resize", "a", "b", sizes=(1, 3, 8, 10), scales=(1.0, 1.0, 2.0, 2.0), **FLOOR)
     graph = network((1, 3, 4, 5), "y", node("Sigmoid", "x", "a"), resize, node("Relu", "b", "y"))
-    found = enlargements_to_interleaves(graph)
-    assert operators(found) == ["Sigmoid", "Relu", "Interleave", "Interleave"]
-    assert_same_meaning(graph, found)
+    becomes(enlargements_to_interleaves, graph, ["Sigmoid", "Relu", "Interleave", "Interleave"])
 
 
 @pytest.mark.parametrize(("rows", "columns", "interleaves"), [(2, 2, 2), (3, 1, 1), (1, 4, 1)])
@@ -139,9 +136,7 @@ def test_repeated_pixels_are_the_same_map_interleaved(rows: int, columns: int, i
     sizes, scales = (1, 3, 4 * rows, 5 * columns), (1.0, 1.0, float(rows), float(columns))
     resize = node("Resize", "a", "y", sizes=sizes, scales=scales, **FLOOR)
     graph = network((1, 3, 4, 5), "y", node("Sigmoid", "x", "a"), resize)
-    found = enlargements_to_interleaves(graph)
-    assert operators(found) == ["Sigmoid"] + ["Interleave"] * interleaves
-    assert_same_meaning(graph, found)
+    becomes(enlargements_to_interleaves, graph, ["Sigmoid"] + ["Interleave"] * interleaves)
 
 
 def test_what_only_moves_stays_and_so_does_interpolation() -> None:
@@ -173,9 +168,7 @@ def test_space_to_depth_is_part_of_the_convolution_that_reads_it(attrs: dict[str
 def test_space_to_depth_before_a_convolution_that_has_no_room_for_it_is_slices(attrs: dict[str, Attr]) -> None:
     nodes = node("SpaceToDepth", "x", "a", blocksize=2), node("Conv", "a w", "y", **attrs)
     graph = network((1, 3, 20, 20), "y", *nodes, w=noise(5, 12, 2, 2))
-    found = space_to_depth_to_convs(graph)
-    assert operators(found) == ["Slice"] * 4 + ["Concat", "Conv"]
-    assert_same_meaning(graph, found)
+    becomes(space_to_depth_to_convs, graph, ["Slice"] * 4 + ["Concat", "Conv"])
 
 
 FORMS_OF_COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
@@ -244,20 +237,16 @@ def test_a_scale_that_gives_no_whole_size_counts_as_it_is(scale: float) -> None:
     assert_same(before, interpolation_to_convs(before))
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        resize((1, 2, 4, 4), (1.0, 2.0, 2.0, 2.0), "half_pixel"),
-        resize((1, 2, 40, 40), (1.0, 1.0, 1.4, 1.6), "align_corners"),
-        resize((1, 2, 90, 4), (1.0, 1.0, 0.1, 1.0), "half_pixel"),
-        resize((1, 2, 9, 9), (1.0, 1.0, 9.0, 9.0), "half_pixel"),
-        resize((1, 2, 4, 4), (1.0, 1.0, 1.0, 1.0), "half_pixel"),
-        resize((1, 2, 4, 4), (1.0, 1.0, 2.0, 2.0), "asymmetric", mode="nearest", nearest_mode="floor"),
-        resize((1, 2, 8, 4), (1.0, 1.0, 2.0, 2.0), "half_pixel", mode="cubic", exclude_outside=1),
-        resize((2, 4, 4), (1.0, 2.0, 2.0), "half_pixel"),
-    ],
-    ids=["channels", "many phases", "a long stride", "81", "1", "repeated", "excluding", "rank 3"],
-)
+@pytest.mark.parametrize("before", [
+    resize((1, 2, 4, 4), (1.0, 2.0, 2.0, 2.0), "half_pixel"),
+    resize((1, 2, 40, 40), (1.0, 1.0, 1.4, 1.6), "align_corners"),
+    resize((1, 2, 90, 4), (1.0, 1.0, 0.1, 1.0), "half_pixel"),
+    resize((1, 2, 9, 9), (1.0, 1.0, 9.0, 9.0), "half_pixel"),
+    resize((1, 2, 4, 4), (1.0, 1.0, 1.0, 1.0), "half_pixel"),
+    resize((1, 2, 4, 4), (1.0, 1.0, 2.0, 2.0), "asymmetric", mode="nearest", nearest_mode="floor"),
+    resize((1, 2, 8, 4), (1.0, 1.0, 2.0, 2.0), "half_pixel", mode="cubic", exclude_outside=1),
+    resize((2, 4, 4), (1.0, 2.0, 2.0), "half_pixel"),
+], ids=["channels", "many phases", "a long stride", "81", "1", "repeated", "excluding", "rank 3"])  # fmt: skip
 def test_other_resizes_stay(before: Graph) -> None:
     assert interpolation_to_convs(before) is before
 
@@ -294,11 +283,8 @@ def test_repeated_pixels_are_copies_of_the_map(
 ) -> None:
     attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     graph = resized((1, 2, 3, 4), (1.0, 1.0, scale, scale), **attrs)
-    found = resize_to_copies(graph)
-    assert operators(found) == ["Concat", "DepthToSpace"] * len(steps)
+    found = becomes(resize_to_copies, graph, ["Concat", "DepthToSpace"] * len(steps))
     assert [len(each.inputs) for each in found.nodes if each.op == "Concat"] == steps
-    assert_same_meaning(graph, found)
-    assert resize_to_copies(found) is found
     assert sources(found, "y") == ("y",)
     given = feeds(graph)
     assert_close(onnxruntime_values(to_onnx(graph), given)["y"], run(found, given)["y"], "y")
@@ -313,17 +299,12 @@ def test_any_mode_that_repeats_pixels_is_recognised(coordinates: str, nearest: s
     graph = resized(shape, (1.0, 1.0, scale, scale), **attrs)
     x = feeds(graph)["x"]
     repeats = np.array_equal(run(graph, {"x": x})["y"], x.repeat(scale, 2).repeat(scale, 3))
-    found = resize_to_copies(graph)
-    assert operators(found) == (["Concat", "DepthToSpace"] if repeats else ["Resize"])
-    assert_same_meaning(graph, found)
+    becomes(resize_to_copies, graph, ["Concat", "DepthToSpace"] if repeats else ["Resize"])
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_one_pixel_is_repeated_in_every_mode(mode: str) -> None:
-    graph = resized((1, 3, 1, 1), (1.0, 1.0, 6.0, 6.0), mode=mode)
-    found = resize_to_copies(graph)
-    assert operators(found) == ["Concat", "DepthToSpace"]
-    assert_same_meaning(graph, found)
+    becomes(resize_to_copies, resized((1, 3, 1, 1), (1.0, 1.0, 6.0, 6.0), mode=mode), ["Concat", "DepthToSpace"])
 
 
 @pytest.mark.parametrize(
@@ -351,11 +332,7 @@ MOVES = {"Concat", "Slice", "Reshape"}
     ((2, 3, 4), ["Reshape", "Concat", "Concat"]), ((3, 4), ["Concat"]), ((1, 3, 1), ["Reshape"]),
 ])  # fmt: skip
 def test_expand_is_a_concatenation_per_repeated_axis(shape: tuple[int, ...], expected: list[str]) -> None:
-    graph = network((3, 1), "y", node("Expand", "x", "y", shape=shape))
-    found = copies_to_concats(graph)
-    assert operators(found) == expected
-    assert_same_meaning(graph, found)
-    assert copies_to_concats(found) is found
+    becomes(copies_to_concats, network((3, 1), "y", node("Expand", "x", "y", shape=shape)), expected)
 
 
 def test_expand_by_many_stays() -> None:
@@ -390,10 +367,7 @@ def test_padding_may_exceed_the_tensor(mode: str) -> None:
 ])  # fmt: skip
 def test_a_gather_is_a_slice_per_run_of_indices(indices: Any, expected: list[str]) -> None:
     graph = network((2, 5), "y", node("Gather", "x i", "y", axis=1), i=np.array(indices))
-    found = gathers_to_slices(graph)
-    assert operators(found) == expected
-    assert_same_meaning(graph, found)
-    assert gathers_to_slices(found) is found
+    becomes(gathers_to_slices, graph, expected)
 
 
 def test_a_gather_of_many_runs_stays() -> None:
@@ -404,11 +378,7 @@ def test_a_gather_of_many_runs_stays() -> None:
 @pytest.mark.parametrize(("value", "expected"), [(0.0, ["Conv"]), (1.5, ["Conv", "Conv"])])
 def test_padding_around_an_image_is_that_of_a_convolution(value: float, expected: list[str]) -> None:
     pad = node("Pad", "x", "y", pads=(0, 0, 1, 2, 0, 0, 3, 4), value=value)
-    graph = network((1, 2, 3, 4), "y", pad)
-    found = pads_to_convs(graph)
-    assert operators(found) == expected
-    assert_same_meaning(graph, found)
-    assert pads_to_convs(found) is found
+    becomes(pads_to_convs, network((1, 2, 3, 4), "y", pad), expected)
 
 
 @pytest.mark.parametrize(("rule", "count"), [(pads_to_convs, 3), (PadsToConvs(15, 5), 4)])
@@ -417,10 +387,7 @@ def test_more_padding_than_a_window_may_have_takes_several_convolutions(
     rule: PadsToConvs, count: int, value: float
 ) -> None:
     graph = network((1, 2, 3, 4), "y", node("Pad", "x", "y", pads=(0, 0, 40, 2, 0, 0, 17, 4), value=value))
-    found = rule(graph)
-    assert operators(found) == ["Conv"] * (count if value == 0 else count + 1)
-    assert_same_meaning(graph, found)
-    assert rule(found) is found
+    becomes(rule, graph, ["Conv"] * (count if value == 0 else count + 1))
 
 
 @pytest.mark.parametrize(("shape", "attrs"), [
@@ -443,18 +410,12 @@ def test_interpolation_is_a_product_per_axis(mode: str, coordinates: str) -> Non
     modes = {"mode": mode, "coordinate_transformation_mode": coordinates}
     resize = node("Resize", "x", "y", sizes=(1, 2, 7, 3), scales=(1.0, 1.0, 7 / 14, 3 / 5), **modes)
     graph = network((1, 2, 14, 5), "y", resize)
-    found = resize_to_products(graph)
-    assert operators(found) == ["Reshape", "MatMul", "Reshape", "MatMul", "Reshape"]
-    assert_same_meaning(graph, found)
-    assert resize_to_products(found) is found
+    becomes(resize_to_products, graph, ["Reshape", "MatMul", "Reshape", "MatMul", "Reshape"])
 
 
 def test_interpolation_of_few_pixels_is_one_product() -> None:
     resize = node("Resize", "x", "y", mode="cubic", sizes=(1, 2, 7, 3), scales=(1.0, 1.0, 7 / 4, 3 / 5))
-    graph = network((1, 2, 4, 5), "y", resize)
-    found = resize_to_products(graph)
-    assert operators(found) == ["Reshape", "MatMul", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(resize_to_products, network((1, 2, 4, 5), "y", resize), ["Reshape", "MatMul", "Reshape"])
 
 
 def test_an_axis_that_stays_takes_no_product() -> None:

@@ -23,6 +23,7 @@ from tests.passes.networks import (
     IMAGES,
     assert_close,
     assert_same_meaning,
+    becomes,
     feeds,
     network,
     node,
@@ -42,10 +43,8 @@ def test_a_kernel_covers_the_map_behind_a_flattened_one() -> None:
 def test_a_map_larger_than_a_kernel_may_be_is_folded() -> None:
     flat = node("Reshape", "x", "a", shape=(1, 3 * 2 * 48))
     before = network((1, 3, 2, 48), "y", flat, node("Gemm", "a w", "y"), w=(5, 288))
-    after = GemmToConv(IMAGES, 32)(before)
-    assert operators(after) == ["Reshape", "Reshape", "Conv", "Reshape"]
+    after = becomes(GemmToConv(IMAGES, 32), before, ["Reshape", "Reshape", "Conv", "Reshape"])
     assert max(after.shape(after.nodes[2].inputs[1])[2:]) <= 32
-    assert_same_meaning(before, after)
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 3, 4), (3, 2, 2, 2)])
@@ -69,11 +68,8 @@ Shape = tuple[int, ...]
 
 def test_a_gemm_on_several_rows_is_a_convolution_over_them() -> None:
     graph = network((6, 5), "y", node("Gemm", "x w b", "y", activation="Relu"), w=(7, 5), b=(7,))
-    found = products_to_convs(graph)
-    assert operators(found) == ["Transpose", "Reshape", "Conv+Relu", "Reshape", "Transpose"]
+    found = becomes(products_to_convs, graph, ["Transpose", "Reshape", "Conv+Relu", "Reshape", "Transpose"])
     assert found.shape(found.nodes[2].output) == (1, 7, 2, 3)
-    assert_same_meaning(graph, found)
-    assert products_to_convs(found).nodes == found.nodes
 
 
 def test_a_gemm_on_one_row_stays() -> None:
@@ -150,21 +146,15 @@ def sub_spectral(
 @pytest.mark.parametrize("shape", [(1, 4, 3, 5), (2, 4, 1, 1)])
 def test_over_images_it_is_a_depthwise_convolution(shape: tuple[int, ...]) -> None:
     graph = network(shape, "y", node("Relu", "x", "a"), norm("a", "y"), **statistics(4))
-    found = batch_norm_to_conv(graph)
-    assert operators(found) == ["Relu", "Conv"]
+    found = becomes(batch_norm_to_conv, graph, ["Relu", "Conv"])
     assert found.nodes[1].integer("group") == 4
     assert found.shape(found.nodes[1].inputs[1]) == (4, 1, 1, 1)
-    assert_same_meaning(graph, found)
-    assert batch_norm_to_conv(found) is found
     assert sources(found, "y") == ("y",)
 
 
 def test_over_rows_it_is_one_over_a_map_of_one_pixel() -> None:
     graph = network((1, 6), "y", node("Relu", "x", "a"), norm("a", "y"), **statistics(6))
-    found = batch_norm_to_conv(graph)
-    assert operators(found) == ["Relu", "Reshape", "Conv", "Reshape"]
-    assert_same_meaning(graph, found)
-    assert batch_norm_to_conv(found) is found
+    becomes(batch_norm_to_conv, graph, ["Relu", "Reshape", "Conv", "Reshape"])
 
 
 def test_computed_parameters_and_other_ranks_stay() -> None:
@@ -177,11 +167,8 @@ def test_computed_parameters_and_other_ranks_stay() -> None:
 
 def test_bands_of_rows_are_normalised_one_by_one() -> None:
     graph = sub_spectral(node("Relu", "x", "a"))
-    found = batch_norm_to_conv(graph)
-    assert operators(found) == ["Relu", *["Slice", "Conv"] * 3, "Concat"]
+    found = becomes(batch_norm_to_conv, graph, ["Relu", *["Slice", "Conv"] * 3, "Concat"])
     assert [each.integers("starts") for each in found.nodes if each.op == "Slice"] == [(0,), (4,), (8,)]
-    assert_same_meaning(graph, found)
-    assert batch_norm_to_conv(found) is found
     assert sources(found, "y") == ("b", "c", "y")
 
 
@@ -196,17 +183,13 @@ def test_bands_of_rows_are_normalised_one_by_one() -> None:
 def test_a_convolution_before_the_bands_is_divided_and_takes_them(conv: Node) -> None:
     height = 12 // conv.integers("strides", (1,))[0]
     graph = sub_spectral(conv, bands=3, shape=(1, 2, height, 5), w=(2, 1, 3, 3), k=(2,))
-    found = batch_norm_to_conv(graph)
-    assert operators(found) == [*["Slice", "Conv"] * 3, "Concat"]
-    assert_same_meaning(graph, found)
+    found = becomes(batch_norm_to_conv, graph, [*["Slice", "Conv"] * 3, "Concat"])
     assert sources(found, "y") == ("a", "b", "c", "y")
 
 
 def test_a_convolution_with_an_activation_stays_whole() -> None:
     graph = sub_spectral(node("Conv", "x w", "a", activation="Relu"), w=(2, 2, 1, 1))
-    found = batch_norm_to_conv(graph)
-    assert operators(found) == ["Conv+Relu", *["Slice", "Conv"] * 3, "Concat"]
-    assert_same_meaning(graph, found)
+    becomes(batch_norm_to_conv, graph, ["Conv+Relu", *["Slice", "Conv"] * 3, "Concat"])
 
 
 def test_a_convolution_that_something_else_reads_stays_whole() -> None:
@@ -236,9 +219,7 @@ def test_an_activation_between_the_reshapes_is_no_obstacle() -> None:
         node("Reshape", "d", "y", shape=(1, 2, 6, 5)),
         **statistics(4),
     )
-    found = batch_norm_to_conv(graph)
-    assert operators(found) == [*["Slice", "Conv"] * 2, "Concat", "Relu"]
-    assert_same_meaning(graph, found)
+    becomes(batch_norm_to_conv, graph, [*["Slice", "Conv"] * 2, "Concat", "Relu"])
 
 
 def test_groups_of_channels_with_common_parameters_are_no_bands() -> None:
@@ -250,9 +231,7 @@ def test_groups_of_channels_with_common_parameters_are_no_bands() -> None:
         node("Reshape", "c", "y", shape=(1, 4, 6, 5)),
         **statistics(2),
     )
-    found = batch_norm_to_conv(graph)
-    assert operators(found) == ["Conv"]
-    assert_same_meaning(graph, found)
+    becomes(batch_norm_to_conv, graph, ["Conv"])
 
 
 @pytest.mark.parametrize("folded", [(1, 20, 3, 1), (1, 60, 1, 1)])
@@ -260,18 +239,14 @@ def test_parameters_that_vary_along_a_row_are_normalised_where_they_stand(folded
     reshape = node("Reshape", "x", "b", shape=folded)
     back = node("Reshape", "c", "y", shape=(1, 2, 6, 5))
     graph = network((1, 2, 6, 5), "y", reshape, norm("b", "c"), back, **statistics(folded[1]))
-    found = batch_norm_to_conv(graph)
-    assert operators(found) == ["Reshape", "Conv", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(batch_norm_to_conv, graph, ["Reshape", "Conv", "Reshape"])
 
 
 def test_a_reshape_that_does_not_lead_back_stays() -> None:
     graph = network(
         (1, 2, 6, 5), "y", node("Reshape", "x", "b", shape=(1, 4, 3, 5)), norm("b", "y"), **statistics(4)
     )
-    found = batch_norm_to_conv(graph)
-    assert operators(found) == [*["Slice", "Conv"] * 2, "Concat", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(batch_norm_to_conv, graph, [*["Slice", "Conv"] * 2, "Concat", "Reshape"])
 
 
 def test_bc_resnet_is_free_of_batch_normalisation() -> None:
@@ -329,10 +304,9 @@ def test_every_phase_of_the_output_is_a_convolution(
     onnxruntime_values: Reference,
 ) -> None:
     graph = transposed((2, 4, 4, 5), (4, 16 if group == 1 else 4 // group, *kernel), group=group, **attrs)
-    found = conv_transpose_to_convs(graph)
-    assert operators(found) == ["Conv"] * convs + ["Concat", "DepthToSpace"] + ["Slice"] * sliced
-    assert_same_meaning(graph, found)
-    assert conv_transpose_to_convs(found) is found
+    found = becomes(
+        conv_transpose_to_convs, graph, ["Conv"] * convs + ["Concat", "DepthToSpace"] + ["Slice"] * sliced
+    )
     given_values = feeds(graph)
     expected = onnxruntime_values(to_onnx(graph), given_values)
     assert_close(expected["y"], run(found, given_values)["y"], "y")
@@ -350,11 +324,8 @@ def test_every_phase_of_the_output_is_a_convolution(
 def test_with_stride_one_it_is_one_convolution(
     kernel: tuple[int, int], attrs: dict[str, Attr], pads: tuple[int, ...]
 ) -> None:
-    graph = transposed((1, 3, 5, 6), (3, 2, *kernel), **attrs)
-    found = conv_transpose_to_convs(graph)
-    assert operators(found) == ["Conv"]
+    found = becomes(conv_transpose_to_convs, transposed((1, 3, 5, 6), (3, 2, *kernel), **attrs), ["Conv"])
     assert found.nodes[0].integers("pads") == pads
-    assert_same_meaning(graph, found)
 
 
 @pytest.mark.parametrize(
@@ -413,9 +384,7 @@ def test_taps_are_those_of_the_phase_in_reverse() -> None:
 
 def test_the_activation_goes_with_the_phases() -> None:
     graph = transposed((1, 2, 3, 3), (2, 16, 2, 2), strides=(2, 2), activation="Clip", min=0.0, max=0.5)
-    found = conv_transpose_to_convs(graph)
-    assert operators(found) == ["Conv+Clip"] * 4 + ["Concat", "DepthToSpace"]
-    assert_same_meaning(graph, found)
+    found = becomes(conv_transpose_to_convs, graph, ["Conv+Clip"] * 4 + ["Concat", "DepthToSpace"])
     assert {source for each in found.nodes for source in each.sources} == {"y"}
     assert sources(found, "y") == ("y",)
 

@@ -22,7 +22,16 @@ from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
 from npuc.pipeline import Pass
 from npuc.targets.easynpu.network.passes import split_padding
 from tests.conftest import Reference
-from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators, sources
+from tests.passes.networks import (
+    assert_close,
+    assert_same_meaning,
+    becomes,
+    feeds,
+    network,
+    node,
+    operators,
+    sources,
+)
 from tests.runtime import RUNTIME
 
 fold_strides = FoldStrides(15, 256)
@@ -46,17 +55,13 @@ def expect_same(each: Pass, before: Graph, *operators: str) -> Graph:
     return after
 
 
-@pytest.mark.parametrize(
-    ("before", "operators", "block"),
-    [
-        (conv(32, (16, 16), strides=(16, 16)), ("Slice", "SpaceToDepth", "Conv"), 8),
-        (conv(49, (13, 13), strides=(18, 18)), ("Pad", "SpaceToDepth", "Conv"), 9),
-        (conv(50, (5, 7), strides=(18, 18)), ("Slice", "SpaceToDepth", "Conv"), 9),
-        (conv(48, (21, 20), strides=(16, 32), pads=(2, 3, 2, 3)), ("Pad", "Slice", "SpaceToDepth", "Conv"), 8),
-        (conv(40, (17, 17), strides=(17, 17), channels=1), ("Slice", "SpaceToDepth", "Conv"), 17),
-    ],
-    ids=["patches", "no multiple of a block", "small kernel", "padded", "prime"],
-)
+@pytest.mark.parametrize(("before", "operators", "block"), [
+    (conv(32, (16, 16), strides=(16, 16)), ("Slice", "SpaceToDepth", "Conv"), 8),
+    (conv(49, (13, 13), strides=(18, 18)), ("Pad", "SpaceToDepth", "Conv"), 9),
+    (conv(50, (5, 7), strides=(18, 18)), ("Slice", "SpaceToDepth", "Conv"), 9),
+    (conv(48, (21, 20), strides=(16, 32), pads=(2, 3, 2, 3)), ("Pad", "Slice", "SpaceToDepth", "Conv"), 8),
+    (conv(40, (17, 17), strides=(17, 17), channels=1), ("Slice", "SpaceToDepth", "Conv"), 17),
+], ids=["patches", "no multiple of a block", "small kernel", "padded", "prime"])  # fmt: skip
 def test_a_stride_above_15_is_taken_over_blocks_of_pixels(
     before: Graph, operators: tuple[str, ...], block: int
 ) -> None:
@@ -65,16 +70,12 @@ def test_a_stride_above_15_is_taken_over_blocks_of_pixels(
     assert after.nodes[-2].integer("blocksize") == block
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        conv(32, (3, 3), strides=(15, 15)),
-        conv(40, (3, 3), strides=(17, 16)),
-        conv(40, (3, 3), channels=6, group=6, strides=(16, 16)),
-        conv(80, (3, 3), strides=(16, 16), dilations=(2, 2)),
-    ],
-    ids=["15", "no common block", "grouped", "dilated"],
-)
+@pytest.mark.parametrize("before", [
+    conv(32, (3, 3), strides=(15, 15)),
+    conv(40, (3, 3), strides=(17, 16)),
+    conv(40, (3, 3), channels=6, group=6, strides=(16, 16)),
+    conv(80, (3, 3), strides=(16, 16), dilations=(2, 2)),
+], ids=["15", "no common block", "grouped", "dilated"])  # fmt: skip
 def test_other_strides_stay(before: Graph) -> None:
     assert fold_strides(before) is before
 
@@ -169,10 +170,8 @@ def test_a_wide_dilation_becomes_a_permitted_one(
 ) -> None:
     conv = node("Conv", "x w b", "y", dilations=dilations, pads=pads, group=group, activation="Relu")
     graph = network((2, 4, 13, 11), "y", conv, w=(6, 4 // group, 3, 3), b=(6,))
-    found = WideDilations(4)(graph)
-    assert operators(found) == ["Pad", *MOVE, "Conv+Relu", *MOVE, "Slice"]
+    found = becomes(WideDilations(4), graph, ["Pad", *MOVE, "Conv+Relu", *MOVE, "Slice"])
     assert found.nodes[4].integers("dilations") == inner
-    assert_same_meaning(graph, found)
 
 
 @pytest.mark.parametrize("attrs", [{"dilations": (4, 4)}, {"dilations": (5, 5), "strides": (2, 1)}])
@@ -370,12 +369,8 @@ def between_functions(*cuts: tuple[int, int, int, int]) -> Graph:
 def test_steps_are_the_strides_of_a_convolution(
     cuts: tuple[tuple[int, int, int, int], ...], strides: tuple[int, int]
 ) -> None:
-    graph = between_functions(*cuts)
-    found = strided_slices_to_convs(graph)
-    assert operators(found) == ["Relu", "Slice", "Conv", "Sigmoid"]
+    found = becomes(strided_slices_to_convs, between_functions(*cuts), ["Relu", "Slice", "Conv", "Sigmoid"])
     assert found.nodes[2].integers("strides") == strides
-    assert_same_meaning(graph, found)
-    assert strided_slices_to_convs(found) is found
     assert sources(found, "b") == ("b",)
 
 

@@ -24,7 +24,7 @@ from npuc.passes.recognition.lift_to_2d import lift_to_2d
 from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from tests.conftest import Reference
-from tests.passes.networks import assert_same_meaning, feeds, network, node, operators, sources
+from tests.passes.networks import assert_same_meaning, becomes, feeds, network, node, operators, sources
 
 AROUND = (0, 0, 1, 0, 0, 0, 2, 1)
 
@@ -37,11 +37,9 @@ def test_zeros_before_a_convolution_become_its_padding() -> None:
         node("Conv", "p w", "y", pads=(1, 1, 0, 0), kernel_shape=(3, 3)),
         w=(4, 3, 3, 3),
     )
-    found = merge_pads(graph)
-    assert operators(found) == ["Conv"]
+    found = becomes(merge_pads, graph, ["Conv"])
     assert found.nodes[0].integers("pads") == (2, 1, 2, 1)
     assert sources(found, "y") == ("p", "y")
-    assert_same_meaning(graph, found)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +72,8 @@ def test_padding_with_a_second_reader_stays_for_it() -> None:
     graph = network(
         (1, 3, 6, 6), "y p", node("Pad", "x", "p", pads=AROUND), node("Conv", "p w", "y"), w=(4, 3, 3, 3)
     )
-    found = merge_pads(graph)
-    assert operators(found) == ["Pad", "Conv"]
+    found = becomes(merge_pads, graph, ["Pad", "Conv"])
     assert found.nodes[1].inputs[0] == "x"
-    assert_same_meaning(graph, found)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +93,7 @@ def test_zeros_before_an_average_are_merged_if_every_window_counts_its_padding(
 ) -> None:
     attrs: dict[str, Attr] = {"kernel_shape": (4, 4), **own}
     graph = network((1, 3, 8, 8), "y", node("Pad", "x", "p", pads=AROUND), node("AveragePool", "p", "y", **attrs))
-    found = merge_pads(graph)
-    assert operators(found) == (["AveragePool"] if merged else ["Pad", "AveragePool"])
-    assert_same_meaning(graph, found)
+    becomes(merge_pads, graph, ["AveragePool"] if merged else ["Pad", "AveragePool"])
 
 
 @pytest.mark.parametrize(
@@ -140,26 +134,19 @@ def test_padding_before_a_maximum_is_merged_if_it_never_wins(before, value: floa
     ],
 )
 def test_pooling_over_the_image_has_one_spelling(pool, expected: list[str]) -> None:
-    graph = network((2, 3, 4, 5), "y", pool)
-    found = unify_pooling(graph)
-    assert operators(found) == expected
-    assert_same_meaning(graph, found)
+    becomes(unify_pooling, network((2, 3, 4, 5), "y", pool), expected)
 
 
 @pytest.mark.parametrize(("axes", "expected"), [((5,), "ReduceMean"), ((2, 3, 4, 5), "GlobalAveragePool")])
 def test_a_mean_over_one_of_four_spatial_axes_is_no_window(axes: tuple[int, ...], expected: str) -> None:
     graph = network((1, 2, 3, 1, 4, 5), "y", node("ReduceMean", "x", "y", axes=axes, keepdims=1))
-    found = unify_pooling(graph)
-    assert operators(found) == [expected]
-    assert_same_meaning(graph, found)
+    becomes(unify_pooling, graph, [expected])
 
 
 def test_a_mean_over_a_flattened_image_is_global_pooling() -> None:
     flat = node("Reshape", "x", "f", shape=(2, 3, 20))
     graph = network((2, 3, 4, 5), "y", flat, node("ReduceMean", "f", "y", axes=(2,), keepdims=0))
-    found = unify_pooling(graph)
-    assert operators(found) == ["GlobalAveragePool", "Reshape", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(unify_pooling, graph, ["GlobalAveragePool", "Reshape", "Reshape"])
 
 
 def test_pooling_of_one_pixel_goes() -> None:
@@ -204,10 +191,7 @@ def test_interpolation_along_one_axis_becomes_that_of_an_image(
 ) -> None:
     attrs = {"scales": (1.0, 1.0, scale), "sizes": (1, 3, size), "mode": mode}
     resize = node("Resize", "x", "y", coordinate_transformation_mode=coordinates, **attrs)
-    graph = network((1, 3, 16), "y", resize)
-    found = lift_to_2d(graph)
-    assert operators(found) == ["Reshape", "Resize", "Reshape"]
-    assert_same_meaning(graph, found)
+    becomes(lift_to_2d, network((1, 3, 16), "y", resize), ["Reshape", "Resize", "Reshape"])
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 16), (4, 2, 16), (3, 5, 8)])
@@ -222,10 +206,8 @@ def test_padding_in_front_of_a_one_dimensional_window_is_merged_before_it_is_lif
     graph = network(
         (1, 3, 16), "y", node("Pad", "x", "p", pads=(0, 0, 2, 0, 0, 0)), node("Conv", "p w", "y"), w=(4, 3, 3)
     )
-    found = lift_to_2d(graph)
-    assert operators(found) == ["Reshape", "Conv", "Reshape"]
+    found = becomes(lift_to_2d, graph, ["Reshape", "Conv", "Reshape"])
     assert found.nodes[1].integers("pads") == (0, 2, 0, 0)
-    assert_same_meaning(graph, found)
 
 
 def test_an_integer_weight_keeps_its_scale_when_lifted() -> None:
@@ -281,10 +263,7 @@ def test_trailing_axes_are_reduced_without_transposition() -> None:
 
 @pytest.mark.parametrize("op", ["ReduceMean", "ReduceSum"])
 def test_channels_of_an_image_are_added_up_by_a_convolution(op: str) -> None:
-    graph = network((1, 6, 4, 5), "y", node(op, "x", "y", axes=(1,), keepdims=1))
-    found = reductions_to_pools(graph)
-    assert operators(found) == ["Conv"]
-    assert_same_meaning(graph, found)
+    becomes(reductions_to_pools, network((1, 6, 4, 5), "y", node(op, "x", "y", axes=(1,), keepdims=1)), ["Conv"])
 
 
 @pytest.mark.parametrize(("op", "expected"), [("Max", ["MaxPool"]), ("Min", ["Neg", "Neg", "MaxPool", "Neg"])])
@@ -340,16 +319,12 @@ def test_the_mean_of_pieces_is_that_of_all_elements(shape: tuple[int, ...], foun
     assert pad_long_averages(after) is after
 
 
-@pytest.mark.parametrize(
-    ("shape", "attrs"),
-    [
-        ((1, 3, 24, 24), {"kernel_shape": (24, 24)}),
-        ((1, 3, 64, 64), {"kernel_shape": (64, 64)}),
-        ((1, 3, 1, 61), {"kernel_shape": (1, 59)}),
-        ((1, 3, 1, 61), {"kernel_shape": (1, 63), "pads": (0, 1, 0, 1)}),
-    ],
-    ids=["small", "equal pieces", "more windows", "padded"],
-)
+@pytest.mark.parametrize(("shape", "attrs"), [
+    ((1, 3, 24, 24), {"kernel_shape": (24, 24)}),
+    ((1, 3, 64, 64), {"kernel_shape": (64, 64)}),
+    ((1, 3, 1, 61), {"kernel_shape": (1, 59)}),
+    ((1, 3, 1, 61), {"kernel_shape": (1, 63), "pads": (0, 1, 0, 1)}),
+], ids=["small", "equal pieces", "more windows", "padded"])  # fmt: skip
 def test_other_averages_stay(shape: tuple[int, ...], attrs: dict[str, Attr]) -> None:
     before = network(shape, "y", node("AveragePool", "x", "y", **attrs))
     assert pad_long_averages(before) is before
@@ -362,15 +337,11 @@ def pool(op: str, shape: tuple[int, ...], **attrs: Attr) -> Graph:
     return build("pool", [Node(op, ("x",), ("y",), attrs, "n")], {"x": TensorType(shape)}, ["y"], {})
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        pool("AveragePool", (1, 3, 25, 5), kernel_shape=(25, 5)),
-        pool("AveragePool", (1, 3, 30, 21), kernel_shape=(9, 8), strides=(3, 2)),
-        pool("GlobalAveragePool", (1, 2, 11, 13)),
-    ],
-    ids=["whole map", "strided", "global"],
-)
+@pytest.mark.parametrize("graph", [
+    pool("AveragePool", (1, 3, 25, 5), kernel_shape=(25, 5)),
+    pool("AveragePool", (1, 3, 30, 21), kernel_shape=(9, 8), strides=(3, 2)),
+    pool("GlobalAveragePool", (1, 2, 11, 13)),
+], ids=["whole map", "strided", "global"])  # fmt: skip
 def test_two_stages_give_the_same_average(graph: Graph) -> None:
     after = split_average_pool(graph)
     assert [node.op for node in after.nodes] == ["AveragePool", "AveragePool"]
@@ -379,17 +350,13 @@ def test_two_stages_give_the_same_average(graph: Graph) -> None:
     assert split_average_pool(after) is after
 
 
-@pytest.mark.parametrize(
-    ("graph", "stages"),
-    [
-        (pool("GlobalAveragePool", (1, 2, 112, 112)), 4),
-        (pool("AveragePool", (1, 2, 150, 3), kernel_shape=(150, 1)), 2),
-        (pool("AveragePool", (1, 2, 280, 5), kernel_shape=(140, 5), strides=(140, 1)), 2),
-        (pool("GlobalAveragePool", (1, 2, 12, 96)), 2),
-        (pool("AveragePool", (1, 2, 134, 131), kernel_shape=(66, 2), strides=(66, 1)), 2),
-    ],
-    ids=["both axes", "one axis", "two windows", "blocks", "blocks of one axis"],
-)
+@pytest.mark.parametrize(("graph", "stages"), [
+    (pool("GlobalAveragePool", (1, 2, 112, 112)), 4),
+    (pool("AveragePool", (1, 2, 150, 3), kernel_shape=(150, 1)), 2),
+    (pool("AveragePool", (1, 2, 280, 5), kernel_shape=(140, 5), strides=(140, 1)), 2),
+    (pool("GlobalAveragePool", (1, 2, 12, 96)), 2),
+    (pool("AveragePool", (1, 2, 134, 131), kernel_shape=(66, 2), strides=(66, 1)), 2),
+], ids=["both axes", "one axis", "two windows", "blocks", "blocks of one axis"])  # fmt: skip
 def test_longer_axes_take_as_many_stages_as_are_allowed(graph: Graph, stages: int) -> None:
     after = SplitAveragePool(None)(graph)
     assert [node.op for node in after.nodes] == ["AveragePool"] * stages
@@ -406,15 +373,11 @@ def test_blocks_are_no_longer_than_an_average_may_be() -> None:
     assert [node.integers("kernel_shape") for node in after.nodes] == [(1, 3), (1, 3), (1, 11)]
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        pool("AveragePool", (1, 3, 8, 8), kernel_shape=(8, 8)),
-        pool("AveragePool", (1, 3, 12, 12), kernel_shape=(9, 9), pads=(1, 1, 1, 1)),
-        pool("AveragePool", (1, 3, 71, 1), kernel_shape=(71, 1)),
-    ],
-    ids=["small", "padded", "a prime"],
-)
+@pytest.mark.parametrize("graph", [
+    pool("AveragePool", (1, 3, 8, 8), kernel_shape=(8, 8)),
+    pool("AveragePool", (1, 3, 12, 12), kernel_shape=(9, 9), pads=(1, 1, 1, 1)),
+    pool("AveragePool", (1, 3, 71, 1), kernel_shape=(71, 1)),
+], ids=["small", "padded", "a prime"])  # fmt: skip
 def test_other_averages_stay_in_split_average_pool(graph: Graph) -> None:
     assert split_average_pool(graph) is graph
 

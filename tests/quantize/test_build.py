@@ -58,20 +58,13 @@ def conv(x: str, y: str, w: str = "w", **attrs: Any) -> Node:
 NETWORKS = {
     "convolutions": [conv("x", "a", activation="Relu"), conv("a", "y", "v")],
     "residual": [conv("x", "a"), Node("Add", ("a", "x"), ("y",), {"activation": "Relu"}, "y")],
-    "pools": [
-        conv("x", "a"),
-        Node("MaxPool", ("a",), ("m",), {"kernel_shape": (2, 2), "strides": (2, 2)}, "m"),
-        Node("AveragePool", ("m",), ("y",), {"kernel_shape": (2, 2), "strides": (1, 1)}, "y"),
-    ],
+    "pools": [conv("x", "a"), Node("MaxPool", ("a",), ("m",), {"kernel_shape": (2, 2), "strides": (2, 2)}, "m"),
+     Node("AveragePool", ("m",), ("y",), {"kernel_shape": (2, 2), "strides": (1, 1)}, "y")],
     "global": [conv("x", "a"), Node("GlobalAveragePool", ("a",), ("y",), {}, "y")],
     "clipped": [conv("x", "a", activation="Clip", min=0.0, max=1.0), conv("a", "y", "v")],
-    "moved": [
-        conv("x", "a"),
-        conv("x", "c", "v"),
-        Node("Concat", ("a", "c"), ("d",), {"axis": 1}, "d"),
-        Node("MaxPool", ("d",), ("y",), {"kernel_shape": (2, 2), "strides": (2, 2)}, "y"),
-    ],
-}
+    "moved": [conv("x", "a"), conv("x", "c", "v"), Node("Concat", ("a", "c"), ("d",), {"axis": 1}, "d"),
+     Node("MaxPool", ("d",), ("y",), {"kernel_shape": (2, 2), "strides": (2, 2)}, "y")],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -1,8 +1,10 @@
-"""The integer operators: numpy meaning against plain loops, ONNX form under onnxruntime against both."""
+"""Integer layers: what they mean, which are chosen, and that last digits change nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npuc import reference
 from npuc.errors import ModelError
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.onnx_files.export import to_onnx
 from npuc.ops import build
 from npuc.ops.accumulators import accumulator_bound, requantise
+from npuc.program import Program
+from npuc.quantize.arithmetic.steadiness import better, octave, rounded, upward
+from npuc.quantize.calibration.histograms import EMPTY, histograms
+from npuc.quantize.network.build import quantise
+from npuc.quantize.network.construction import Quantised
+from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
+from npuc.quantize.scales.offsets import offset_results
 from npuc.reference import session
+from npuc.target import Options, Request, target
+from tests.compiled import compilation
+from tests.passes.networks import network, node
 from tests.runtime import RUNTIME
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -236,3 +249,174 @@ def test_wrong_types_are_refused(
     inputs = {f"x{k}": TensorType(shape, dtype) for k, (shape, dtype) in enumerate(types)}
     with pytest.raises(ModelError):
         build("g", [Node(op, (*inputs, *constants), ("y",), {"shift": 0}, "n")], inputs, ("y",), constants)
+
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+TARGETS = {
+    "easynpu": Options(),
+    "nvdla-small": Options(),
+    "nvdla-full": Options(precision="int16"),
+    "nvdla-full in fp16": Options(precision="fp16"),
+}
+
+
+class Disturbed:
+    """A session whose float results are off by up to three units in the last place."""
+
+    def __init__(self, session: Any, seed: int) -> None:
+        self.session, self.random = session, np.random.default_rng(seed)
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
+        """What the session gives, each float a little larger or smaller."""
+        return [
+            (each * (1 + 2e-7 * self.random.uniform(-1, 1, each.shape))).astype(np.float32)
+            if each.dtype == np.float32
+            else each
+            for each in self.session.run(names, feeds)
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+
+def compiled(name: str, samples: Path) -> Program:
+    """Digits for a target."""
+    model = MODELS / "digits.onnx"
+    return compilation(Request(model, target(name.partition(" ")[0]), TARGETS[name], [samples])).program
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_other_last_digits_in_every_float_give_the_same_bytes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with np.load(MODELS / "digits_calibration.npz") as file:
+        np.savez(tmp_path / "few.npz", x=file["x"][:24])
+    expected = compiled(name, tmp_path / "few.npz")
+    plain = reference.session
+    opened: list[int] = []
+
+    def disturbed(*arguments: Any, **more: Any) -> Any:
+        opened.append(len(opened))
+        return Disturbed(plain(*arguments, **more), len(opened))
+
+    monkeypatch.setattr(reference, "session", disturbed)
+    found = compiled(name, tmp_path / "few.npz")
+    assert opened and found.files == expected.files
+    assert found.manifest["report"]["cycles"] == expected.manifest["report"]["cycles"]
+
+
+def test_a_histogram_does_not_depend_on_the_order_of_samples_or_their_last_digits() -> None:
+    random = np.random.default_rng(0)
+    parts = [random.uniform(0, top, 50).astype(np.float32) for top in (0.3, 7.0, 1.0, 2.0)]
+    parts[2][0] = 1.0
+    one, other = EMPTY, EMPTY
+    for part in parts:
+        one = one.with_values(part)
+    for part in parts[::-1]:
+        other = other.with_values(part)
+    assert one.width == other.width and (one.counts == other.counts).all()
+    below = np.nextafter(np.array([1.0, 2.0, 8.0], np.float32), np.float32(0))
+    above = np.nextafter(np.array([1.0, 2.0, 8.0], np.float32), np.float32(9))
+    exact, under, over = (EMPTY.with_values(each) for each in (np.array([1, 2, 8], np.float32), below, above))
+    assert exact.width == under.width == over.width
+    assert (exact.counts == under.counts).all() and (exact.counts == over.counts).all()
+    assert exact.largest >= 8
+
+
+@pytest.mark.parametrize("value", [1e-30, 0.99999999, 1.0, 1.0000001, 3.0, 1e30])
+def test_ranges_reach_beyond_what_another_processor_finds(value: float) -> None:
+    for found in (octave(value), upward(value, 12)):
+        assert value * (1 + 1e-6) < found
+    assert octave(value) <= 2.01 * value and upward(value, 12) <= value * (1 + 2**-10)
+    assert octave(value) == octave(value * (1 + 1e-7)) and upward(value, 12) == upward(value * (1 + 1e-7), 12)
+
+
+def test_equal_candidates_stay_and_better_ones_replace() -> None:
+    assert not better(1.0, 1.0) and not better(1.0 - 1e-7, 1.0) and not better(0.0, 0.0)
+    assert better(0.999, 1.0) and better(0.0, 1e-9)
+
+
+def test_few_digits_are_left_of_what_is_rounded() -> None:
+    found = rounded(np.array([0.0, 1.0, 1.001, -3.3, 1e-20, 65504.0]), 6)
+    assert found.tolist()[:3] == [0.0, 1.0, 1.0] and found[3] == -3.3125
+    assert (np.abs(found - [0.0, 1.0, 1.001, -3.3, 1e-20, 65504.0]) <= np.abs(found) / 64).all()
+
+
+RANDOM = np.random.default_rng(7)
+SUM = network((1, 16, 8, 8), "y", node("Conv", "x w", "a"), node("Add", "a x", "y"), w=(16, 16, 1, 1))
+
+
+def feed(graph: Graph, low: float = -1.0) -> dict[str, Array]:
+    """Uniform values."""
+    return {"x": RANDOM.uniform(low, 1, graph.shape("x")).astype(np.float32)}
+
+
+def test_operands_of_a_sum_with_factors_have_scales_of_their_own() -> None:
+    plain, free = (constraints_of(SUM, SUM.nodes, factors=factors) for factors in (False, True))
+    assert (plain.equal, len(plain.ratios)) == ((("a", "x"),), 1)
+    assert (free.equal, free.ratios) == ((), ())
+
+
+def test_a_sum_that_cancels_is_no_finer_than_its_factors_allow() -> None:
+    """x - 511/512 x needs finer steps than 1/127 of those of x, but a factor has 8 bits."""
+    minus = -511 / 512 * np.eye(16, dtype=np.float32)[..., None, None]
+    graph = network((1, 16, 8, 8), "y", node("Conv", "x w", "a"), node("Add", "a x", "y"), w=minus)
+    x = feed(graph)
+    found = histograms(graph, [x], tensors_of(graph.nodes))
+    made = quantise(graph, graph.nodes, found, factors=True)
+    assert made.scales["y/int8"] >= made.scales["x/int8"] / 127.5
+    assert np.abs(run(made.graph, x)["y"]).max() <= 2 * made.scales["x/int8"]
+
+
+@pytest.mark.parametrize(
+    ("before", "offset"), [(node("Conv", "x w", "a", activation="Relu"), True), (node("Conv", "x w", "a"), False)]
+)
+def test_an_average_over_a_relu_gets_a_zero_point(before: Node, offset: bool) -> None:
+    graph = network(
+        (1, 4, 5, 5), "y", before, node("GlobalAveragePool", "a", "b"), node("Conv", "b w", "y"), w=(4, 4, 1, 1)
+    )
+    x = feed(graph)
+    known = histograms(graph, [x], tensors_of(graph.nodes))
+    found = offset_results(graph, graph.nodes, known)
+    assert ("b" in found) is offset
+    if offset:
+        assert found["b"].zero == -128
+        made = quantise(graph, graph.nodes, {k: v for k, v in known.items() if k not in found}, given=found)
+        exact = run(graph, x)["y"]
+        assert np.abs(run(made.graph, x)["y"] - exact).max() < 0.03 * np.abs(exact).max()
+
+
+def quantised(graph: Graph) -> tuple[Quantised, dict[str, Array]]:
+    feed = {"x": np.random.default_rng(0).standard_normal(graph.shape("x")).astype(np.float32)}
+    feed["x"][:, 0] *= 5  # a channel of its own size
+    nodes = integer_nodes(graph, lambda each: each.op in ("Conv", "Relu"))
+    return quantise(graph, nodes, histograms(graph, [feed], tensors_of(nodes))), feed
+
+
+def taps(*channels: int, extent: int = 4) -> Array:
+    return np.eye(extent, dtype=np.float32)[list(channels)][..., None, None]
+
+
+@pytest.mark.parametrize("channels", [(3, 1, 0, 2), (2, 1), (1, 1, 3)])
+def test_selected_channels_are_those_of_the_input_in_every_bit(channels: tuple[int, ...]) -> None:
+    graph = network((1, 4, 5, 5), "y", node("Relu", "x", "a"), node("Conv", "a w", "y"), w=taps(*channels))
+    found, feed = quantised(graph)
+    values = run(found.graph, feed, ["a/int8", "y/int8"])
+    assert found.scales["a/int8"] == found.scales["y/int8"]
+    assert np.array_equal(values["y/int8"], values["a/int8"][:, list(channels)])
+
+
+def test_one_tap_of_a_larger_kernel_moves_the_image() -> None:
+    w = np.zeros((4, 1, 3, 3), np.float32)
+    w[:, :, 2, 1] = 1
+    conv = node("Conv", "a w", "y", group=4, pads=(1, 1, 1, 1))
+    found, feed = quantised(network((1, 4, 5, 5), "y", node("Relu", "x", "a"), conv, w=w))
+    values = run(found.graph, feed, ["a/int8", "y/int8"])
+    assert np.array_equal(values["y/int8"][:, :, :-1], values["a/int8"][:, :, 1:])
+
+
+@pytest.mark.parametrize("w", [2 * taps(0, 1, 2, 3), taps(0, 1) + taps(2, 3), 0 * taps(0, 1)])
+def test_sums_factors_and_zeros_leave_the_scales_free(w: Array) -> None:
+    graph = network((1, 4, 5, 5), "y", node("Relu", "x", "a"), node("Conv", "a w", "y"), w=w)
+    found, _ = quantised(graph)
+    assert found.scales["a/int8"] != found.scales["y/int8"]

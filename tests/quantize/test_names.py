@@ -1,4 +1,4 @@
-"""A model's tensors may have the names that npuc would give to tensors of its own."""
+"""Names of the model: no name of a tensor changes a program."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
 import npuc
+from tests.onnx_models import network
 
 
 def model(names: Mapping[str, str]) -> onnx.ModelProto:
@@ -34,10 +35,10 @@ def model(names: Mapping[str, str]) -> onnx.ModelProto:
         helper.make_node("Add", [name("c"), name("b")], [name("s")], "sum"),
         conv("s", "y", "v"),
     ]
-    ports = [helper.make_tensor_value_info(name(each), 1, (1, n, 8, 8)) for each, n in (("x", 3), ("y", 8))]
-    held = [numpy_helper.from_array(each, name(key)) for key, each in (("w", weights(8, 3)), ("v", weights(8, 8)))]
-    graph = helper.make_graph(nodes, "names", ports[:1], ports[1:], held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    held = {name("w"): weights(8, 3), name("v"): weights(8, 8)}
+    made = network(nodes, {name("x"): (1, 3, 8, 8)}, held)
+    made.graph.output[0].name = name("y")
+    return made
 
 
 TAKEN = {
@@ -61,3 +62,52 @@ def test_any_name_compiles_to_an_exact_program(names: Mapping[str, str], target:
     found = npuc.verify(made, program, data)
     assert found["status"] == "ok"
     assert found["bit_exact"] in (True, None)
+
+
+SHAPES = {"w": (4, 3, 3, 3), "b": (4,), "v": (4, 4, 1, 1)}
+
+
+def _model(names: Mapping[str, str], outputs: str = "yz") -> onnx.ModelProto:
+    """Two convolutions around a maximum and a sine, which the host computes."""
+
+    def node(op: str, inputs: str, output: str) -> onnx.NodeProto:
+        given = [names.get(each, each) for each in inputs.split()]
+        attributes = {"kernel_shape": [2, 2]} if op == "MaxPool" else {}
+        return helper.make_node(op, given, [names.get(output, output)], name=output, **attributes)
+
+    random = np.random.default_rng(0)
+    held = {names.get(name, name): random.normal(0.02, 0.3, shape) for name, shape in SHAPES.items()}
+    nodes = [
+        node("Conv", "x w b", "a"),
+        node("MaxPool", "a", "m"),
+        node("Conv", "m v", "y"),
+        node("Sin", "a", "z"),
+    ]
+    made = network(nodes, (1, 3, 6, 6), held, " ".join(outputs))
+    for port in made.graph.output:
+        port.name = names.get(port.name, port.name)
+    return made
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"b": "x/int8"}, {"v": "a/int8"}, {"v": "a/int8/w"}, {"m": "a/int8"}, {"y": "m/int8"}, {"z": "a/int8"}],
+    ids=str,
+)
+def test_names_of_integer_forms_change_no_program(names: Mapping[str, str]) -> None:
+    x = np.random.default_rng(1).normal(0.2, 1, (3, 3, 6, 6)).astype(np.float32)
+    plain, other = (npuc.compile(_model(each), "easynpu", calibration=x, level=0) for each in ({}, names))
+    assert [each["place"] for each in other.report["partitions"]] == ["npu", "host"]
+    found = other.run(x)
+    for name, values in plain.run(x).items():
+        np.testing.assert_array_equal(found[names.get(name, name)], values)
+
+
+def test_an_output_called_as_the_form_of_another_has_its_own_values() -> None:
+    """It was the other's integers, as floats."""
+    x = np.random.default_rng(1).normal(0.2, 1, (3, 3, 6, 6)).astype(np.float32)
+    plain, other = (
+        npuc.compile(_model(each, "my"), "easynpu", calibration=x, level=0) for each in ({}, {"y": "m/int8"})
+    )
+    wanted = plain.run(x)["y"]
+    assert np.abs(other.run(x)["m/int8"] - wanted).max() < 0.1 * np.abs(wanted).max()

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from npuc.frontend.importing import import_nodes
 from npuc.regions.graphs import node_macs
 from tests.frontend.test_fused import CASES, model_of
+from tests.onnx_models import network
 
 LSTM = ["x", "W", "R", "", "", "", "", "", "s", "z", "s", "z"]
 
@@ -20,15 +21,9 @@ LSTM = ["x", "W", "R", "", "", "", "", "", "s", "z", "s", "z"]
 def of_lstm() -> onnx.ModelProto:
     """5 steps, 4 features, 3 hidden: DynamicQuantizeLSTM."""
     integers = np.ones((1, 4, 12), np.int8)
-    held = {"W": integers, "R": integers[:, :3], "s": np.full(1, 0.1, np.float32), "z": np.zeros(1, np.int8)}
-    node = helper.make_node("DynamicQuantizeLSTM", LSTM, ["y"], domain="com.microsoft", hidden_size=3)
-    ports = [
-        helper.make_tensor_value_info(*each) for each in (("x", TensorProto.FLOAT, [5, 1, 4]), ("y", 1, None))
-    ]
-    constants = [numpy_helper.from_array(value, name) for name, value in held.items()]
-    graph = helper.make_graph([node], "g", ports[:1], ports[1:], constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    held = {"W": integers, "R": integers[:, :3], "s": np.full(1, 0.1), "z": np.zeros(1, np.int8)}
+    made = helper.make_node("DynamicQuantizeLSTM", LSTM, ["y"], domain="com.microsoft", hidden_size=3)
+    return network([made], (5, 1, 4), held, com_microsoft=1)
 
 
 @pytest.mark.parametrize(

@@ -82,30 +82,17 @@ def pair(**options: object) -> Decoding:
 LAYOUTS = {
     "corners": (pair(), {"b": CORNERS[None], "s": SCORES[None]}),
     "centres": (pair(box_format="centre"), {"b": CENTRES[None], "s": SCORES[None]}),
-    "rows": (
-        Decoding("rows", "o", "o", 3, 7, "centre"),
-        {"o": np.concatenate([CENTRES, np.full((3, 1), 0.5), 2 * np.minimum(SCORES, 0.5)], axis=1)[None]},
-    ),
-    "columns": (
-        Decoding("columns", "o", "o", 6, 3, "centre"),
-        {"o": np.concatenate([CENTRES, SCORES], axis=1).T[None]},
-    ),
-    "logits": (
-        pair(score_function="sigmoid"),
-        {"b": CORNERS[None], "s": np.log(SCORES / (1 - SCORES))[None]},
-    ),
-    "background first": (
-        Decoding("pair", "b", "s", 3, 3, "corners", background="first", score_function="softmax"),
-        {
-            "b": CORNERS[None],
-            "s": np.log(np.concatenate([1 - SCORES.sum(axis=1, keepdims=True), SCORES], axis=1))[None],
-        },
-    ),
-    "background last": (
-        Decoding("pair", "b", "s", 3, 3, "corners", background="last"),
-        {"b": CORNERS[None], "s": np.concatenate([SCORES, np.full((3, 1), 0.95)], axis=1)[None]},
-    ),
-}
+    "rows": (Decoding("rows", "o", "o", 3, 7, "centre"), {"o": np.concatenate([CENTRES, np.full((3, 1), 0.5),
+     2 * np.minimum(SCORES, 0.5)], axis=1)[None]}),
+    "columns": (Decoding("columns", "o", "o", 6, 3, "centre"), {"o": np.concatenate([CENTRES, SCORES],
+     axis=1).T[None]}),
+    "logits": (pair(score_function="sigmoid"), {"b": CORNERS[None], "s": np.log(SCORES / (1 - SCORES))[None]}),
+    "background first": (Decoding("pair", "b", "s", 3, 3, "corners", background="first",
+     score_function="softmax"), {"b": CORNERS[None], "s": np.log(np.concatenate([1 - SCORES.sum(axis=1,
+     keepdims=True), SCORES], axis=1))[None]}),
+    "background last": (Decoding("pair", "b", "s", 3, 3, "corners", background="last"),
+     {"b": CORNERS[None], "s": np.concatenate([SCORES, np.full((3, 1), 0.95)], axis=1)[None]}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
