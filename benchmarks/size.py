@@ -35,7 +35,7 @@ CEILINGS = {
     "passes": 6_300,
     "targets/bm1684": 9_750,
     "targets/easynpu": 18_800,
-    "targets/nvdla": 21_450,
+    "targets/nvdla": 20_850,
     "tests": 64_350,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
