@@ -29,14 +29,14 @@ TESTS = "tests"
 CEILINGS = {
     "benchmarks": 3_320,
     "docs": 290,
-    "examples": 150,
+    "examples": 200,
     "models": 1_100,
-    "npuc": 36_350,
+    "npuc": 37_500,
     "passes": 6_300,
     "targets/bm1684": 9_750,
     "targets/easynpu": 18_800,
     "targets/nvdla": 20_850,
-    "tests": 64_350,
+    "tests": 65_100,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -83,7 +83,7 @@ def _files(model: Path, cut: Cut, data: Sequence[Path], folder: Path) -> tuple[P
     part = _cut(model, cut)
     path = folder / model.name
     path.write_bytes(part.SerializeToString(deterministic=True))
-    return path, _data(model, part.graph, cut, data, folder) if data else ()
+    return path, _data(model, part.graph, cut, data, folder) if files_of(data) else (*data,)
 
 
 def _data(model: Path, part: onnx.GraphProto, cut: Cut, data: Sequence[Path], folder: Path) -> tuple[Path, ...]:

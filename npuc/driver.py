@@ -10,8 +10,10 @@ from tempfile import TemporaryDirectory
 from npuc.compiling.proof import Prover
 from npuc.cutting import part_of, with_cut
 from npuc.errors import NpucError, UnsupportedOperator
-from npuc.frontend.binding import input_types
+from npuc.frontend.binding import bound_values, input_types
 from npuc.frontend.reading import read_model
+from npuc.images.description import bound
+from npuc.ir import TensorType
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Step
 from npuc.program import Program
@@ -31,6 +33,7 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
     refuses if the options forbid the host; Mismatch (E603) for a program that computes anything else.
     """
     with part_of(request) as (inner, cut):
+        inner = _described(inner)
         program, samples = compiled(inner, Prover(inner))
         return with_cut(program, cut), samples
 
@@ -51,11 +54,25 @@ def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[P
     return found, samples[0]
 
 
+def _described(request: Request) -> Request:
+    """The request with its descriptions bound to the inputs of the model. Raises DataError (E405)."""
+    options = request.options
+    if not options.input:
+        return request
+    model = read_model(request.model, whole=False)
+    values = bound_values(model, options.bind)
+    types = input_types(model.graph, {*values, *(each.name for each in model.graph.initializer)}, request.shapes)
+    found = bound(options.input, types, fused=options.input_data == "frame")
+    return replace(request, options=replace(options, input=found))
+
+
 def _variant(request: Request, number: int) -> Request:
     """The request for one of several sets of shapes, with its own samples and prefix."""
     graph, options = read_model(request.model).graph, request.options
     types = input_types(graph, {each.name for each in graph.initializer}, request.shapes)
     prefix = options.prefix if options.prefix is None else f"{options.prefix}_{number}"
+    described = _described(request).options.input
+    types |= {each.input: TensorType(each.frame_shape, "uint8") for each in described if each.fused}
     calibration = with_samples(request.calibration, types)
     return replace(request, options=replace(options, prefix=prefix), calibration=calibration)
 
@@ -66,8 +83,8 @@ def quantise_model(request: Request) -> tuple[bytes, Samples]:
     Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model with
     scales of its own, or a target without an integer network.
     """
-    with part_of(request) as (inner, _):
-        return _quantised_model(inner)
+    with part_of(replace(request, options=replace(request.options, input_data="float"))) as (inner, _):
+        return _quantised_model(_described(inner))
 
 
 def _quantised_model(request: Request) -> tuple[bytes, Samples]:

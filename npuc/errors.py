@@ -51,6 +51,7 @@ CODES: dict[str, str] = {
     "E402": "the data has the wrong shape or type",
     "E403": "the data needs more memory than the limit",
     "E404": "scales have to be chosen, and nobody said from which samples",
+    "E405": "the description of an image input is not valid, or does not fit the model",
     # artefacts and listings
     "E501": "this is not an npuc artefact, or not one of this version",
     "E502": "a file of the artefact is missing, truncated or changed",
@@ -105,6 +106,7 @@ REMEDIES: dict[str, str] = {
     "E402": "give each input an array of finite numbers in its shape, with the samples along axis 0",
     "E403": "use fewer samples, or raise --memory-limit",
     "E404": "give typical samples: --calibration FILE.npz; --calibration synthetic does without, for trials",
+    "E405": "correct it as the limit says; docs/photos.md describes the keys",
     "E501": f"give the folder that npuc compile wrote, or {_AGAIN}",
     "E502": _AGAIN,
     "E503": "compile the model for this machine, and give data for which its operators are defined",

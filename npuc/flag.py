@@ -13,6 +13,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "scales": ("free", POWER_OF_TWO),
     "mixed": ("off", "auto"),
     "proof": ("off", "one", "all"),
+    "input_data": ("frame", "float"),
 }
 """Values of the options that all targets share."""
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from npuc.export.network_name import identifier
 from npuc.flag import CHOICES, REMOVED
+from npuc.images.description import described
 from npuc.target import FLOATING, Options, Target, usual_options
 from npuc.text.terminal import closest
 
@@ -33,6 +34,8 @@ class Flags(TypedDict, total=False):
     allow: str | Sequence[str]
     proof: str
     prefix: str
+    input: str | PathLike[str] | Mapping[str, Any]
+    input_data: str
 
 
 def _same(name: str) -> str:
@@ -145,5 +148,6 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "outputs": _listed,
     "mixed": _mixed,
     "prefix": identifier,
+    "input": described,
 }
 """Conversion of values as people write them to fields of Options."""

@@ -17,7 +17,7 @@ import json
 import re
 import stat
 import warnings
-from collections.abc import Generator, Mapping, Sized
+from collections.abc import Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from math import prod
@@ -26,6 +26,7 @@ from typing import Any
 
 from npuc.errors import REMEDIES, ArtefactError, ModelError
 from npuc.frozen import frozen
+from npuc.images.description import Description
 from npuc.report import Report
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.mapped import append, linked, release
@@ -173,9 +174,26 @@ class Program:
         return read(Ranges, self.manifest.get(RANGES, {}), RANGES)
 
     @property
+    def images(self) -> tuple[Description, ...]:
+        """The descriptions of its image inputs."""
+        found = read(tuple[Description, ...], self.manifest.get("images", []), "images")
+        shapes = {port.name: port.shape for port in self.inputs} if found else {}
+        for number, each in enumerate(found):
+            reason = each.unsound(shapes.get(each.input, ()))
+            if reason is not None:
+                raise damaged(f"images[{number}]: {reason}")
+        return found
+
+    @property
     def model(self) -> Model:
         """The model that it was compiled from."""
         return read(Model, self.manifest.get("model", {}), "model")
+
+
+def with_labels(program: Program, labels: Sequence[str]) -> Program:
+    """The program with other names of its classes, by which folders and lists label pictures."""
+    images = [replace(each, labels=tuple(labels)).as_json() for each in program.images]
+    return replace(program, manifest={**program.manifest, "images": images})
 
 
 def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:

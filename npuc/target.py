@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from npuc.errors import ArtefactError, DoesNotFit, Problem, UnsupportedOperator
 from npuc.flag import Flag
 from npuc.frozen import frozen
+from npuc.images.description import Description
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
@@ -54,6 +55,10 @@ class Options:
     """ONNX operators and nodes that must run on the host."""
     bind: tuple[tuple[str, float], ...] = ()
     """Scalar inputs to be replaced by constants, and their values."""
+    input: tuple[Description, ...] = ()
+    """The descriptions of image inputs: as given, from `driver` on bound to the model's."""
+    input_data: str = "frame"
+    """What the program takes for a described input: "frame", its pixels, or "float", the model's own values."""
     inputs: tuple[str, ...] = ()
     """The tensors at which the part to compile begins; none: the model's inputs."""
     outputs: tuple[str, ...] = ()
@@ -77,6 +82,11 @@ class Options:
         given = {name: value for name, value in old.items() if value is not None}
         if given:
             object.__setattr__(self, "flags", {**self.flags, **given})
+
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether the program has other inputs than the model: bound ones, or frames."""
+        return bool(self.bind) or any(each.fused for each in self.input)
 
     def flag(self, flag: Flag) -> str:
         """The value of a flag that a target declares."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from npuc.errors import ArtefactError, DataError, NpucError
 from npuc.frozen import frozen
+from npuc.images.pictures import is_picture
 from npuc.ir import TensorType
 from npuc.program import (
     MANIFEST,
@@ -102,7 +103,8 @@ def chosen(directory: Path, files: Sequence[Path], *, allow_modified: bool = Fal
     refusal: NpucError | None = None
     for each in found:
         try:
-            data.load(files, each.types, each.types)
+            own = manifest_of(directory / each.path, allow_modified=allow_modified)
+            data.load(files, each.types, each.types, Program(own, {}).images)
         except DataError as error:
             refusal = refusal or error
             if any(problem.code != "E402" for problem in error.problems):
@@ -130,6 +132,9 @@ def with_samples(files: Sequence[Path], types: Mapping[str, TensorType]) -> list
     if not (found := files_of(files)):
         return [*files]
     for path in found:
+        if is_picture(path):  # it is made to fit every variant
+            taken.append(path)
+            continue
         try:
             data.load([path], types, types)
         except DataError as error:

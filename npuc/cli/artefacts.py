@@ -268,7 +268,7 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
 
     inputs = program_inputs(program)
     if files:
-        return samples_of.load(files, inputs).first(SELF_TEST_SAMPLES).inputs
+        return samples_of.load(files, inputs, images=program.images).first(SELF_TEST_SAMPLES).inputs
     samples = samples_of.varied(inputs, SELF_TEST_SAMPLES)
     announce_synthetic("self test", "--data DATA.npz", samples, "varied")
     return samples.inputs

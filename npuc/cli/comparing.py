@@ -16,6 +16,7 @@ from npuc.cli.options import (
     custom_ops_option,
     data_option,
     format_options,
+    input_option,
     limit_options,
     shape_option,
     strict_option,
@@ -106,7 +107,7 @@ def _accuracy(pair: Sequence[Artefact], data: tuple[Path, ...], model: Path) -> 
     found: list[dict[str, Any]] = []
     for each in pair:
         samples = each.samples(data)
-        exact = expected(model, samples)
+        exact = expected(model, samples, each.program.images)
         found.append(metrics.scores(exact, run_program(each.program, each.target, samples), samples.labels))
     return {key: [each[key] for each in found] for key in found[0]}
 
@@ -142,6 +143,7 @@ def _outputs(pair: Sequence[Artefact], data: tuple[Path, ...]) -> list[Any]:
 @strict_option
 @calibration_option
 @data_option
+@input_option
 @custom_ops_option
 @limit_options
 @format_options("text", "json", "csv")
@@ -154,6 +156,7 @@ def compare(
     strict: bool,
     calibration: tuple[Path, ...],
     data: tuple[Path, ...],
+    input: str | None,
     form: str,
     **flags: str | None,
 ) -> int:
@@ -169,6 +172,7 @@ def compare(
       npuc compare resnet8.onnx --target easynpu --machine large --machine my.toml
       npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
+    from npuc.images.description import described
     from npuc.reports import tables
     from npuc.reports.comparison import Subject
     from npuc.reports.comparison import compare as compared
@@ -179,7 +183,8 @@ def compare(
     own = {name: value for name, value in flags.items() if value is not None}
     subject = Subject(model, shapes, calibration, data)
     with progress("comparing") as bar:
-        report = compared(subject, found, Options(strict=strict, flags=own), bar)
+        images = () if input is None else described(input)
+        report = compared(subject, found, Options(strict=strict, flags=own, input=images), bar)
     say(tables.comparison(report, form), exact=form == "csv")
     return 0 if report["status"] == "ok" else 1
 

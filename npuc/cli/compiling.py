@@ -18,6 +18,8 @@ from npuc.cli.options import (
     cut_options,
     force_option,
     format_options,
+    input_data_option,
+    input_option,
     json_option,
     limit_options,
     machine_option,
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 @target_option
 @click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
 @calibration_option
+@input_option
+@input_data_option
 @machine_option
 @shapes_option
 @precision_option

@@ -75,7 +75,7 @@ def _samples(program: Program, data: Sequence[Path]) -> Samples:
 
     inputs = program_inputs(program)
     if data:
-        return samples_of.load(data, inputs)
+        return samples_of.load(data, inputs, images=program.images)
     samples = samples_of.synthetic(inputs, 1)
     announce_synthetic("run", "--data DATA.npz", samples)
     return samples

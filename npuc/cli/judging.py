@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from npuc.cli.options import Choice, artefact_options, data_option, removed_options, scheduler_option
+from npuc.cli.options import (
+    Choice,
+    artefact_options,
+    data_option,
+    labels_option,
+    removed_options,
+    scheduler_option,
+)
 from npuc.cli.output import answer, opened
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
@@ -35,6 +42,7 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 @click.option(
     "--truth", type=Choice(("labels", "fp32")), help="What outputs are compared with [default: labels, if any]."
 )
+@labels_option
 @removed_options("layout", "box_format", "score_threshold", "nms_iou", "background", "score_function", "blank")
 @click.option(
     "--simulate",
@@ -49,6 +57,7 @@ def accuracy(
     artefact: Path,
     data: tuple[Path, ...],
     qdq: Path | None,
+    labels: Path | None,
     simulate: int | str | None,
     scheduler: str | None,
     allow_modified: bool,
@@ -57,8 +66,9 @@ def accuracy(
 ) -> int:
     """Measure the accuracy of MODEL and its program. The task is to find classes, boxes, sequences or values.
 
-    Labels are `y` in the data. Without them the outputs are compared with those of MODEL in fp32. The words of the
-    first samples are simulated and compared with the integer network, which computes the others.
+    Labels are `y` in the data, or of pictures their folders or list. Without them the outputs are compared with
+    those of MODEL in fp32. The words of the first samples are simulated and compared with the integer network,
+    which computes the others.
 
     \b
     Examples:
@@ -67,6 +77,8 @@ def accuracy(
       npuc accuracy ssd.onnx ssd.npu --data 'images/*.npz' --metric my.py:map
     """
     from npuc.cutting import compiled_part
+    from npuc.images.description import labels_of
+    from npuc.program import with_labels
     from npuc.reports import judgements
     from npuc.text.progress import progress
     from npuc.variants import chosen
@@ -77,6 +89,8 @@ def accuracy(
         raise click.UsageError("Missing option '--data'.")
     artefact = chosen(artefact, data, allow_modified=allow_modified)
     program = opened(artefact, allow_modified).program
+    if labels is not None:
+        program = with_labels(program, labels_of(labels))
     model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
     subject = judging.Subject(model.absolute(), artefact.absolute(), qdq and qdq.absolute(), allow_modified)
     try:

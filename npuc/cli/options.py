@@ -145,7 +145,11 @@ shapes_option = click.option(
     help="Bind dynamic dimensions; several shapes of an input compile a program variant for each.",
 )
 bind_option = click.option(
-    "--bind", metavar="NAME=VALUE", multiple=True, callback=_bindings, help="Replace a scalar input by a constant."
+    "--bind",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_bindings,
+    help="Replace a scalar input by a constant, or give a named dimension its extent.",
 )
 cut_options = _together(
     click.option(
@@ -192,11 +196,26 @@ calibration_option = click.option(
     "--calibration",
     type=PATH,
     multiple=True,
-    help="Calibration samples: an .npz file, a folder of them, a quoted pattern, or the word synthetic.",
+    help="Calibration samples: .npz files or pictures, a folder or list of them, a quoted pattern, or synthetic.",
 )
 data_option = click.option(
-    "--data", type=PATH, multiple=True, help="Samples: an .npz file, a folder of them or a quoted pattern."
+    "--data",
+    type=PATH,
+    multiple=True,
+    help="Samples: .npz files or pictures, a folder or list of them, or a quoted pattern.",
 )
+input_option = click.option(
+    "--input",
+    type=MACHINE,
+    metavar="PRESET|FILE",
+    help="What the image input expects: imagenet, tf, caffe-bgr, yolo, mtcnn, none, or a TOML file.",
+)
+input_data_option = click.option(
+    "--input-data",
+    type=Choice(CHOICES["input_data"]),
+    help="What the program then takes: frame, the pixels themselves [default]; float, the model's own values.",
+)
+labels_option = click.option("--labels", type=PATH, metavar="FILE", help="Names of the classes, one a line.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 scheduler_option = click.option(
     "--scheduler",

@@ -14,6 +14,7 @@ from npuc.cli.options import (
     calibration_option,
     custom_ops_option,
     cut_options,
+    input_option,
     json_option,
     limit_options,
     machine_option,
@@ -32,6 +33,7 @@ from npuc.cli.paths import PATH
 @click.option("-o", "--output", type=PATH, required=True, help="The quantised model to write (.onnx).")
 @target_option
 @calibration_option
+@input_option
 @machine_option
 @shape_option
 @target_flags

@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model
+from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model, labels_option
 from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown, terminal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from npuc.program import Program
     from npuc.samples.loading import Samples
+    from npuc.verification.answers import Reader
 
 
 @click.command()
 @click.argument("artefact", type=PATH)
-@click.option("--data", type=PATH, multiple=True, required=True, help="Samples (.npz).")
-@click.option("-o", "--output", type=PATH, required=True, help="The file to write outputs to (.npz).")
+@data_option
+@click.option(
+    "-o", "--output", type=PATH, help="The file to write outputs to (.npz), or a picture with boxes (.png)."
+)
+@labels_option
 @click.option("--stepping", is_flag=True, help="Simulate scratch pads and cycles, one sample at a time.")
 @click.option(
     "--trace", type=PATH, metavar="FILE.vcd", help="Write the signals of the first sample; implies --stepping."
@@ -31,7 +37,8 @@ if TYPE_CHECKING:
 def run(
     artefact: Path,
     data: tuple[Path, ...],
-    output: Path,
+    output: Path | None,
+    labels: Path | None,
     stepping: bool,
     trace: Path | None,
     integer: bool,
@@ -39,22 +46,31 @@ def run(
     allow_modified: bool,
     as_json: bool,
 ) -> None:
-    """Simulate a program on samples. Outputs are floats in the model's own names and shapes.
+    """Simulate a program on samples.
+
+    Prints what the outputs say: the best classes, boxes, text, or numbers. In a file they are floats in the
+    model's own names and shapes.
 
     \b
     Examples:
       npuc run resnet8.npu --data test.npz -o y.npz
+      npuc run mobilenet.npu --data cat.jpg --labels names.txt
+      npuc run yolo.npu --data street.jpg -o boxes.png
       npuc run resnet8.npu --data test.npz -o y.npz --integer
       npuc run resnet8.npu --data test.npz -o y.npz --stepping --trace s.vcd
     """
     from npuc import running
+    from npuc.images.description import labels_of
     from npuc.reports import summaries
     from npuc.samples.loading import save
     from npuc.target import cycles_of
     from npuc.text.progress import progress
     from npuc.variants import chosen
+    from npuc.verification.answers import Reader, answers, pictured
     from npuc.verification.integer_network import integer_runner
 
+    if not data:
+        raise click.UsageError("Missing option '--data'.")
     artefact = chosen(artefact, data, allow_modified=allow_modified)
     found = opened(artefact, allow_modified)
     program, target = found.program, found.target
@@ -67,6 +83,7 @@ def run(
     if stepper is None and (stepping or trace is not None):
         raise click.UsageError(f"{target.name} has no simulator for --stepping and --trace")
     samples = found.samples(data)
+    reader = Reader.of(program, labels_of(labels) if labels is not None else ())
     with progress("running", quiet=as_json) as bar:
         bar.begin("simulating", len(samples))
         runner = (
@@ -74,14 +91,51 @@ def run(
         )
         batch = running.batch_of(program) if stepper is None else 1
         outputs = running.run_batches(runner, samples, bar.advance, batch)
-        bar.begin("writing")
-        save(output, outputs)
+        files = pictured(data, len(samples))
+        said = answers(reader, outputs, len(samples)) if output is None or files else []
+        if output is not None:
+            bar.begin("writing")
+            if output.suffix.lower() == ".png":
+                _draw(output, reader, files, said)
+            else:
+                save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
     cycles = cycles_of(runner)
     counts = stepper.report() if stepper is not None else {} if cycles is None else {"cycles": cycles}
     lines = [summaries.stepped(shown({"layers": [], **counts}))] if counts else []
-    lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
-    answer({"status": "ok", "samples": len(samples), "outputs": shapes, **counts}, "\n".join(lines), as_json)
+    if output is not None:
+        lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
+    lines += _answered(files, said)
+    told = [{"sample": str(files[at]) if files else at, **each} for at, each in enumerate(said)]
+    report = {"status": "ok", "samples": len(samples), "outputs": shapes, **counts}
+    answer(report | ({"answers": told} if told else {}), "\n".join(lines), as_json)
+
+
+ANSWERED = 20
+"""The most samples whose answers are printed; --json has all of them."""
+
+
+def _answered(files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of what the first samples say."""
+    from npuc.verification.answers import as_text
+
+    lines: list[str] = []
+    for at, each in enumerate(said[:ANSWERED]):
+        lines.append(terminal(str(files[at])) if files else f"sample {at}")
+        lines += [f"  {terminal(line)}" for line in as_text(each)]
+    return [*lines, f"{len(said) - ANSWERED} more (--json lists them all)"] if len(said) > ANSWERED else lines
+
+
+def _draw(output: Path, reader: Reader, files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the boxes of the only sample into a picture. Raises UsageError for anything else."""
+    from npuc.storage.files import replacing
+    from npuc.verification.answers import drawn
+
+    if len(files) != 1 or reader.described is None or "boxes" not in said[0]:
+        raise click.UsageError(f"'{output}': boxes are drawn for one picture, and a program that gives boxes")
+    content = drawn(files[0], reader.described, said[0])
+    with replacing(output) as staging:
+        staging.write_bytes(content)
 
 
 def _expect_integer(program: Program, *, others: bool) -> None:
@@ -196,7 +250,7 @@ def _bisected(
     if found is None:
         return {"kind": "none", "folder": None, "files": []}
     feed = {name: values[found.get("sample", 0), ...] for name, values in samples.inputs.items()}
-    files = bisection.reproduction(model, graph, found["tensor"], feed)
+    files = bisection.reproduction(model, graph, found["tensor"], feed, program.images)
     names = bisection.save(files, bisection.commands(target, model, artefact.path), folder)
     return {"kind": "difference" if difference else "loss", **found, "folder": str(folder), "files": names}
 

@@ -99,7 +99,7 @@ class Prover:
         """Samples for a program that the host runs."""
         types = program_inputs(program)
         if self.request.calibration:
-            return load(self.request.calibration, types, types.keys())
+            return load(self.request.calibration, types, types.keys(), self.request.options.input)
         try:
             return varied(types)
         except DataError as error:
@@ -351,7 +351,7 @@ def entirely(program: Program, graphs: Sequence[Graph], request: Request, sample
     what the user's file does, ModelError (E105) for a region that onnxruntime cannot run, or as `proved` does.
     """
     try:
-        original = Original(request.model, dict(request.options.bind))
+        original = Original(request.model, dict(request.options.bind), request.options.input)
     except ModelError as error:
         raise unproved(error) from None
     waiting = iter(graphs)

@@ -159,16 +159,17 @@ def _unbound(name: str, dims: Sequence[Dim] | None, empty: int | None) -> Proble
 
 
 def bound_values(model: onnx.ModelProto, bind: Sequence[tuple[str, float]]) -> dict[str, Array]:
-    """The values bound to inputs, in the inputs' types.
+    """The values bound to inputs, in the inputs' types; a dimension of that name is bound in the model's inputs.
 
-    Raises ModelError (E109) if one is not a scalar input, or its type has no such value.
+    Raises ModelError (E109) if one is neither a scalar input nor the name of a dimension, or its type has no such
+    value.
     """
     found: dict[str, Array] = {}
     inputs = {each.name: each.type.tensor_type for each in model.graph.input}
     for name, value in bind:
         if name not in inputs:
-            limit = f"inputs: {', '.join(inputs)}"
-            raise ModelError("E109", "a value is given, but the model has no such input", tensor=name, limit=limit)
+            _bind_dimension(model.graph, name, value)
+            continue
         shape = [each.dim_value for each in inputs[name].shape.dim]
         if any(extent != 1 for extent in shape):
             raise ModelError(
@@ -179,6 +180,23 @@ def bound_values(model: onnx.ModelProto, bind: Sequence[tuple[str, float]]) -> d
             raise ModelError("E109", f"{value:g} is no value of an input of type {dtype}", tensor=name)
         found[name] = np.full(shape, value, dtype)
     return found
+
+
+def _bind_dimension(graph: onnx.GraphProto, name: str, value: float) -> None:
+    """Gives a named dimension of the inputs its extent. Raises ModelError (E109)."""
+    every = [dim for each in graph.input for dim in each.type.tensor_type.shape.dim]
+    found = [dim for dim in every if name and _name(dim) == name]
+    if not found:
+        named = ", ".join(dict.fromkeys(filter(None, map(_name, every)))) or "none"
+        limit = f"inputs: {', '.join(each.name for each in graph.input)}; named dimensions: {named}"
+        reason = "a value is given, but the model has no such input and no such dimension"
+        raise ModelError("E109", reason, tensor=name, limit=limit)
+    if not (value.is_integer() and 1 <= value <= LARGEST_TENSOR):
+        raise ModelError(
+            "E109", f"{value:g} is no extent of the dimension '{name}'", limit="a whole number from 1"
+        )
+    for dim in found:
+        dim.dim_value = int(value)
 
 
 def _is_value(value: float, dtype: np.dtype[Any]) -> bool:

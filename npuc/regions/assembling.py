@@ -66,9 +66,10 @@ def _reported(
     return replace(program, manifest={**program.manifest, **_bound(options), "report": {**report, **told_of}})
 
 
-def _bound(options: Options) -> dict[str, dict[str, float]]:
-    """The manifest's entry of the inputs that are bound to constants; empty without any."""
-    return {"bound": dict(options.bind)} if options.bind else {}
+def _bound(options: Options) -> dict[str, Any]:
+    """The manifest's entries of the inputs that are bound to constants or described; empty without any."""
+    bound = {"bound": dict(options.bind)} if options.bind else {}
+    return bound | ({"images": [each.as_json() for each in options.input]} if options.input else {})
 
 
 def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program:

@@ -45,7 +45,7 @@ from npuc.regions.planning import (
 from npuc.rewrites import rewrites
 from npuc.samples.loading import Samples, synthetic
 from npuc.samples.loading import load as load_samples
-from npuc.samples.sources import files_of
+from npuc.samples.sources import sources_of
 from npuc.storage.machine_files import as_toml
 from npuc.storage.mapped import trim
 from npuc.storage.pieces import Files, contents_of
@@ -85,7 +85,7 @@ def compiled(request: Request, prover: Prover | None = None) -> tuple[Program, S
         parts = partitioned(plan)
         whole = entire(plan, parts, lowered)
         program = whole or assembled(plan, parts, lowered)
-        if prover is not None and (whole is None or request.options.bind):
+        if prover is not None and (whole is None or request.options.changes_inputs):
             outside = read_outside(plan.network, parts)
             npu = (key_of(plan.network, outside, part) for part in parts if part.on_npu)
             program = prover.whole(program, [lowered[key].graph for key in npu], samples)
@@ -128,8 +128,9 @@ def calibrating(request: Request, types: Mapping[str, TensorType], unbounded: Co
 
     unbounded: the inputs that may be infinite. Raises DataError (E401, E402).
     """
-    files = files_of(request.calibration)
-    return load_samples(files, types, unbounded) if files else synthetic(types)
+    if not sources_of(request.calibration):
+        return synthetic(types)
+    return load_samples(request.calibration, types, unbounded, request.options.input)
 
 
 def offered(plan: Plan) -> tuple[partition.Part, ...]:
@@ -228,7 +229,7 @@ def _proved(plan: Plan, part: partition.Part, lowered: Lowered, prover: Prover) 
 
     Raises Mismatch (E603) if it does not compute what the model does.
     """
-    if is_whole(plan, [part], lowered.graph) and not plan.options.bind:
+    if is_whole(plan, [part], lowered.graph) and not plan.options.changes_inputs:
         return replace(lowered, program=prover.part(lowered, plan.request.model))
     nodes = [plan.network.by_name[name] for name in part.blocks]
     model = region_model(plan.network, nodes, lowered.graph.outputs)
@@ -261,7 +262,9 @@ def request_of(model: Path, program: Program, target: Target, folder: Path) -> R
     machine.write_text(as_toml(program.manifest["machine"]), encoding="utf-8")
     told = {flag.name: program.manifest[flag.name] for flag in target.flags if flag.name in program.manifest}
     shapes = {port.name: port.shape for port in program.inputs}
-    return Request(model, target, Options(str(machine), program.precision, flags=told), shapes=shapes)
+    return Request(
+        model, target, Options(str(machine), program.precision, input=program.images, flags=told), shapes=shapes
+    )
 
 
 def recompiled(model: Path, program: Program, target: Target) -> Program | None:

@@ -17,4 +17,4 @@ def samples_of(program: Program, files: Sequence[Path]) -> Samples:
 
     Raises DataError (E401, E402) as `data.load`.
     """
-    return data.load(files, program_inputs(program), of_host_alone(program))
+    return data.load(files, program_inputs(program), of_host_alone(program), program.images)

@@ -12,6 +12,7 @@ import onnx
 from npuc.conditions import masks, undefined
 from npuc.errors import AMBIGUOUS, NEEDLESS, ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import bound_values
+from npuc.frontend.frames import framed
 from npuc.frontend.importing import import_nodes
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import read_model
@@ -101,7 +102,11 @@ def imported(model: Path, options: Options, shapes: Shapes, *, host: bool = True
     host: whether the host may run nodes.
     """
     proto = read_model(model, whole=False)
-    return import_nodes(proto, model.parent, shapes, bound_values(proto, options.bind), host=host)
+    values = bound_values(proto, options.bind)
+    shapes = {
+        name: each for name, each in shapes.items() if all(name != d.input for d in options.input if d.fused)
+    }
+    return import_nodes(framed(proto, options.input), model.parent, shapes, values, host=host)
 
 
 def with_constant_outputs(network: ImportedModel) -> ImportedModel:

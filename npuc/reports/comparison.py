@@ -67,8 +67,8 @@ def compare(
     for each in candidates:
         program, row = compiled(subject, each, options)
         if program is not None and subject.data:
-            samples = samples or load_samples(subject.data, running.program_inputs(program))
-            exact = exact or expected(subject.model, samples)
+            samples = samples or load_samples(subject.data, running.program_inputs(program), images=program.images)
+            exact = exact or expected(subject.model, samples, program.images)
             row |= _scores(program, samples, exact)
         rows.append(row)
         bar.advance(1)

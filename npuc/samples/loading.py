@@ -1,4 +1,4 @@
-"""Samples from .npz files, and synthetic samples where no data is given.
+"""Samples from .npz files and pictures, and synthetic samples where no data is given.
 
 Array keys are input names; a single input may also be called `x`. Axis 0 is the sample axis. Labels are `y` unless
 an input has that name; other keys are ignored. float16, float64 and integer arrays are cast to the input's type.
@@ -11,6 +11,8 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,15 @@ import numpy as np
 
 from npuc.errors import DataError
 from npuc.frozen import frozen
+from npuc.images.description import Description
+from npuc.images.pictures import is_picture, pictures
 from npuc.ir import Array, TensorType
 from npuc.program import OBJECT, STRING
 from npuc.samples import streams, structured
-from npuc.samples.sources import files_of
-from npuc.samples.streams import DAMAGED, InMemory, Joined, Member, Part, Rows, Streamed, member, rows_of
+from npuc.samples.sources import Source, sources_of
+from npuc.samples.streams import DAMAGED, Batches, InMemory, Joined, Member, Part, Rows, Streamed, member, rows_of
 from npuc.storage.files import replacing
-from npuc.system.budget import budget, expect_room, limits, take_data
+from npuc.system.budget import budget, expect_room, fits, limits, take_data
 
 SYNTHETIC_SAMPLES = 8
 COPIES = 8
@@ -93,17 +97,67 @@ class Samples:
         return replace(self, inputs=inputs, labels=labels, truth=truth)
 
 
-def load(paths: Sequence[Path], inputs: Mapping[str, TensorType], unbounded: Collection[str] = ()) -> Samples:
-    """The samples of .npz files, folders of them and patterns (`files_of`), concatenated.
+def load(
+    paths: Sequence[Path],
+    inputs: Mapping[str, TensorType],
+    unbounded: Collection[str] = (),
+    images: Sequence[Description] = (),
+) -> Samples:
+    """The samples of .npz files, pictures, folders, lists and patterns (`sources_of`), concatenated.
 
-    inputs: name and type of every input of the model. unbounded: those that may be infinite. Many files take no
-    more memory than one: each file may keep an equal share of LARGE in memory; larger arrays are read block by
-    block, one file at a time. Raises DataError: E401 for a file that cannot be read or lacks an input, and for a
-    pattern without a match; E402 for a wrong shape, type or number of samples, and for values that are not finite.
+    inputs: name and type of every input of the model. unbounded: those that may be infinite. images: how pictures
+    become samples. Many files take no more memory than one: each file may keep an equal share of LARGE in memory;
+    larger arrays are read block by block, one file at a time. Raises DataError: E401 for a file that cannot be
+    read or lacks an input, and for a pattern without a match; E402 for a wrong shape, type or number of samples,
+    and for values that are not finite; E403 for pictures larger than memory. Where no file has the model's batch,
+    as many samples of one element make one.
     """
-    files = files_of(paths)
+    sources = sources_of(paths)
+    try:
+        return _loaded(sources, inputs, unbounded, images)
+    except DataError as error:
+        batch = _batch_of(inputs)
+        if batch == 1 or error.problems[0].code != "E402" or any(is_picture(each.path) for each in sources):
+            raise
+        single = {name: replace(each, shape=(1, *each.shape[1:])) for name, each in inputs.items()}
+        try:
+            found = _loaded(sources, single, unbounded, images)
+        except DataError:
+            raise error from None
+    return _in_batches(found, batch, sources[0].path)
+
+
+def _batch_of(inputs: Mapping[str, TensorType]) -> int:
+    """The extent of the first axis, if all inputs have the same; otherwise 1."""
+    first = {each.shape[0] if each.shape else 0 for each in inputs.values()}
+    return max(*first, 1) if len(first) == 1 else 1
+
+
+def _in_batches(samples: Samples, batch: int, path: Path) -> Samples:
+    """Samples of the model's batch from ones of a single element each. Raises DataError (E402) for a rest."""
+    if len(samples) % batch:
+        limit = f"{batch} a sample, as the model's batch"
+        raise DataError("E402", f"{len(samples)} elements, from '{path}' on, do not fill batches", limit=limit)
+    found = Streamed({name: Batches(each, batch) for name, each in rows_of(samples.inputs).items()})
+    left_out = "labels are of single elements, and samples are batches" if samples.truth is not None else ""
+    return Samples(found if isinstance(samples.inputs, Streamed) else dict(found), left_out=left_out)
+
+
+def _loaded(
+    sources: Sequence[Source],
+    inputs: Mapping[str, TensorType],
+    unbounded: Collection[str],
+    images: Sequence[Description],
+) -> Samples:
+    """The samples of these files, as `load`."""
+    parts: list[Samples] = []
+    most = streams.LARGE // max(len(sources), 1)
     with budget():
-        parts = [_load_one(path, inputs, streams.LARGE // max(len(files), 1), unbounded) for path in files]
+        for of_pictures, found in groupby(sources, lambda each: is_picture(each.path)):
+            if of_pictures:
+                parts.append(_load_pictures([*found], inputs, images, len(sources) * most))
+            else:
+                parts += [_load_one(each.path, inputs, most, unbounded) for each in found]
     merged = _merged([part.inputs for part in parts], inputs)
     labels = [part.labels for part in parts if part.labels is not None]
     left_out = "; ".join(part.left_out for part in parts if part.left_out)
@@ -267,6 +321,43 @@ def _load_one(path: Path, inputs: Mapping[str, TensorType], most: int, unbounded
     labels, reason = _labels(values, *counts)
     truth = values if values is not None and values.shape[:1] == tuple(counts) else None
     return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "", truth=truth)
+
+
+def _load_pictures(
+    sources: Sequence[Source], inputs: Mapping[str, TensorType], images: Sequence[Description], most: int
+) -> Samples:
+    """The samples of pictures, decoded anew whenever they are read if they take more than `most` bytes.
+
+    Raises DataError as `load`, and for a model with other inputs beside the picture.
+    """
+    if len(inputs) != 1:
+        reason = f"'{sources[0].path}' gives one input, and the model has {len(inputs)}"
+        raise DataError("E401", reason, limit="one input for pictures", remedy="save all inputs in .npz files")
+    ((name, kind),) = inputs.items()
+    rows = pictures([each.path for each in sources], images, kind.dtype, name)
+    size = len(rows) * prod(kind.shape) * np.dtype(kind.dtype).itemsize
+    small = size <= most and fits(size)
+    found = Streamed({name: rows})
+    inputs_of = {name: found[name]} if small else found
+    labels = [each.label for each in sources if each.label is not None] if rows.batch == 1 else []
+    if not labels:
+        return Samples(inputs_of)
+    classes, reason = _classes_of(labels, rows.described.labels) if len(labels) == len(sources) else (None, SOME)
+    return Samples(inputs_of, classes, left_out=f"'{sources[0].path}': {reason}" if reason else "", truth=classes)
+
+
+SOME = "only some pictures have labels"
+
+
+def _classes_of(labels: Sequence[str], names: Sequence[str]) -> tuple[Array | None, str]:
+    """The classes of pictures labelled with numbers, or with the names of classes; or the reason why not."""
+    if all(each.isascii() and each.isdecimal() and len(each) < 10 for each in labels):
+        return np.array([*map(int, labels)], np.int64), ""
+    unknown = next((each for each in labels if each not in names), None)
+    if unknown is not None:
+        known = "--labels names the classes" if not names else "the labels have no such class"
+        return None, f"'{unknown}' is no class number, and {known}"
+    return np.array([names.index(each) for each in labels], np.int64), ""
 
 
 def _is_structured(each: TensorType) -> bool:

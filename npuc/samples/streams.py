@@ -144,6 +144,22 @@ class Joined:
 
 
 @frozen
+class Batches:
+    """Rows of one element each, (1, ..), so many together: (batch, ..)."""
+
+    rows: Rows
+    batch: int
+
+    def __len__(self) -> int:
+        return len(self.rows) // self.batch
+
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
+        """Blocks of whole batches."""
+        for each in self.rows.blocks(size * self.batch, start * self.batch):
+            yield each.reshape(-1, self.batch, *each.shape[2:])
+
+
+@frozen
 class Part:
     """The rows from `first` up to, but not including, `stop`."""
 

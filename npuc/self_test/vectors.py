@@ -8,7 +8,14 @@ from npuc.export.c_text import array, elements, listed
 from npuc.ir import Array
 from npuc.text.escaping import c_comment
 
-C_TYPES = {"int8": "int8_t", "int16": "int16_t", "int64": "int64_t", "float32": "float", "float16": "uint16_t"}
+C_TYPES = {
+    "int8": "int8_t",
+    "uint8": "uint8_t",
+    "int16": "int16_t",
+    "int64": "int64_t",
+    "float32": "float",
+    "float16": "uint16_t",
+}
 
 
 def tables(prefix: str, tensors: Sequence[Array]) -> tuple[str, str]:

@@ -304,7 +304,7 @@ def rows_of(values: Mapping[str, Array]) -> list[dict[str, Array]]:
 
 def _computations(subject: Subject, program: Program, judged: Sequence[str]) -> dict[str, Run]:
     """The computations but the simulator's by name, each giving a batch's outputs. program: with its evidence."""
-    original = Original(subject.model, program.bound)
+    original = Original(subject.model, program.bound, program.images)
     found: dict[str, Run] = {FP32: lambda batch: [original.run(feed) for feed in batch.feeds()]}
     if subject.qdq is not None:
         found["qdq"] = _by_onnxruntime(parsed(subject.qdq), judged)

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npuc.frontend.frames import framed
 from npuc.frontend.reading import read_model
 from npuc.frozen import frozen
+from npuc.images.description import Description
 from npuc.ir import Array
 from npuc.program import Program, save_files
 from npuc.reference import values_of, with_outputs
@@ -229,13 +231,16 @@ def _noise(figures: Report) -> float:
     return 0.0 if figures["sqnr_db"] is None else 10 ** (-figures["sqnr_db"] / 10)
 
 
-def reproduction(model: Path, graph: Report, tensor: str, feed: Mapping[str, Array]) -> dict[str, bytes]:
+def reproduction(
+    model: Path, graph: Report, tensor: str, feed: Mapping[str, Array], images: Sequence[Description] = ()
+) -> dict[str, bytes]:
     """A minimal ONNX model of the layer that computes an integer tensor, its input, and the sample.
 
-    feed: the sample, in the model's own shapes. The model is the part of the ONNX model between the float tensors
-    that the layer reads and the one that it computes; the whole model if the passes have left no such part.
+    feed: the sample, in the program's shapes; images: which are frames. The model is the part of the ONNX model
+    between the float tensors that the layer reads and the one that it computes; the whole model if the passes have
+    left no such part.
     """
-    fp32 = read_model(model)
+    fp32 = framed(read_model(model), images)
     part = _part(fp32, graph, tensor)
     inputs = _inputs(fp32, [port.name for port in part.graph.input], feed)
     with TemporaryDirectory() as folder:

@@ -20,6 +20,7 @@ import numpy as np
 from npuc.frontend import import_model
 from npuc.frontend.binding import with_bound
 from npuc.frontend.forms import forms
+from npuc.frontend.frames import framed
 from npuc.frontend.model import ImportedModel, ImportedNode
 from npuc.frontend.reading import parsed, read_model
 from npuc.ir import Array, Graph, Node
@@ -74,7 +75,7 @@ def own_noise(model: Path, program: Program, samples: Samples) -> dict[str, floa
     """Signal to noise in dB that the model's own formats leave of its outputs, if npuc reads it in another."""
     if not any(rewrite.deliberate for rewrite, _ in forms(parsed(model, whole=False), model.parent)):
         return {}
-    original, feed = Original(model, program.bound), next(iter(samples.feeds()))
+    original, feed = Original(model, program.bound, program.images), next(iter(samples.feeds()))
     wanted = {name: each for name, each in original.run(feed).items() if each.dtype.kind == "f"}
     room = original.form.room(feed, [*wanted])
     size = {name: float(np.sqrt(np.square(each.astype(np.float64)).sum())) for name, each in wanted.items()}
@@ -119,7 +120,7 @@ def _float(model: Path, program: Program) -> Graph:
     """The model's graph with the program's inputs: shapes, and bound ones as constants."""
     shapes = {port.name: port.shape for port in program.inputs}
     with budget():
-        bound = with_bound(read_model(model, whole=False), program.bound)
+        bound = framed(with_bound(read_model(model, whole=False), program.bound), program.images)
         return run_passes(import_model(bound, model.parent, shapes), FLOAT_PASSES)
 
 

@@ -6,7 +6,7 @@ compared by itself. What may differ is told by the model's own noise (npuc.verif
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from npuc.errors import ModelError
 from npuc.frontend.forms import forms
 from npuc.frontend.reading import parsed
+from npuc.images.description import Description
 from npuc.ir import Array, Graph
 from npuc.onnx_files.integer_products import PRODUCTS
 from npuc.onnx_files.wire import may_contain
@@ -31,11 +32,13 @@ class Original:
 
     Where onnxruntime refuses the file (a network in bfloat16, for instance), the first form that it opens takes
     its place: `read_as` names the rewrites before that. Where it opens none, another evaluator runs the file
-    (npuc.regions.witnesses). Raises ModelError (E105) if none does.
+    (npuc.regions.witnesses). bound, images: as of Form. Raises ModelError (E105) if none does.
     """
 
-    def __init__(self, path: Path, bound: Mapping[str, float] = NO_VALUES) -> None:
-        self.path, self.bound = path, bound
+    def __init__(
+        self, path: Path, bound: Mapping[str, float] = NO_VALUES, images: Sequence[Description] = ()
+    ) -> None:
+        self.path, self.bound, self.images = path, bound, images
         self.rewrites = [*forms(parsed(path, whole=False), path.parent)]
         self.read_as: list[str] = []
         self.form = self._first_that_runs()
@@ -45,11 +48,11 @@ class Original:
         """Whether onnxruntime is exact with its optimisations only: nothing else can be a second witness."""
 
     def _first_that_runs(self) -> Form:
-        first = Form(self.path, self.path.parent, self.bound)
+        first = Form(self.path, self.path.parent, self.bound, self.images)
         if not first.substitute:
             return first
         for count, (_, model) in enumerate(self.rewrites, start=1):
-            form = Form(model, self.path.parent, self.bound)
+            form = Form(model, self.path.parent, self.bound, self.images)
             if not form.substitute:
                 self.read_as = [rewrite.name for rewrite, _ in self.rewrites[:count]]
                 del self.rewrites[:count]
@@ -77,7 +80,7 @@ class Original:
         """
         before, found = self.form, dict[str, float | None]()
         for rewrite, model in self.rewrites:
-            after = Form(model, self.path.parent, self.bound)
+            after = Form(model, self.path.parent, self.bound, self.images)
             given = after.run(feed)
             if rewrite.deliberate:
                 found[rewrite.name] = _sqnr(wanted, given)
@@ -98,12 +101,12 @@ def _sqnr(wanted: Values, found: Values) -> float | None:
     return min(noise, default=None)
 
 
-def expected(model: Path, samples: Samples) -> dict[str, Array]:
-    """The model's outputs under onnxruntime: (samples, elements) by name.
+def expected(model: Path, samples: Samples, images: Sequence[Description] = ()) -> dict[str, Array]:
+    """The model's outputs under onnxruntime: (samples, elements) by name. images: as of Form.
 
     Raises ModelError if onnxruntime or npuc cannot read it.
     """
-    original = Original(model)
+    original = Original(model, images=images)
     parts = [original.run(feed) for feed in samples.feeds()]
     return {name: np.stack([part[name].ravel() for part in parts]) for name in original.outputs}
 

@@ -35,7 +35,7 @@ class Exact:
     ) -> None:
         """tensors: beside the outputs; those that no node of the model writes are left out."""
         outputs = [port.name for port in program.outputs]
-        self.original = Original(model, program.bound) if inside is None else None
+        self.original = Original(model, program.bound, program.images) if inside is None else None
         network = read_network(model, program) if inside is None else inside
         asked = [*(outputs if inside else ()), *tensors]
         inner = [name for name in asked if name in network.producers and (inside or name not in outputs)]
@@ -81,4 +81,4 @@ class Exact:
 def read_network(model: Path, program: Program) -> ImportedModel:
     """The units of a program's model, for the shapes and bound inputs that the program has."""
     shapes = {port.name: port.shape for port in program.inputs if min(port.shape, default=0) > 0}
-    return imported(model, Options(bind=tuple(program.bound.items())), shapes)
+    return imported(model, Options(bind=tuple(program.bound.items()), input=program.images), shapes)

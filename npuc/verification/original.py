@@ -18,6 +18,7 @@ import numpy as np
 
 from npuc.errors import ModelError
 from npuc.frontend.reading import parsed
+from npuc.images.description import Description
 from npuc.ir import Array
 from npuc.onnx_files.standby import Standby
 from npuc.onnx_files.subgraphs import tensor_names
@@ -53,13 +54,19 @@ Room = Mapping[str, tuple[float, float]]
 class Form:
     """A model that onnxruntime runs: the user's file, or what a rewrite makes of it.
 
-    bound: values of inputs that are bound to constants. Raises ModelError (E105) if onnxruntime refuses the model.
+    bound: values of inputs that are bound to constants. images: the inputs that samples give as frames; each is
+    converted here, outside of the model. Raises ModelError (E105) if onnxruntime refuses the model.
     """
 
     def __init__(
-        self, model: Path | onnx.ModelProto, folder: Path | None, bound: Mapping[str, float] | None = None
+        self,
+        model: Path | onnx.ModelProto,
+        folder: Path | None,
+        bound: Mapping[str, float] | None = None,
+        images: Sequence[Description] = (),
     ) -> None:
         self.model, self.folder, self.bound = model, folder, bound or {}
+        self.frames = {each.input: each for each in images if each.fused}
         self.large = isinstance(model, Path) and model.stat().st_size > WHOLE
         """Whether to avoid two copies of the weights in memory: each session is then closed after its run."""
         self._sessions: dict[bool, Standby] = {}
@@ -73,9 +80,9 @@ class Form:
     def run(self, feed: Mapping[str, Array], *, optimised: bool = True, twice: bool = False) -> Values:
         """The outputs on a sample. Raises ModelError (E105) if nothing runs it, or two runs give other values."""
         session = self._session(optimised=optimised)
-        found = _run(session, [*self.outputs], feed, self.bound)
+        found = _run(session, [*self.outputs], self._fed(feed), self.bound)
         self.substitute = session.said
-        again = _run(session, [*self.outputs], feed, self.bound) if twice else found
+        again = _run(session, [*self.outputs], self._fed(feed), self.bound) if twice else found
         if self.large:
             self.release()
         for name, each in found.items():
@@ -89,7 +96,13 @@ class Form:
 
     def of(self, names: Sequence[str], feed: Mapping[str, Array]) -> Values:
         """The values of these tensors on a sample. Raises ModelError (E105) for types that cannot be outputs."""
-        return _run(foreign_session(with_outputs(self._proto(), names), self.folder), names, feed, self.bound)
+        return _run(
+            foreign_session(with_outputs(self._proto(), names), self.folder), names, self._fed(feed), self.bound
+        )
+
+    def _fed(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The values of the model's own inputs."""
+        return {name: self.frames[name].values_of(x) if name in self.frames else x for name, x in feed.items()}
 
     def room(self, feed: Mapping[str, Array], names: Sequence[str]) -> Room:
         """How far these tensors move under perturbation. Raises ModelError as `of`."""
@@ -118,7 +131,8 @@ class Form:
 
         def run(feed: Mapping[str, Array], draw: int) -> Values:
             random = np.random.default_rng(draw)
-            fed = {name: _shifted(each, random, size.get(name, parts["float"])) for name, each in feed.items()}
+            own = self._fed(feed).items()
+            fed = {name: _shifted(each, random, size.get(name, parts["float"])) for name, each in own}
             return _run(moving, names, fed, self.bound)
 
         return run

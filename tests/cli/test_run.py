@@ -119,6 +119,26 @@ def test_an_output_that_cannot_be_written_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_data_and_output_must_be_given(digits: Digits) -> None:
+def test_data_must_be_given(digits: Digits) -> None:
     assert "--data" in npuc("run", digits.program, "-o", "y.npz").usage()
-    assert "--output" in npuc("run", digits.program, "--data", digits.few).usage()
+
+
+def test_without_a_file_outputs_are_printed(digits: Digits, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text(
+        "zero one two three four five six seven eight nine".replace(" ", "\n"), "utf-8"
+    )
+    best = fp32(digits).argmax(axis=1)
+    found = npuc("run", digits.program, "--data", digits.few, "--json").json["answers"]
+    first = found[0]["values"]["n11_Gemm"]
+    assert [each["sample"] for each in found] == [0, 1, 2, 3] and first["shape"] == [10]
+    assert np.abs(np.array(first["first"]) - fp32(digits)[0, :8]).max() < 0.05 * np.abs(fp32(digits)).max()
+    named = npuc("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt", "--json").json
+    assert [each["classes"][0]["class"] for each in named["answers"]] == best.tolist()
+    lines = (
+        npuc("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt").done().splitlines()
+    )
+    words = (tmp_path / "names.txt").read_text("utf-8").split()
+    assert lines[0] == "sample 0" and lines[1].endswith(f" %  {words[best[0]]}") and len(lines) == 4 * 6
+    (tmp_path / "names.txt").write_text("zero\none\n", "utf-8")
+    few = npuc("run", digits.program, "--data", digits.few, "--labels", tmp_path / "names.txt").refused("E402")
+    assert "there are 2 labels" in few and "10 names" in few

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -70,6 +72,19 @@ def test_every_command_that_looks_inside_digits_runs(checkout: Path) -> None:
     for command in ours:
         npuc(*command, *(("-o", "mine.npu", *compile_digits[4:]) if command[0] == "compile" else ())).done()
     assert (checkout / "firmware" / "Makefile").is_file() and (checkout / "changes.html").is_file()
+
+
+def test_the_page_of_photos_runs_after_its_example(checkout: Path) -> None:
+    example = [sys.executable, ROOT / "examples" / "photos.py"]
+    subprocess.run(example, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    (described,) = blocks("photos.md", "toml")
+    assert described.splitlines()[0] == (checkout / "digits.toml").read_text("utf-8").splitlines()[0]
+    (checkout / "digits.toml").write_text(described, "utf-8")
+    printed = ""
+    for line in "".join(blocks("photos.md", "sh")).splitlines():
+        _, *arguments = shlex.split(line)
+        printed += npuc(*arguments, *(["--force"] if arguments[0] == "compile" else [])).done()
+    assert "%  7" in printed.split("photos/7/002.png")[1].splitlines()[1] and "60 samples, 10 classes" in printed
 
 
 def test_the_examples_of_the_python_api_hold(checkout: Path) -> None:

@@ -105,8 +105,25 @@ def test_a_scalar_input_may_be_bound_to_a_constant() -> None:
     assert onnx.numpy_helper.to_array(model.graph.initializer[0]).tolist() == [[2.0]]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("b", "one value is given"), ("c", "the model has no such input")])
-def test_no_other_input_may(name: str, reason: str) -> None:
+def test_a_named_dimension_is_bound_in_every_input() -> None:
+    model = with_bound(two_inputs("[batch,3]", "[batch,width]"), {"batch": 2.0, "width": 3.0})
+    shapes = [[dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in model.graph.input]
+    assert shapes == [[2, 3], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("b", 2.0, "one value is given"),
+        ("c", 2.0, "the model has no such input and no such dimension"),
+        ("?", 2.0, "the model has no such input and no such dimension"),
+        ("batch", 0.0, "0 is no extent"),
+        ("batch", 1.5, "1.5 is no extent"),
+        ("batch", float("inf"), "inf is no extent"),
+        ("batch", float("nan"), "nan is no extent"),
+    ],
+)
+def test_nothing_else_may(name: str, value: float, reason: str) -> None:
     with pytest.raises(ModelError) as refused:
-        with_bound(two_inputs("[1,1]", "[1,3]"), {name: 2.0})
+        with_bound(two_inputs("[1,1]", "[batch,3]"), {name: value})
     assert refused.value.problems[0].code == "E109" and reason in refused.value.problems[0].reason

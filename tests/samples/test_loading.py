@@ -252,3 +252,18 @@ def test_samples_may_have_inputs_without_any_dimension(tmp_path: Path) -> None:
     found = load([_file(tmp_path, s=np.arange(3))], {"s": TensorType(())})
     assert isinstance(found, Samples)
     assert [feed["s"].shape for feed in found.feeds()] == [(), (), ()]
+
+
+def test_files_of_one_element_each_make_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = {"input": TensorType((2, 1, 3))}
+    files = [_file(tmp_path, f"{at}.npz", x=np.full((1, 1, 3), at), y=np.array([at])) for at in range(4)]
+    for large in (1 << 26, 0):  # in memory, streamed
+        monkeypatch.setattr("npuc.samples.streams.LARGE", large)
+        found = load(files, batch)
+        assert found.inputs["input"][..., 0, 0].tolist() == [[0, 1], [2, 3]] and found.inputs["input"].ndim == 4
+        assert found.labels is None and "samples are batches" in found.left_out
+        assert [feed["input"][:, 0, 0].tolist() for feed in found.part(1, 2).feeds()] == [[2, 3]]
+    assert load([_file(tmp_path, x=np.zeros((3, 2, 1, 3)))], batch).inputs["input"].shape == (3, 2, 1, 3)
+    problem = _refused(files[:3], batch)
+    assert (problem.code, problem.reason.partition(",")[0]) == ("E402", "3 elements")
+    assert "[samples, 2, 1, 3]" in str(_refused([_file(tmp_path, x=np.zeros((2, 3, 1)))], batch).limit)

@@ -103,6 +103,8 @@ class Recipe:
     zero_points: ZeroPoints | None = IN_BIASES
     splits: bool = False
     histograms: HistogramSource = histograms
+    given: Mapping[str, Steps] = field(default_factory=dict[str, Steps])
+    """Fixed scales and zero points of what frames hold."""
 
 
 @frozen
@@ -214,16 +216,20 @@ class _Maker:
         tensors = tensors_of(nodes)
         gains = output_gains(graph, nodes) if method == "output" else None
         found = dict(known or {}) if gains is None else {}
+        tensors = [name for name in tensors if name not in self.recipe.given]
         missing = [name for name in tensors if name not in found]
         if missing:
             find = self.recipe.histograms
-            found |= node_histograms(find, graph, self.samples, missing, nodes, known=found, gains=gains)
+            fixed = self.recipe.given
+            found |= node_histograms(find, graph, self.samples, missing, nodes, fixed, known=found, gains=gains)
         ordered = {name: found[name] for name in tensors}
         return Network(graph, nodes, ordered, equal.factors, layers=self.recipe.layers, names=equal.names)
 
     def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
         """The network with scales by a method, and these scales and zero points fixed."""
-        made = self.recipe.quantise(network.graph, network.nodes, network.histograms, method, given)
+        made = self.recipe.quantise(
+            network.graph, network.nodes, network.histograms, method, {**given, **self.recipe.given}
+        )
         return replace(network, integer=_with_factors(made, network.factors))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import DTYPE, SCALE, ZERO_POINT
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.assignment import components
 
@@ -86,6 +87,22 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
                 read.setdefault(leader, []).append(steps)
     found.update({leader: covering(several) for leader, several in read.items()})
     return {name: found[leader] for name, leader in class_of.items() if leader in found}
+
+
+def only_of_inputs(graph: Graph) -> bool:
+    """Whether nothing but its integer inputs, such as frames, has scales that the model gives."""
+    made = [node for node in graph.nodes if node.op in (*CONVERSIONS, "QuantizeLinear", "DequantizeLinear")]
+    return all(node.op == "DequantizeLinear" and source_input(graph, node.inputs[0]) is not None for node in made)
+
+
+def source_input(graph: Graph, name: str) -> str | None:
+    """The network input whose elements a tensor contains, possibly moved; None for others."""
+    while name in graph.producers:
+        producer = graph.producers[name]
+        if producer.op not in ("Transpose", "Reshape"):
+            return None
+        name = producer.inputs[0]
+    return name if name in graph.inputs else None
 
 
 NEARLY = 1 / 64

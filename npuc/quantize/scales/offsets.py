@@ -18,7 +18,7 @@ from npuc.ops.pooling import AVERAGES
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import next_power
 from npuc.quantize.scales.constraints import WEIGHTED, data_inputs, largest_weight
-from npuc.quantize.scales.model_scales import Steps
+from npuc.quantize.scales.model_scales import Steps, source_input
 from npuc.quantize.scales.spans import ANYTHING, spans
 
 LEVELS = 255
@@ -78,7 +78,7 @@ def offset_inputs(
     anyway: at any cost. Whole numbers up to 255, as in images, keep their values.
     """
     integer = set(nodes)
-    sources = {name: _source(graph, name) for name in {node.inputs[0] for node in nodes if node.op == "Conv"}}
+    sources = {name: source_input(graph, name) for name in {node.inputs[0] for node in nodes if node.op == "Conv"}}
     found: dict[str, Steps] = {}
     for name, source in sources.items():
         if source is None or not _taken(graph, name, integer, zero_points, anyway=anyway):
@@ -91,16 +91,6 @@ def offset_inputs(
                 1.0 if whole and largest > LEVELS / 2 else zero_points.scale(largest / LEVELS), -128
             )
     return found
-
-
-def _source(graph: Graph, name: str) -> str | None:
-    """The network input whose elements a tensor contains, possibly moved; None for others."""
-    while name in graph.producers:
-        producer = graph.producers[name]
-        if producer.op not in ("Transpose", "Reshape"):
-            return None
-        name = producer.inputs[0]
-    return name if name in graph.inputs else None
 
 
 def offset_results(

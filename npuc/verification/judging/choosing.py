@@ -101,6 +101,24 @@ def _truths(samples: Samples, asked: str | None) -> Array | None:
     return samples.truth
 
 
+def reading(program: Program) -> Classes | Detections | Sequences | None:
+    """What the outputs are by their shapes alone: a class, boxes, a sequence; None for anything else."""
+    first = program.outputs[0]
+    if any(port.dtype in (STRING, OBJECT) or min(port.shape, default=1) < 1 for port in program.outputs):
+        return None
+    if _layout(program) is not None:
+        found = _detections(program, certain=True)
+        assert isinstance(found, Detections)
+        return found
+    match _squeezed(first.shape) if len(program.outputs) == 1 else ():
+        case (classes,):
+            return Classes(first.name, classes)
+        case (steps, classes):
+            return Sequences(first.name, steps, classes)
+        case _:
+            return None
+
+
 def _recognised(program: Program, samples: Samples) -> tuple[str, str]:
     first = program.outputs[0]
     if samples.labels is not None and prod(first.shape) != 1:

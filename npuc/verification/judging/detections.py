@@ -49,7 +49,7 @@ class Detections:
         """The figures by computation; intervals by the bootstrap over samples."""
         exact: Sequence[Decoded] = digests[FP32]
         _expect_sound(exact, self.decoding)
-        unit = _in_units([each.boxes for each in exact])
+        unit = in_units([each.boxes for each in exact])
         if unit and not self.certain:
             reason = f"the output may be {self.decoding.layout} of boxes, but has none in pixels of the image"
             raise _wrong(self.decoding.boxes, reason, "say what it is: --metric detections, ctc or another")
@@ -104,14 +104,14 @@ class Detections:
             Boxes(each[:, 1:], np.ones(len(each)), each[:, 0].astype(np.int64))
             for each in (sample[mask] for sample, mask in zip(values, kept, strict=True))
         ]
-        own = _in_units(found)
+        own = in_units(found)
         if own != unit and self.image is None:
             reason = "the labels are in other units than the model's boxes, and no input tells the image's size"
             raise DataError("E402", reason, tensor="y", remedy="save the labels in the units of the model's boxes")
         return [self._pixels(each, own) for each in found]
 
 
-def _in_units(boxes: Sequence[Boxes]) -> bool:
+def in_units(boxes: Sequence[Boxes]) -> bool:
     """Whether the coordinates are fractions of the image."""
     return all(np.abs(each.corners).max(initial=0) <= UNIT for each in boxes)
 

@@ -10,6 +10,7 @@ from npuc.quantize.improvement.borders import best_bordered
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_weights
 from npuc.quantize.scales.constraints import integer_nodes
+from npuc.quantize.scales.model_scales import only_of_inputs
 from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import calibrated
 from npuc.samples.loading import Samples
@@ -40,10 +41,10 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, 
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = integer(graph)
     given, found = calibrated(find, graph, samples, nodes)
-    recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, histograms=find)
-    if not given:
+    recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, histograms=find, given=given)
+    if not given or only_of_inputs(graph):
         copies = RescaleCoarseOperands(
-            found, integer, lambda each, some, free: constraints(each, some, free, ()), IMAGES
+            found, integer, lambda each, some, free: constraints(each, some, free, given), IMAGES
         )
         graph = run_passes(graph, (copies, RescaleAtLimits(found, integer, IMAGES)))
         return best_bordered(graph, recipe, samples, level, options.method, found)

@@ -40,7 +40,8 @@ class RescaleAtLimits:
         """The graph with rescaled copies."""
         nodes = self.select(graph)
         free = {name: self.histograms[name].largest for name in tensors_of(nodes) if name in self.histograms}
-        demands = constraints(graph, nodes, self.histograms, ())
+        given = [name for name in tensors_of(nodes) if name not in self.histograms]
+        demands = constraints(graph, nodes, self.histograms, given)
         if not demands.ceilings:
             return graph
         ties = tying(graph, without_arithmetic(nodes), frozenset(demands.equal))

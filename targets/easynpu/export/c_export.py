@@ -25,7 +25,7 @@ from npuc.text.escaping import c_comment, c_string, markdown_code
 SOURCES = Path(__file__).parent / "c"
 IMAGES = {"itcm.bin": "npuc_itcm", "weight.bin": "npuc_weight"}
 """Image files and the arrays of their words."""
-C_TYPES = {"int8": "int8_t", "int64": "int64_t", "float32": "float"}
+C_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int64": "int64_t", "float32": "float"}
 DEMANDS = {
     demand: f"NPUC_{demand.upper()}" for demand in (registers.EQUAL, registers.AT_LEAST, registers.ALL_BITS)
 }

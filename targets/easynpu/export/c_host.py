@@ -23,6 +23,10 @@ AXES = 6
 """NPUC_AXES of npuc_driver.h: the most axes of a copy after neighbouring axes are merged."""
 
 
+FRAME = "Frame"
+"""The step that makes int8 of uint8: every byte less 128."""
+
+
 @frozen
 class HostCall:
     """One call of an operator of npuc_host.c, from one tensor to another.
@@ -60,7 +64,7 @@ def _operations(step: HostStep, types: dict[str, TensorType]) -> list[HostCall]:
     if step.op in MOVES:
         return _copies(step, types)
     x = types[step.inputs[0]]
-    if x.dtype != ("int8" if step.op == "DequantizeLinear" else "float32"):
+    if x.dtype != {"DequantizeLinear": "int8", FRAME: "uint8"}.get(step.op, "float32"):
         raise _refused(step, f"an element type of {x.dtype}", step.inputs[0])
     if step.op == "QuantizeLinear" and step.attrs.get("dtype", "int8") != "int8":
         raise _refused(step, f"an element type of {step.attrs['dtype']}", step.outputs[0])
@@ -90,8 +94,8 @@ def _refused(step: HostStep, reason: str, tensor: str | None = None) -> Unsuppor
 
 def _result_types(step: HostStep, types: Mapping[str, TensorType]) -> Sequence[TensorType]:
     x = types[step.inputs[0]]
-    if step.op in ("QuantizeLinear", "DequantizeLinear"):
-        return [TensorType(x.shape, "int8" if step.op == "QuantizeLinear" else "float32")]
+    if step.op in ("QuantizeLinear", "DequantizeLinear", FRAME):
+        return [TensorType(x.shape, "float32" if step.op == "DequantizeLinear" else "int8")]
     node = Node(step.op, step.inputs, step.outputs, step.attrs, step.node)
     found = OPS[step.op].typed(node, [TensorType(types[name].shape) for name in step.inputs])
     return [each if each.dtype != "float32" else TensorType(each.shape, x.dtype) for each in found]
@@ -105,6 +109,10 @@ def _quantisation(step: HostStep, shape: Sequence[int]) -> HostCall:
     name = {"QuantizeLinear": "npuc_quantize", "DequantizeLinear": "npuc_dequantize"}[step.op]
     numbers = {"scale": float(step.attrs["scale"]), "zero": float(step.attrs.get("zero_point", 0))}
     return HostCall(step, name, step.inputs[0], step.outputs[0], (1, prod(shape), 1), numbers=numbers)
+
+
+def _frame(step: HostStep, shape: Sequence[int]) -> HostCall:
+    return HostCall(step, "npuc_frame", step.inputs[0], step.outputs[0], (1, prod(shape), 1))
 
 
 def _normalised(step: HostStep, shape: Sequence[int]) -> HostCall:
@@ -132,6 +140,7 @@ def _lrn(step: HostStep, shape: Sequence[int]) -> HostCall:
 COMPUTES: Mapping[str, Callable[[HostStep, Sequence[int]], HostCall]] = {
     "QuantizeLinear": _quantisation,
     "DequantizeLinear": _quantisation,
+    FRAME: _frame,
     "Softmax": _normalised,
     "LogSoftmax": _normalised,
     "ArgMax": _arg_max,

@@ -7,6 +7,7 @@ reader. A copy that preserves the order of all elements is left out where both t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -19,12 +20,12 @@ from npuc.host.step import CONSTANT, HostStep, consistent
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.storage.records import damaged
-from npuc.targets.easynpu.export.c_host import HostCall, operations
+from npuc.targets.easynpu.export.c_host import FRAME, HostCall, operations
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 
 ALIGNMENT = 8
 """Alignment in bytes for the largest element type; the driver itself needs none."""
-ELEMENTS = ("int8", "int64", "float32")
+ELEMENTS = ("int8", "uint8", "int64", "float32")
 """Element types of inputs, outputs and constants."""
 
 Action = Segment | HostCall
@@ -53,7 +54,7 @@ def plan(program: Program) -> Plan:
     types = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
     border = {*types, *(port.name for port in program.outputs)}
     actions: list[Action] = []
-    for step in Contents.of(program.manifest).steps:
+    for step in with_frames(Contents.of(program.manifest).steps):
         if isinstance(step, HostStep):
             actions += operations(step, types)
         else:
@@ -76,6 +77,29 @@ def plan(program: Program) -> Plan:
     addresses = allocate(buffers)
     arena, scales = peak(buffers, addresses), _scales(operations_only)
     return Plan(tuple(kept), types, storage, addresses, constants, arena, scales)
+
+
+def with_frames(steps: Sequence[HostStep | Segment]) -> list[HostStep | Segment]:
+    """The steps, with a Frame in place of the dequantisation and quantisation of a frame's bytes by one scale."""
+    found: list[HostStep | Segment] = []
+    for each in steps:
+        before = found[-1] if found else None
+        if isinstance(each, HostStep) and isinstance(before, HostStep) and _shifts(before, each):
+            found[-1] = replace(each, op=FRAME, inputs=before.inputs, attrs={})
+        else:
+            found.append(each)
+    read = [name for each in found for name in (each.inputs if isinstance(each, HostStep) else ())]
+    whole = {name for each in steps if isinstance(each, HostStep) for name in each.outputs}
+    made = {name for each in found if isinstance(each, HostStep) for name in each.outputs}
+    return [*steps] if (whole - made).intersection(read) else found
+
+
+def _shifts(before: HostStep, after: HostStep) -> bool:
+    """Whether two steps together turn uint8 into int8, less 128."""
+    steps = [(each.op, each.attrs.get("scale"), each.attrs.get("dtype")) for each in (before, after)]
+    same = steps == [("DequantizeLinear", steps[0][1], "uint8"), ("QuantizeLinear", steps[0][1], "int8")]
+    zeros = (each.attrs.get("zero_point", 0) for each in (after, before))
+    return same and before.outputs == after.inputs and next(zeros) == next(zeros) - 128
 
 
 def _expect(move: TensorMove, types: Mapping[str, TensorType]) -> None:

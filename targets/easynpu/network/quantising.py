@@ -17,7 +17,7 @@ from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights, teaches
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
-from npuc.quantize.scales.model_scales import Steps
+from npuc.quantize.scales.model_scales import Steps, only_of_inputs
 from npuc.quantize.scales.offsets import IN_BIASES
 from npuc.quantize.scales.results import calibrated, histograms_before_host, node_histograms
 from npuc.samples.loading import Samples
@@ -74,7 +74,7 @@ def network(
     factors = bool(level.variants) and teaches(samples) and not documented
     find = source(options.histograms, synthetic=samples.synthetic)
     graph, given, found = _calibrated(find, graph, samples, machine, hook, factors=factors)
-    free_scales = not given
+    free_scales = not given or only_of_inputs(graph)
     if documented:  # the document adds and pools at equal scales: only the ranges of the model's steps are used
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors_of(integer(graph, machine))}, {}
@@ -97,6 +97,7 @@ def network(
             zero_points=zeros,
             splits=True,
             histograms=find,
+            given=given,
         )
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, seen(host))

@@ -20,7 +20,7 @@ from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network
 from npuc.quantize.network.construction import Quantise, Quantised
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
-from npuc.quantize.scales.model_scales import given_steps
+from npuc.quantize.scales.model_scales import Steps, given_steps, only_of_inputs
 from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
 from npuc.samples.loading import Samples
@@ -118,7 +118,8 @@ def network(
 ) -> tuple[Network, tuple[Trial, ...]]:
     """The integer network, and the trials that improved it.
 
-    A model with scales of its own keeps them, and its weights. Accuracy levels apply to int8 only.
+    A model with scales of its own, beyond those of integer inputs, keeps them, and its weights. Accuracy levels
+    apply to int8 only.
     """
     level, precision = LEVELS[options.level], options.precision
     find = source(options.histograms, synthetic=samples.synthetic)
@@ -136,8 +137,8 @@ def network(
         plain = partial(quantise, graph, nodes, found, "minmax", given, precision)
         winograd = _transformed(graph, nodes, plain, machine, options)
     make = partial(quantise, winograd=winograd, power_of_two=power_of_two)
-    if not given and precision == "int8":
-        return _improved(graph, samples, machine, options, make, found)
+    if (not given or only_of_inputs(graph)) and precision == "int8":
+        return _improved(graph, samples, machine, options, make, found, given)
     made = make(graph, nodes, found, options.method or level.method, given, precision)
     return Network(graph, nodes, found, {}, made, LAYERS), ()
 
@@ -185,6 +186,7 @@ def _improved(
     options: Options,
     make: Quantise,
     found: Mapping[str, Histogram],
+    given: Mapping[str, Steps],
 ) -> tuple[Network, tuple[Trial, ...]]:
     """The best int8 network with free scales; with `mixed`, a few layers may run on the host if that pays off."""
     level = LEVELS[options.level]
@@ -199,10 +201,10 @@ def _improved(
         return histograms_before_host(find, graph, samples, found, host)
 
     def drawn(host: Host) -> Quantised:
-        return make(graph, selecting(host)(graph), known(host), options.method or level.method, {})
+        return make(graph, selecting(host)(graph), known(host), options.method or level.method, given)
 
     def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
-        recipe = Recipe(selecting(host), make, LAYERS, zeros, histograms=find)
+        recipe = Recipe(selecting(host), make, LAYERS, zeros, histograms=find, given=given)
         return best_network(graph, recipe, samples, level, options.method, known(host))
 
     return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())

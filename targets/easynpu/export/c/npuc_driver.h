@@ -124,8 +124,8 @@ struct npuc_host {
     const struct npuc_lrn *lrn;   /* lrn */
 };
 
-npuc_operator npuc_quantize, npuc_dequantize, npuc_softmax, npuc_log_softmax, npuc_argmax, npuc_argmax_last,
-    npuc_lrn, npuc_copy;
+npuc_operator npuc_quantize, npuc_dequantize, npuc_frame, npuc_softmax, npuc_log_softmax, npuc_argmax,
+    npuc_argmax_last, npuc_lrn, npuc_copy;
 
 /* A step: either of the two. */
 struct npuc_step {
@@ -133,7 +133,7 @@ struct npuc_step {
     const struct npuc_host *host;
 };
 
-enum npuc_type { NPUC_INT8, NPUC_INT64, NPUC_FLOAT32 };
+enum npuc_type { NPUC_INT8, NPUC_INT64, NPUC_FLOAT32, NPUC_UINT8 };
 
 /* An input or output of the network. scale, zero: scale and zero point of its int8 form on the machine; scale is 0 if
  * it has none. */

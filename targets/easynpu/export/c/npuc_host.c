@@ -51,6 +51,18 @@ void npuc_dequantize(const struct npuc_host *step, const void *x, void *y)
     }
 }
 
+/* The bytes of a frame as the machine's int8: less 128. */
+void npuc_frame(const struct npuc_host *step, const void *x, void *y)
+{
+    const uint8_t *values = x;
+    int8_t *result = y;
+    uint32_t i;
+
+    for (i = 0; i < elements(step); i++) {
+        result[i] = (int8_t)(values[i] - 128);
+    }
+}
+
 /* The number of the first element of the i-th row along the axis; its other elements follow, `inner` apart. */
 static uint32_t row_of(const struct npuc_host *step, uint32_t i)
 {

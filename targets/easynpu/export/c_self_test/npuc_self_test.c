@@ -10,7 +10,7 @@ static uint64_t found[NPUC_OUTPUT_BYTES / 8 + NPUC_OUTPUTS + 1]; /* every output
 
 static uint32_t element_bytes(enum npuc_type type)
 {
-    return type == NPUC_INT8 ? 1 : type == NPUC_INT64 ? 8 : 4;
+    return type == NPUC_INT8 || type == NPUC_UINT8 ? 1 : type == NPUC_INT64 ? 8 : 4;
 }
 
 static double element(enum npuc_type type, const void *values, uint32_t at)
@@ -24,6 +24,8 @@ static double element(enum npuc_type type, const void *values, uint32_t at)
     case NPUC_INT8:
         memcpy(&small, place, sizeof small);
         return small;
+    case NPUC_UINT8:
+        return *place;
     case NPUC_INT64:
         memcpy(&large, place, sizeof large);
         return (double)large;

@@ -1,0 +1,93 @@
+"""Frames in place of a model's image inputs: the conversion of pixels as nodes of the model.
+
+A frame, uint8, is dequantised, brought into the model's layout and order, and normalised. Where all channels have
+one mean, a whole number, this is one DequantizeLinear: a scale and a zero point. Otherwise passes fold the rest
+into the first convolution; where that has padding, which is not normalised, it is a layer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from npuc.errors import DataError
+from npuc.images.description import CHANNELS, PIXEL, Description
+from npuc.ir import Array
+from npuc.onnx_files.subgraphs import tensor_names, within
+from npuc.text.names import Names
+
+DEQUANTISES = 10
+"""The first opset with DequantizeLinear; before it the host converts."""
+
+
+def framed(model: onnx.ModelProto, images: Sequence[Description]) -> onnx.ModelProto:
+    """The model with frames as inputs where descriptions ask for them; it is modified.
+
+    Raises DataError (E405) for an input that is also an output.
+    """
+    for each in images:
+        if each.fused:
+            _frame(model, each)
+    return model
+
+
+def _frame(model: onnx.ModelProto, described: Description) -> None:
+    graph = model.graph
+    if any(each.name == described.input for each in graph.output):
+        reason = "the description of the input: the model gives it as an output"
+        raise DataError("E405", reason, tensor=described.input, remedy="compile with --input-data float")
+    port = next(each for each in graph.input if each.name == described.input)
+    port.type.CopyFrom(helper.make_tensor_type_proto(TensorProto.UINT8, described.frame_shape))
+    made = _Nodes(described.input, Names(tensor_names(graph)))
+    result = made.converted(described, model)
+    for node in within(graph.node):
+        node.input[:] = [result if name == described.input else name for name in node.input]
+    nodes = [*made.nodes, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(made.constants)
+
+
+class _Nodes:
+    """Nodes behind a frame."""
+
+    def __init__(self, last: str, names: Names) -> None:
+        self.stem, self.last, self.names = last, last, names
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def converted(self, described: Description, model: onnx.ModelProto) -> str:
+        """The tensor that the model reads for the frame."""
+        channels, mean, std = CHANNELS[described.order], described.mean, described.std
+        axis = described.axis
+        wide = [np.broadcast_to(np.array(each, np.float64), len(channels)) for each in (mean, std)]
+        whole = len(set(wide[0])) == 1 and 0 <= mean[0] <= PIXEL and mean[0].is_integer()
+        zero, step = int(mean[0]) if whole else 0, float(std[0]) if whole and len(set(wide[1])) == 1 else 1.0
+        if any(each.version >= DEQUANTISES for each in model.opset_import if each.domain in ("", "ai.onnx")):
+            self._add("dequantise", "DequantizeLinear", np.float32(1 / step), np.uint8(zero))
+        else:
+            self._add("cast", "Cast", to=int(TensorProto.FLOAT))
+            zero, step = 0, 1.0
+        if (described.layout == "nhwc") != (axis == 3):
+            self._add("layout", "Transpose", perm=(0, 3, 1, 2) if axis == 1 else (0, 2, 3, 1))
+        if described.places != [*range(len(CHANNELS[described.given]))]:
+            self._add("order", "Gather", np.array(described.places, np.int64), axis=axis)
+        shape = (1, -1, 1, 1) if axis == 1 else (1, 1, 1, -1)
+        if (wide[0] != zero).any():
+            self._add("centre", "Sub", (wide[0] - zero).astype(np.float32).reshape(shape))
+        if set(wide[1]) != {step}:
+            self._add("normalise", "Mul", (1 / wide[1]).astype(np.float32).reshape(shape))
+        return self.last
+
+    def _add(self, what: str, op: str, *constants: Array | np.generic, **attributes: Any) -> None:
+        names = [self.names.new(f"{self.stem}/{what}/{at}") for at in range(len(constants))]
+        self.constants += [
+            numpy_helper.from_array(np.asarray(x), name) for x, name in zip(constants, names, strict=True)
+        ]
+        result = self.names.new(f"{self.stem}/{what}")
+        self.nodes.append(helper.make_node(op, [self.last, *names], [result], result, **attributes))
+        self.last = result

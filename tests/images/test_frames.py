@@ -1,0 +1,225 @@
+"""Programs that take frames: against the model's floats, which numpy computes from the same pixels outside."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import npuc as api
+from npuc.errors import DataError
+from npuc.frontend.frames import framed
+from npuc.frontend.reading import read_model
+from npuc.host.step import HostStep
+from npuc.images.description import PRESETS, bound, described
+from npuc.ir import Array, TensorType
+from npuc.targets.easynpu.export.c_plan import with_frames
+from tests.cli.process import npuc
+from tests.images.making import SIZE, network, photos
+
+LAST = (1, SIZE, SIZE, 3)
+FIRST = (1, 3, SIZE, SIZE)
+
+
+def run(model: Path | bytes, x: Array) -> Array:
+    """The model's outputs for samples, one by one."""
+    session = ort.InferenceSession(model if isinstance(model, bytes) else str(model))
+    return np.concatenate([np.asarray(session.run(None, {"x": each})[0]) for each in x])
+
+
+def by_hand(frames: Array, order: str, layout: str, frame: str, mean: Any, std: Any, *, last: bool) -> Array:
+    """The model's input, (samples, 1, ...): numpy's arithmetic in float64 on one channel after the other."""
+    planes = frames if layout == "nchw" else np.moveaxis(frames, -1, -3)
+    wide = [np.broadcast_to(np.float64(each), len(order)) for each in (mean, std)]
+    rows = [(planes[..., frame.index(c), :, :] - m) / s for c, m, s in zip(order, *wide, strict=True)]
+    return np.stack(rows, axis=-1 if last else -3).astype(np.float32)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_order_and_layout_becomes_what_the_model_reads(preset: str, tmp_path: Path) -> None:
+    random, usual = np.random.default_rng(1), PRESETS[preset]
+    models = {shape: network(tmp_path, shape, name=f"{len(shape)}{shape[1]}.onnx") for shape in (FIRST, LAST)}
+    for shape, layout, frame in product((FIRST, LAST), ("nhwc", "nchw"), ("rgb", "bgr", "rgba", "bgra")):
+        images = described({"preset": preset, "frame": frame, "layout": layout})
+        images = bound(images, {"x": TensorType(shape)}, fused=True)
+        size = (SIZE, SIZE, len(frame)) if layout == "nhwc" else (len(frame), SIZE, SIZE)
+        frames = random.integers(0, 256, (2, 1, *size)).astype(np.uint8)
+        wanted = by_hand(frames, usual.order, layout, frame, usual.mean, usual.std, last=shape is LAST)
+        np.testing.assert_allclose(images[0].values_of(frames), wanted, rtol=1e-6, atol=2e-5)
+        made = framed(read_model(models[shape]), images)
+        onnx.checker.check_model(made)
+        np.testing.assert_allclose(run(made.SerializeToString(), frames), run(models[shape], wanted), atol=1e-4)
+
+
+def test_before_opset_10_a_cast_takes_the_place_of_the_scale(tmp_path: Path) -> None:
+    model = network(tmp_path, opset=9)
+    images = bound(described("yolo"), {"x": TensorType(FIRST)}, fused=True)
+    frames = np.random.default_rng(1).integers(0, 256, (1, 1, *LAST[1:])).astype(np.uint8)
+    made = framed(read_model(model), images)
+    np.testing.assert_allclose(
+        run(made.SerializeToString(), frames), run(model, images[0].values_of(frames)), atol=1e-5
+    )
+
+
+def test_an_input_that_is_an_output_is_refused(tmp_path: Path) -> None:
+    model = read_model(network(tmp_path))
+    model.graph.output.append(model.graph.input[0])
+    with pytest.raises(DataError, match="gives it as an output"):
+        framed(model, bound(described("none"), {"x": TensorType(FIRST)}, fused=True))
+
+
+def noise(found: Array, exact: Array) -> float:
+    return float(10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum()))
+
+
+KINDS: list[tuple[dict[str, Any], int]] = [
+    ({"preset": "imagenet"}, 1),
+    ({"preset": "imagenet", "frame": "bgr"}, 0),
+    ({"preset": "caffe-bgr", "layout": "nchw"}, 3),
+    ({"preset": "yolo"}, 1),
+]
+CASES = [
+    *((target, "int8", *kind) for target in ("easynpu", "nvdla-small", "bm1684") for kind in KINDS),
+    *((*target, *KINDS[0]) for target in (("nvdla-full", "fp16"), ("bm1684", "fp32"))),
+]
+
+
+@pytest.mark.parametrize(("target", "precision", "keys", "pad"), CASES)
+def test_frames_cost_no_accuracy(
+    target: str, precision: str, keys: dict[str, Any], pad: int, tmp_path: Path
+) -> None:
+    folder, model = photos(tmp_path), network(tmp_path, pad=pad)
+    made = {
+        data: api.compile(model, target, precision=precision, calibration=folder, input=keys, input_data=data)
+        for data in ("frame", "float")
+    }
+    exact = run(model, made["float"].samples(folder).inputs["x"])
+    found = {data: each.run(folder)["y"].reshape(-1, 4) for data, each in made.items()}
+    assert made["frame"].program.inputs[0].dtype == "uint8"
+    assert (found["frame"].argmax(axis=1) == exact.argmax(axis=1)).all()
+    allowed = noise(found["float"], exact) - 3  # of eight samples
+    assert noise(found["frame"], exact) > min(allowed, 55 if precision == "fp16" else 90)
+    proof = made["frame"].report["proof"]
+    assert proof["model"] and proof["bit_exact"] in ((True,) if precision == "int8" else (None,))
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "bm1684"])
+@pytest.mark.parametrize(("mean", "pad"), [(0, 1), (103.9, 3), (127.5, 0), (127.5, 1), (255, 3)])
+def test_padding_is_the_model_s_zero_whatever_the_mean(target: str, mean: float, pad: int, tmp_path: Path) -> None:
+    # a frame of one value makes the border all that differs: a wrong padding would be far off
+    model, keys = network(tmp_path, pad=pad), {"mean": [mean, 127.5, 20.0] if mean == 127.5 else mean, "std": 64}
+    frames = np.stack([np.full(LAST, each, np.uint8) for each in (0, 64, 128, 255)] * 2)
+    frames[4:, :, ::2] = 255 - frames[4:, :, ::2]
+    made = api.compile(model, target, precision="int8", calibration={"x": frames}, input=keys)
+    values = by_hand(frames, "rgb", "nhwc", "rgb", keys["mean"], 64, last=False)
+    exact = run(model, values)
+    assert noise(made.run({"x": frames})["y"].reshape(-1, 4), exact) > 24
+
+
+def test_the_host_computes_nothing_for_frames_that_fuse(tmp_path: Path) -> None:
+    model = network(tmp_path, pad=0)
+    for target in ("easynpu", "nvdla-small", "bm1684"):
+        found = api.compile(model, target, precision="int8", input="imagenet", proof="off")
+        hosted = [each for each in found.program.manifest["account"] if each["place"] == "host"]
+        assert not hosted, hosted
+
+
+def step(op: str, tensors: tuple[str, str], **attrs: object) -> HostStep:
+    source, target = tensors
+    return HostStep(target, op, (source,), (target,), attrs, conversion=True, reason="")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reader", "fits"),
+    [
+        ({}, {}, "q", True),
+        ({"zero_point": 128}, {"zero_point": 0}, "q", True),
+        ({"scale": 0.25}, {}, "q", False),
+        ({"zero_point": 1}, {}, "q", False),
+        ({"dtype": "int8"}, {}, "q", False),
+        ({}, {"dtype": "uint8"}, "q", False),
+        ({}, {}, "d", False),  # the floats are read elsewhere too
+    ],
+)
+def test_bytes_are_shifted_in_c_only_where_both_scales_agree(
+    before: dict[str, Any], after: dict[str, Any], reader: str, fits: bool
+) -> None:
+    steps = [
+        step("DequantizeLinear", ("x", "d"), **{"scale": 0.5, "zero_point": 0, "dtype": "uint8"} | before),
+        step("QuantizeLinear", ("d", "q"), **{"scale": 0.5, "zero_point": -128, "dtype": "int8"} | after),
+        step("Reshape", (reader, "r"), shape=[1]),
+    ]
+    found = with_frames(steps)
+    assert [each.op for each in found if isinstance(each, HostStep)] == (
+        ["Frame", "Reshape"] if fits else ["DequantizeLinear", "QuantizeLinear", "Reshape"]
+    )
+
+
+@pytest.mark.skipif(
+    shutil.which("make") is None or shutil.which("cc") is None, reason="needs make and a C compiler"
+)
+def test_the_c_driver_takes_the_bytes_of_frames(tmp_path: Path) -> None:
+    made = api.compile(network(tmp_path), "easynpu", calibration=photos(tmp_path), input="imagenet")
+    made.save(tmp_path / "o")
+    npuc(
+        "export",
+        tmp_path / "o",
+        "--format",
+        "c",
+        "--self-test",
+        "--data",
+        tmp_path / "photos",
+        "-o",
+        tmp_path / "c",
+    ).done()
+    program = (tmp_path / "c" / "npuc_program.c").read_text("utf-8")
+    assert "NPUC_UINT8" in program and "npuc_frame" in program and "npuc_quantize" not in program
+    done = subprocess.run(["make", "check"], cwd=tmp_path / "c", capture_output=True, text=True, check=False)
+    assert "2 samples as simulated" in done.stdout, done.stdout + done.stderr
+
+
+def test_commands_that_run_the_model_see_the_same_frames(tmp_path: Path) -> None:
+    folder, model, out = photos(tmp_path), network(tmp_path, (1, 3, SIZE, SIZE)), tmp_path / "o"
+    npuc("compile", model, "--target", "easynpu", "--input", "imagenet", "--calibration", folder, "-o", out).done()
+    assert "verified" in npuc("verify", model, out, "--data", folder, "--bisect", "-o", tmp_path / "b").done()
+    sample = dict(np.load(tmp_path / "b" / "sample.npz")) if (tmp_path / "b" / "sample.npz").exists() else {}
+    assert all(each.dtype == np.uint8 for each in sample.values())
+    report = npuc("accuracy", model, out, "--data", folder, "--metric", "regression", "--json").json
+    assert report["samples"] == 8 and report["simulated"]["bit_exact"]
+    given = ("--input", "imagenet", "--data", folder, "--calibration", folder)
+    (row,) = npuc("compare", model, "--targets", "easynpu", *given, "--json").json["rows"]
+    assert row["argmax_agreement"] == 1.0 and row["sqnr_db"] > 20
+    npuc("report", out, "--model", model, "--data", folder, "-o", tmp_path / "r.html").done()
+
+
+def test_variants_take_pictures_in_their_own_batches(tmp_path: Path) -> None:
+    folder, model = photos(tmp_path), network(tmp_path)
+    proto = onnx.load(model)
+    for each in (*proto.graph.input, *proto.graph.output):
+        each.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(proto, model)
+    options = ("--target", "easynpu", "--input", "yolo", "--calibration", folder, "-o", tmp_path / "o")
+    two = [f"--input-shape=x={batch},3,{SIZE},{SIZE}" for batch in (1, 2)]
+    npuc("compile", model, *options, *two).done()
+    assert npuc("run", tmp_path / "o", "--data", folder, "--json").json["samples"] == 8
+    assert npuc("run", tmp_path / "o" / "variants" / "1", "--data", folder, "--json").json["samples"] == 4
+    npuc("compile", model, *options, "--bind", "batch=4", "--force").done()
+    assert npuc("verify", model, tmp_path / "o", "--data", folder, "--json").json["samples"] == 2
+
+
+def test_pictures_without_pillow_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, out = network(tmp_path), tmp_path / "o"
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    npuc("compile", model, "--target", "easynpu", "--input", "imagenet", "-o", out).done()
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, SIZE, SIZE, 3), np.uint8))
+    npuc("run", out, "--data", tmp_path / "x.npz").done()
+    (tmp_path / "a.png").write_bytes(b"")
+    assert "npuc[images]" in npuc("run", out, "--data", tmp_path / "a.png").refused("E507")
