@@ -35,7 +35,7 @@ CEILINGS = {
     "passes": 6_300,
     "targets/bm1684": 9_750,
     "targets/easynpu": 17_000,
-    "targets/nvdla": 21_450,
+    "targets/nvdla": 20_850,
     "tests": 65_400,
 }
 """The most lines of a package. A commit that raises one gives the reason."""

@@ -161,7 +161,7 @@ class Nvdla(Target):
         return [
             {
                 "index": number,
-                **_described(command, registers),
+                **_listing_row(command, registers),
                 "nodes": sources.get(number, []),
                 "tensor": results.get(number),
             }
@@ -181,7 +181,7 @@ class Nvdla(Target):
         registers = register_map(machines.CONFIGURATIONS[self.name].registers)
         commands = memories.commands(path, registers)
         return [
-            {"index": number, **_described(command, registers), "nodes": [], "tensor": None}
+            {"index": number, **_listing_row(command, registers), "nodes": [], "tensor": None}
             for number, command in enumerate(commands)
         ]
 
@@ -292,7 +292,7 @@ class Nvdla(Target):
         return machine
 
 
-def _described(command: Write | Poll | Wait, registers: Any) -> dict[str, Any]:
+def _listing_row(command: Write | Poll | Wait, registers: Any) -> dict[str, Any]:
     match command:
         case Write(address, value):
             return {

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from npuc.ir import Array
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
-from tests.nvdla.programs import SOURCE, WEIGHTS, Convolution, Fields, memory, stride
-
-IN_MEMORY = {
-    "T_A8B8G8R8": "RGBA", "T_X8B8G8R8": "RGBX", "T_A8R8G8B8": "BGRA", "T_X8R8G8B8": "BGRX", "T_B8G8R8A8": "ARGB",
-    "T_B8G8R8X8": "XRGB", "T_R8G8B8A8": "ABGR", "T_R8G8B8X8": "XBGR", "T_A8Y8U8V8": "VUYA", "T_V8U8Y8A8": "AYUV",
-    "T_R8": "R",
-}  # fmt: skip
-"""The bytes of a pixel in memory, least significant first."""
-CHANNELS = {"R": 0, "Y": 0, "G": 1, "U": 1, "B": 2, "V": 2, "A": 3, "X": 3}
-HEIGHT, WIDTH, KERNELS, ROWS, COLUMNS = 5, 6, 11, 2, 3
+from npuc.targets.nvdla.model import sdp_rdma
+from npuc.targets.nvdla.model.memory import Pattern
+from tests.nvdla.networks import expect_exact, verified, weights from tests.nvdla.programs import SOURCE, WEIGHTS, Convolution, Fields, memory, stride  IN_MEMORY = {     "T_A8B8G8R8": "RGBA", "T_X8B8G8R8": "RGBX", "T_A8R8G8B8": "BGRA", "T_X8R8G8B8": "BGRX", "T_B8G8R8A8": "ARGB", "T_B8G8R8X8": "XRGB", "T_R8G8B8A8": "ABGR", "T_R8G8B8X8": "XBGR", "T_A8Y8U8V8": "VUYA", "T_V8U8Y8A8": "AYUV", "T_R8": "R", }  # fmt: skip """The bytes of a pixel in memory, least significant first.""" CHANNELS = {"R": 0, "Y": 0, "G": 1, "U": 1, "B": 2, "V": 2, "A": 3, "X": 3} HEIGHT, WIDTH, KERNELS, ROWS, COLUMNS = 5, 6, 11, 2, 3
+from tests.onnx_models import network, node
 MEANS, SCALE, TRUNCATE = (100, -3, 40, 7), 3, 2
 
 
@@ -99,3 +96,65 @@ def test_an_image_is_convolved_as_written_out(name: str, machine: Machine, signe
         total = int((x[:, y : y + ROWS, column : column + COLUMNS] * w[k].astype(np.int64)).sum())
         expected[k, y, column] = np.clip(rounded(total, 5), -128, 127)
     np.testing.assert_array_equal(layer.read(after), expected)
+
+
+# Maps of one pixel and of one column, which SDP takes as packed: programs in which that matters
+
+
+CONFIGURATIONS = (("nvdla-small", "int8"), ("nvdla-full", "int8"), ("nvdla-full", "int16"))
+STARTS = {name: np.array([value], np.int64) for name, value in {"zero": 0, "one": 1, "two": 2, "axis": 2}.items()}
+HALVES = [node("Relu", "x", "r"), node("Slice", "r zero one axis", "a"), node("Slice", "r one two axis", "b")]
+
+
+def networks() -> dict[str, onnx.ModelProto]:
+    """Each computes or moves maps of one pixel whose channels fill several atoms of nv_small and of nv_full."""
+    found = {
+        "transposed convolution": network(
+            [node("ConvTranspose", "x w", "y", strides=[2, 2])], (1, 16, 1, 1), {"w": weights(16, 72, 2, 2)}
+        ),
+        "transposed convolution of a column": network(
+            [node("ConvTranspose", "x w", "y", strides=[2, 2])], (1, 16, 7, 1), {"w": weights(16, 72, 2, 2)}
+        ),
+        "depth to space": network(
+            [node("Relu", "x", "r"), node("DepthToSpace", "r", "y", blocksize=2)], (1, 288, 1, 1)
+        ),
+        "concatenation": network(
+            [node("Conv", "x v", "a"), node("Conv", "x w", "b"), node("Concat", "a b", "y", axis=2)],
+            (1, 8, 3, 3),
+            {"v": weights(72, 8, 3, 3), "w": -weights(72, 8, 3, 3)},
+        ),
+        "addition of halves": network([*HALVES, node("Add", "a b", "y")], (1, 72, 2, 1), STARTS),
+        "convolution and addition": network(
+            [*HALVES, node("Conv", "a w", "c"), node("Add", "c b", "y")],
+            (1, 72, 2, 1),
+            {**STARTS, "w": weights(72, 72, 1, 1)},
+        ),
+        "operands per channel": network(
+            [*HALVES, node("PRelu", "a s", "y")], (1, 72, 2, 1), {**STARTS, "s": weights(72, 1, 1)}
+        ),
+        "a column in tiles": network(
+            [node("Conv", "x w", "c", pads=[1, 0, 1, 0]), node("Add", "c x", "y")],
+            (1, 72, 9, 1),
+            {"w": weights(72, 72, 3, 1)},
+        ),
+    }
+    enlarged = network([node("Relu", "x", "r"), node("Resize", "r _ _", "y", mode="nearest")], (1, 72, 1, 1))
+    enlarged.graph.initializer.append(numpy_helper.from_array(np.float32([1, 1, 2, 2]), "scales"))
+    enlarged.graph.node[1].input[:] = ["r", "", "scales"]
+    return {**found, "enlargement": enlarged}
+
+
+NETWORKS = networks()
+
+
+@pytest.mark.parametrize(("name", "precision"), CONFIGURATIONS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_network_with_maps_of_one_pixel_is_bit_exact(
+    network: str, name: str, precision: str, tmp_path: Path
+) -> None:
+    expect_exact(verified(NETWORKS[network], tmp_path, name, samples=2, precision=precision))
+
+
+def test_a_cube_of_one_pixel_has_no_strides() -> None:
+    assert sdp_rdma.packed(Pattern(64, 8, 1, 512, 3, 1024), 8).size == 3 * 8
+    assert sdp_rdma.packed(Pattern(64, 8, 2, 512, 3, 1024), 8).size == 2 * 1024 + 512 + 8

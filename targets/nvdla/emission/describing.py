@@ -83,7 +83,7 @@ def describe(operation: Operation, machine: Machine) -> list[Described]:
             return []
 
 
-def piped(cube: Cube, atom_bytes: int) -> Cube:
+def in_pipe(cube: Cube, atom_bytes: int) -> Cube:
     """A cube of the same extents in the pipe between two engines, with the strides of a packed one."""
     line = cube.width * atom_bytes
     surface = line * cube.height
@@ -149,7 +149,7 @@ def _convolution(operation: Convolution, machine: Machine) -> Described:
         mask=_at(mask.address, machine, size=mask.bytes) if mask else Cube(),
         group_sizes=_at(mask.sizes_address, machine) if mask else Cube(),
         source=_cube(source, machine),
-        result=piped(Cube(**extents), machine.atom_bytes),
+        result=in_pipe(Cube(**extents), machine.atom_bytes),
         second_plane_offset=source.surface_stride if planes > 1 else 0,
         second_plane_stride=source.line_stride if planes > 1 else 0,
     )
@@ -174,11 +174,11 @@ def _sdp(operation: Convolution | Elementwise, machine: Machine) -> Described:
     )
     written, read = _cube(result, machine), _cube(result if behind else operation.source, machine)
     surfaces = of.SdpSurfaces(
-        source=piped(read, atom_bytes) if behind else read,
+        source=in_pipe(read, atom_bytes) if behind else read,
         x1=_operand(sdp.x1, op.x1, result, machine),
         x2=_operand(sdp.x2, op.x2, result, machine),
         y=Cube(address=of.NONE),
-        result=piped(written, atom_bytes) if operation.pooling else written,
+        result=in_pipe(written, atom_bytes) if operation.pooling else written,
     )
     mixed = [
         name for name, unit in (("BS", sdp.x1), ("BN", sdp.x2)) if len(set(operand_sources(unit).values())) > 1

@@ -136,10 +136,10 @@ def network(
     if options.flag(WEIGHTS) == "winograd" or "winograd" in options.allow:
         plain = partial(quantise, graph, nodes, found, "minmax", given, precision)
         winograd = _transformed(graph, nodes, plain, machine, options)
-    written = partial(quantise, winograd=winograd, power_of_two=power_of_two)
+    make = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if (not given or only_of_inputs(graph)) and precision == "int8":
-        return _improved(graph, samples, machine, options, written, found, given)
-    made = written(graph, nodes, found, options.method or level.method, given, precision)
+        return _improved(graph, samples, machine, options, make, found, given)
+    made = make(graph, nodes, found, options.method or level.method, given, precision)
     return Network(graph, nodes, found, {}, made, LAYERS), ()
 
 
@@ -153,9 +153,9 @@ def floats(
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
     winograd = _transformed(graph, nodes, partial(in_fp16, graph, nodes), machine, options)
-    written = in_fp16(graph, nodes, seen, winograd)
-    expect_in_range(nodes, written.graph, seen, synthetic=samples.synthetic)
-    return written, short_of_bits(graph, written.graph, seen, synthetic=samples.synthetic)
+    made = in_fp16(graph, nodes, seen, winograd)
+    expect_in_range(nodes, made.graph, seen, synthetic=samples.synthetic)
+    return made, short_of_bits(graph, made.graph, seen, synthetic=samples.synthetic)
 
 
 def _transformed(
@@ -184,7 +184,7 @@ def _improved(
     samples: Samples,
     machine: Machine,
     options: Options,
-    written: Quantise,
+    make: Quantise,
     found: Mapping[str, Histogram],
     given: Mapping[str, Steps],
 ) -> tuple[Network, tuple[Trial, ...]]:
@@ -201,10 +201,10 @@ def _improved(
         return histograms_before_host(find, graph, samples, found, host)
 
     def drawn(host: Host) -> Quantised:
-        return written(graph, selecting(host)(graph), known(host), options.method or level.method, given)
+        return make(graph, selecting(host)(graph), known(host), options.method or level.method, given)
 
     def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
-        recipe = Recipe(selecting(host), written, LAYERS, zeros, histograms=find, given=given)
+        recipe = Recipe(selecting(host), make, LAYERS, zeros, histograms=find, given=given)
         return best_network(graph, recipe, samples, level, options.method, known(host))
 
     return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())

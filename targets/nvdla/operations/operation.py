@@ -268,7 +268,7 @@ class Transfer:
 Operation = Convolution | Elementwise | Pooling | Normalisation | Contraction | Transfer
 
 
-def written(operation: Operation) -> Surface:
+def result_surface(operation: Operation) -> Surface:
     """The surface that an operation writes to memory."""
     flying = operation.pooling if isinstance(operation, Convolution | Elementwise) else None
     return flying.destination if flying else operation.destination

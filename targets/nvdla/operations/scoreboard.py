@@ -23,7 +23,7 @@ from npuc.targets.nvdla.operations.operation import (
     Pooling,
     Surface,
     Transfer,
-    written,
+    result_surface,
 )
 
 ENDS = {"SDP": "SDP", "PDP": "PDP", "CDP": "CDP", "RUBIK": "RBK", "BDMA": "BDMA"}
@@ -153,7 +153,7 @@ class Scoreboard:
 
 def touched(operation: Operation, atom_bytes: int) -> Touched:
     """The memory that an operation touches, without constants."""
-    source, result = _place(operation.source, atom_bytes), _place(written(operation), atom_bytes)
+    source, result = _place(operation.source, atom_bytes), _place(result_surface(operation), atom_bytes)
     through_sdp = isinstance(operation, Convolution | Elementwise)
     operands = _operands(operation, atom_bytes) if through_sdp else ()
     kernels = operation.kernels if isinstance(operation, Convolution) and operation.kernels.copied else None

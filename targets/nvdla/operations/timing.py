@@ -29,7 +29,7 @@ from npuc.targets.nvdla.operations.operation import (
     Pooling,
     Surface,
     Transfer,
-    written,
+    result_surface,
 )
 
 PER_RESULTS = 9
@@ -83,7 +83,9 @@ def latency(operation: Operation, machine: Machine) -> int:
 
 def moving_cycles(operation: Operation, machine: Machine) -> tuple[float, float]:
     """Clocks of DRAM and of the second memory, for all reads or all writes, whichever are more."""
-    result = _by_memory(((written(operation).address, cube_bytes(written(operation), machine)),), machine)
+    result = _by_memory(
+        ((result_surface(operation).address, cube_bytes(result_surface(operation), machine)),), machine
+    )
     read = read_by_memory(operation, machine)
     return _clocks((max(read[0], result[0]), max(read[1], result[1])), machine)
 
@@ -270,7 +272,7 @@ def moved_bytes(operation: Operation, machine: Machine) -> int:
 
 def moved_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:
     """Bytes moved from or to DRAM, and from or to the second memory."""
-    result = written(operation)
+    result = result_surface(operation)
     own = _by_memory(((result.address, cube_bytes(result, machine)),), machine)
     dram, second = read_by_memory(operation, machine)
     return dram + own[0], second + own[1]

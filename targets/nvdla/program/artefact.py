@@ -177,7 +177,7 @@ def engines_as_json(operations: Iterable[Iterable[Described]]) -> dict[str, Any]
     return {"engines": entries, "tables": [numbers_of(each) for each in tables]}
 
 
-def _described(engine: Engine, tables: Sequence[Mapping[str, Any]]) -> Described:
+def _read_engine(engine: Engine, tables: Sequence[Mapping[str, Any]]) -> Described:
     """The descriptors of an entry. Raises ArtefactError (E502) if npuc did not write it."""
     if engine.engine not in of.OPERATIONS or not -1 < (engine.lut or 0) < max(len(tables), 1):
         raise damaged(f"engine {engine.engine} with table {engine.lut} of {len(tables)}")
@@ -256,7 +256,10 @@ class Contents:
         end = segment.start + segment.count
         inside = [segment.start <= each.start < end for each in self.operations]
         return [
-            _described(each, tables) for entry, used in zip(entries, inside, strict=True) if used for each in entry
+            _read_engine(each, tables)
+            for entry, used in zip(entries, inside, strict=True)
+            if used
+            for each in entry
         ]
 
     @property

@@ -39,7 +39,7 @@ from npuc.targets.nvdla.selection import (
     select,
 )
 from npuc.targets.nvdla.selection.context import KernelKey, Piece
-from npuc.targets.nvdla.selection.copies import copied, packed, relaned
+from npuc.targets.nvdla.selection.copies import copy_maps, move_lanes, pack_channels
 from npuc.targets.nvdla.selection.phases import (
     UNIT,
     computed_nodes,
@@ -232,11 +232,11 @@ def _surfaces(graph: Graph, machine: Machine, tiled: Sequence[str] = ()) -> Surf
 def _with_copies(quantised: Quantised, machine: Machine) -> Quantised:
     """The integer graph with copies of maps that are not laid out as their readers need them."""
     nodes = computed_nodes(quantised.graph)
-    changed = copied(quantised, nodes, loads_of(quantised.graph, nodes))
+    changed = copy_maps(quantised, nodes, loads_of(quantised.graph, nodes))
     nodes = computed_nodes(changed.graph)
-    changed = packed(changed, nodes, _surfaces(changed.graph, machine).views)
+    changed = pack_channels(changed, nodes, _surfaces(changed.graph, machine).views)
     nodes = computed_nodes(changed.graph)
-    return relaned(changed, nodes, loads_of(changed.graph, nodes), machine)
+    return move_lanes(changed, nodes, loads_of(changed.graph, nodes), machine)
 
 
 def _lanes(graph: Graph, machine: Machine) -> ComputedLanes:

@@ -15,7 +15,7 @@ from npuc.targets.nvdla.emission import kind
 from npuc.targets.nvdla.emission.describing import describe
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations import pingpong, timing
-from npuc.targets.nvdla.operations.operation import Convolution, written
+from npuc.targets.nvdla.operations.operation import Convolution, result_surface
 from npuc.targets.nvdla.program.artefact import LARGEST, Segment, engines_as_json
 from npuc.targets.nvdla.program.lowering import Emitted, Lowered
 from npuc.targets.nvdla.selection import Alternative
@@ -41,7 +41,7 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     graph = lowered.quantised.graph
     rows = [
         _layer(each, taken, lowered, machine)
-        for each, taken in zip(lowered.emitted, _taken(lowered, machine), strict=True)
+        for each, taken in zip(lowered.emitted, _clocks_by_layer(lowered, machine), strict=True)
     ]
     total = totals(rows)
     cycles = total["cycles"]
@@ -84,7 +84,7 @@ def _precision(lowered: Lowered) -> str:
     return next((each.destination.precision for row in lowered.emitted for each in row.operations), "int8")
 
 
-def _taken(lowered: Lowered, machine: Machine) -> list[int]:
+def _clocks_by_layer(lowered: Lowered, machine: Machine) -> list[int]:
     """Clocks of each layer, from the end of the previous one to its own end."""
     pairs = [pair for each in lowered.emitted for pair in zip(each.operations, each.admissions, strict=True)]
     ends = pingpong.ends(pairs, machine)
@@ -97,7 +97,7 @@ def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dic
     """The report's entry of a layer."""
     graph, layer = lowered.quantised.graph, each.layer
     multiplied = macs(graph, layer.node)
-    result = written(each.operations[0])
+    result = result_surface(each.operations[0])
     moved = [timing.moved_by_memory(operation, machine) for operation in each.operations]
     return {
         "name": lowered.quantised.floats.get(layer.name, layer.name),

@@ -38,10 +38,10 @@ def select(context: Context, layer: PlannedLayer, edges: Sequence[int] = ()) -> 
 
     edges: the first row of each tile, then the height of the layer's result.
     """
-    return [*_computing(context, layer, edges), *transfers(context, layer)]
+    return [*_operations_of(context, layer, edges), *transfers(context, layer)]
 
 
-def _computing(context: Context, layer: PlannedLayer, edges: Sequence[int]) -> list[Operation]:
+def _operations_of(context: Context, layer: PlannedLayer, edges: Sequence[int]) -> list[Operation]:
     node = layer.node
     match node.op:
         case "NvConv":

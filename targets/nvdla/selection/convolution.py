@@ -53,7 +53,7 @@ def select_kernels(context: Context, shape: Geometry, dense: Callable[[], Array]
     order, mask = _order(context.machine, shape), None
     channels, height, width = shape.kernel_shape
     if shape.form.compressed:
-        address, size, mask = _compressed(context, order, np.ascontiguousarray(_in_form(shape, dense())))
+        address, size, mask = _store_compressed(context, order, np.ascontiguousarray(_in_form(shape, dense())))
     elif context.constants.counted:
         address, size = 0, formats.surface_bytes(context.machine, order, BYTES[shape.precision])
     else:
@@ -90,7 +90,7 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
             return dense[:, :, : shape.kernel_height, : shape.kernel_width]
 
 
-def _compressed(context: Context, order: formats.Order, weights: Array) -> tuple[int, int, Mask]:
+def _store_compressed(context: Context, order: formats.Order, weights: Array) -> tuple[int, int, Mask]:
     """Address and size of the nonzero weights, and the surfaces that give their positions."""
     found = compress(order, weights)
     address, mask, sizes = (
@@ -116,9 +116,9 @@ def select_convolutions(context: Context, layer: PlannedLayer, edges: Sequence[i
     if y.view.width == 1 and y.view.extent > y.view.buffer.atom_elements:
         edges = _without_single_rows(edges, largest_tile(context, layer), layer.form)
         trial = replace(context, constants=Constants(context.machine, 0, counted=True))
-        if any(misplaced(each, context.machine) for each in _selected(trial, layer, edges, parts)):
+        if any(misplaced(each, context.machine) for each in _select_pass(trial, layer, edges, parts)):
             parts = _by_atom(context, node)
-    return _selected(context, layer, edges, parts)
+    return _select_pass(context, layer, edges, parts)
 
 
 def _without_single_rows(edges: Sequence[int], most: int, form: WeightForm) -> Sequence[int]:
@@ -135,7 +135,7 @@ def _by_atom(context: Context, node: Node) -> list[Part]:
     return parts_of(context.graph, node, (x.view.lanes, y.view.lanes), (atom, together), atom)
 
 
-def _selected(
+def _select_pass(
     context: Context, layer: PlannedLayer, edges: Sequence[int], parts: Sequence[Part]
 ) -> Iterator[Convolution]:
     node = layer.node
@@ -244,12 +244,12 @@ def passes(context: Context, node: Node) -> list[Part]:
 
 def _kernels(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
     """The weights of a pass, at the address from which the hardware reads them."""
-    kernels = _stored(context, node, part, shape)
+    kernels = _store_kernels(context, node, part, shape)
     address = context.copied.get((node.output, part.first, part.count, shape.form))
     return kernels if address is None else replace(kernels, address=address, copied=True)
 
 
-def _stored(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
+def _store_kernels(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
     """The weights of a pass, stored among the constants once."""
     known, key = context.constants.kernels, (node.output, part.first, part.count, shape.form)
     if key not in known:
@@ -264,7 +264,7 @@ def transfers(context: Context, layer: PlannedLayer) -> Iterator[Transfer]:
     for each in context.pieces.get(layer.name, ()):
         node, part = each.layer.node, each.part
         shape = _shape(context, node, part, context.placed[node.inputs[0]], each.layer.form)
-        start = _stored(context, node, part, shape).address
+        start = _store_kernels(context, node, part, shape).address
         places = start, context.copied[node.output, part.first, part.count, shape.form]
         source, result = (
             Surface(place + each.first, each.bytes // atom, 1, atom, each.bytes, each.bytes) for place in places

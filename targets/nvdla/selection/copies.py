@@ -108,7 +108,7 @@ class _Copies:
         return found
 
 
-def copied(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str]) -> Quantised:
+def copy_maps(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str]) -> Quantised:
     """The integer graph with copies of tensors that cannot be placed in a Concat's buffer."""
     copies = _Copies(quantised)
     for concat, name in with_copies(quantised.graph, nodes, loaded):
@@ -117,7 +117,7 @@ def copied(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str]) -
     return copies.made()
 
 
-def packed(quantised: Quantised, nodes: Sequence[Node], views: Mapping[str, View]) -> Quantised:
+def pack_channels(quantised: Quantised, nodes: Sequence[Node], views: Mapping[str, View]) -> Quantised:
     """The integer graph with copies of operands per channel that are part of a larger map: SDP reads no gaps."""
     copies = _Copies(quantised)
     for reader in nodes:
@@ -137,7 +137,7 @@ def _per_channel(reader: Node, operand: View, result: View) -> bool:
     return reader.op in ("NvConv", "NvElementwise") and extents[0] == (1, 1) != extents[1]
 
 
-def relaned(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine) -> Quantised:
+def move_lanes(quantised: Quantised, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine) -> Quantised:
     """The integer graph with copies in front of nodes that cannot use the lanes of their inputs.
 
     Raises DoesNotFit (E302) where such an input is a copy already: its kernels are so large that it has gaps as

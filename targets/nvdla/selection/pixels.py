@@ -25,7 +25,7 @@ def misplaced(operation: Convolution | Elementwise, machine: Machine) -> bool:
     surfaces = cube.atoms(machine.atom_bytes)
     if (cube.width, cube.height) != (1, 1) or surfaces == 1:
         return False
-    strides = [(each.surface_stride, _operand_atom(each, result, machine)) for each in _fetched(operation.sdp)]
+    strides = [(each.surface_stride, _operand_atom(each, result, machine)) for each in _fetches(operation.sdp)]
     if isinstance(operation, Elementwise):
         strides.append((operation.source.surface_stride, machine.atom_bytes))
     if batches == 1 and operation.pooling is None:
@@ -44,7 +44,7 @@ def as_column(operation: Elementwise, machine: Machine) -> Elementwise:
     return Elementwise(source, replace(operation.sdp, x1=units[0], x2=units[1]), result)
 
 
-def _fetched(sdp: Sdp) -> Iterator[Fetch]:
+def _fetches(sdp: Sdp) -> Iterator[Fetch]:
     """The operands that have strides."""
     return (each.fetch for each in (sdp.x1, sdp.x2) if each.fetch is not None and each.fetch.per_element)
 

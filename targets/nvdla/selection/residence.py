@@ -32,7 +32,7 @@ def residents(
     capacity = context.machine.sram_bytes // UNIT
     free = [each for each in lifetimes if each.name not in bound and each.size <= capacity]
     alone = {each.name: _clocks(context, each, edges) for each in layers}
-    saved = {each.name: _saved(context, each.name, layers, edges, alone) for each in free}
+    saved = {each.name: _clocks_saved(context, each.name, layers, edges, alone) for each in free}
     kept: list[Lifetime] = []
     for each in sorted(free, key=lambda one: (-saved[one.name] / one.size, one.first)):
         if saved[each.name] >= 0 and fits([*kept, each], capacity):
@@ -40,7 +40,7 @@ def residents(
     return frozenset(each.name for each in kept)
 
 
-def _saved(
+def _clocks_saved(
     context: Context,
     buffer: str,
     layers: Sequence[PlannedLayer],
