@@ -68,6 +68,15 @@ def test_another_tile_has_the_cycles_that_a_simulation_cycle_by_cycle_counted(
     assert report["proof"] == {"samples": 0, "bit_exact": None, "model": None}
 
 
+def test_a_hexadecimal_word_that_was_edited_is_refused_and_that_of_an_edited_text_is_not() -> None:
+    words = [f"{entry['index']}:  {entry['word']}  {entry['text']}" for entry in EASYNPU.listing(digits())]
+    assert written(digits(), words).manifest == digits().manifest
+    text = [words[0].replace("y=2 x=2 yi=4 xi=4", "y=1 x=3 yi=3 xi=5"), *words[1:]]
+    assert written(digits(), text).manifest["report"]["cycles"] == 17_392
+    with pytest.raises(ArtefactError, match="line 1: its hexadecimal word is not that of its text"):
+        written(digits(), [words[0].replace("1144  ", "1145  "), *words[1:]])
+
+
 def test_memories_are_those_of_the_new_words() -> None:
     lines = ["sto memory=1 base=64 row=8 pixel=1 group=1", *listing(digits())]
     lines[3] = "opb memory=1 base=64 row=8 pixel=1 group=1\n" + lines[3]

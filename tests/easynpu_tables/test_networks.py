@@ -258,3 +258,17 @@ def test_a_chain_ends_where_the_bias_and_scale_pads_are_full(tmp_path: Path) -> 
     nodes += [helper.make_node(op, [x], [y]) for op, x, y in zip(ops, names, names[1:], strict=False)]
     found = outcome(model(tmp_path / "m.onnx", nodes, {"w": weights(8, 3, 3, 3)}, (1, 3, 9, 9), (1, 8, 9, 9)))
     assert found.layers == ["conv+act+act+act", "act+act"]  # a table takes 16 of 64 entries, the convolution one
+
+
+@pytest.mark.parametrize("isa", ["documented", "extended"])
+@pytest.mark.parametrize(("channels", "layers"), [(16, ["act"]), (40, ["act"]), (16, ["conv", "act"])])
+def test_a_table_fills_the_parameter_pads_of_the_author(
+    channels: int, layers: list[str], isa: str, tmp_path: Path
+) -> None:
+    """16 entries: a table alone for any number of channels, and not behind a convolution, which needs more."""
+    nodes, constants, x = [helper.make_node("HardSwish", ["x"], ["y"], name="y")], {}, (1, channels, 4, 4)
+    if len(layers) == 2:
+        nodes = [conv("x", "w", "c"), helper.make_node("HardSwish", ["c"], ["y"], name="y")]
+        constants = {"w": weights(channels, channels, 3, 3)}
+    found = outcome(model(tmp_path / "m.onnx", nodes, constants, x, x), machine="author", flags={"isa": isa})
+    assert set(found.layers) == set(layers)

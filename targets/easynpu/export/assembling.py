@@ -157,10 +157,11 @@ BLANK: Mapping[str, Any] = {"nodes": [], "tensor": None, "shape": None, "start":
 
 @frozen
 class Line:
-    """A word of a listing and the number of its line."""
+    """A word of a listing, the number of its line, and the hexadecimal word in front of its text, if any."""
 
     number: int
     word: Instruction
+    dumped: int | None
 
 
 def assembled(program: Program, text: bytes) -> Program:
@@ -173,6 +174,7 @@ def assembled(program: Program, text: bytes) -> Program:
     words = [line.word for line in listed]
     old = isa.bytes_to_words(program.files["itcm.bin"])
     image = isa.words_to_bytes(words)
+    _expect_dumped(listed, old)
     if image == program.files["itcm.bin"]:
         return program
     if not words:
@@ -195,6 +197,17 @@ def assembled(program: Program, text: bytes) -> Program:
     return replace(made, manifest={**manifest, "report": recounted(program, made)})
 
 
+def _expect_dumped(listed: Sequence[Line], old: Sequence[Instruction]) -> None:
+    """Raises ArtefactError (E504) for a hexadecimal word that is neither the program's nor that of its line's text."""
+    known = set(map(encode, old))
+    for line in listed:
+        if line.dumped is not None and line.dumped not in known | {encode(line.word)}:
+            reason = f"line {line.number}: its hexadecimal word is not that of its text"
+            raise ArtefactError(
+                "E504", reason, remedy="change the text, which is assembled, or write 'word 0x...'"
+            )
+
+
 def _lines(text: bytes) -> Iterator[Line]:
     try:
         source = decoded(text).split("\n")
@@ -203,7 +216,7 @@ def _lines(text: bytes) -> Iterator[Line]:
     for number, line in lines.statements(source):
         word = lines.assemble(line, number)
         if word is not None:
-            yield Line(number, word)
+            yield Line(number, word, lines.dumped_word(line))
 
 
 def _expect_run(program: Program) -> None:

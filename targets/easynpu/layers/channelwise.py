@@ -183,4 +183,4 @@ def held_groups(machine: Machine, node: Node, blocks: int, followers: Sequence[N
             limit=f"parameter_pad_entries = {entries}",
             remedy=f"a machine with parameter_pad_entries = {per_group + tables} (--machine FILE)",
         )
-    return (entries - tables) // max(per_group, 1)
+    return (entries - tables) // per_group if per_group else FIELD_CHANNELS // LANES

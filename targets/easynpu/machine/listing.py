@@ -88,6 +88,17 @@ def assemble(line: str, number: int = 1) -> Instruction | None:
     return instruction
 
 
+def dumped_word(line: str) -> int | None:
+    """The word in hexadecimal digits that `npuc dump` prints before a line's text; None if there is none.
+
+    >>> hex(dumped_word("3:  00000000000000000000000000000006  relu"))
+    '0x6'
+    """
+    found = LABEL.match(line)
+    digits = found[0].partition(":")[2].strip() if found else ""
+    return int(digits, 16) if digits else None
+
+
 def statements(source: Iterable[str]) -> Iterator[tuple[int, str]]:
     """The line number and text of every instruction; a line with only fields continues the instruction before it.
 
