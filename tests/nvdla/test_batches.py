@@ -24,8 +24,10 @@ from npuc.targets.nvdla.operations.weight_form import WeightForm
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection.batches import covers, in_batches
 from tests.given import GIVEN
-from tests.nvdla.networks import compiled, expect_exact, verified from tests.onnx_models import network, weights  TARGETS =  "nvdla-small", "nvdla-large", "nvdla-full"
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
+
+TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 
 
 def lenet(images: int, channels: int = 8, extent: int = 12) -> onnx.ModelProto:

@@ -15,8 +15,9 @@ from npuc.target import target
 from npuc.targets.nvdla.formats import feature, pixels
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
-from tests.nvdla.networks import compiled from tests.onnx_models import network
-from tests.onnx_models import node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
+
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 HOST = r"""
 #include <stdio.h>

@@ -23,8 +23,9 @@ from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory, Nvdla
 from npuc.targets.nvdla.program.artefact import STATUS, Contents, Segment
-from tests.nvdla.networks import compiled from tests.onnx_models import network, parse
-from tests.onnx_models import node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, parse, weights
+
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 STRICT = [

@@ -17,8 +17,10 @@ from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import target
-from tests.nvdla.networks import compiled, expect_exact, verified from tests.onnx_models import network
-from tests.onnx_models import node, weights
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
+
+
 def pruned(share: float, *shape: int) -> Array:
     """Weights of which this share is zero."""
     dense = weights(*shape)

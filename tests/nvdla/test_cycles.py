@@ -9,8 +9,10 @@ import onnx
 import pytest
 
 from npuc.ir import Array
-from tests.nvdla.networks import compiled from tests.onnx_models import network, weights  LIMITS = {  # clocks at 8 bytes a clock on the nv_small RTL, of an earlier program or one by hand; what is allowed
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
+
+LIMITS = {  # clocks at 8 bytes a clock on the nv_small RTL, of an earlier program or one by hand; what is allowed
     "resnet8": (228569, 227500),
     "resnet8 without adds": (210987, 211000),
     "lenet5": (22802, 23300),

@@ -17,8 +17,10 @@ from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.firmware import descriptors
 from npuc.targets.nvdla.loadable import task as tasks
 from npuc.targets.nvdla.selection import planning
-from tests.nvdla.networks import compiled, expect_exact, verified, weights  CONFIGURATIONS =  "nvdla-small", "nvdla-large", "nvdla-full"
-from tests.onnx_models import network, node
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
+
+CONFIGURATIONS = ("nvdla-small", "nvdla-large", "nvdla-full")
 ALL = pytest.mark.parametrize("name", CONFIGURATIONS)
 PRECISIONS = pytest.mark.parametrize(("name", "precision"), [("nvdla-small", "int8"), ("nvdla-full", "int16")])
 Constants = dict[str, Array]

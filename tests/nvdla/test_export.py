@@ -11,8 +11,10 @@ import pytest
 from npuc.target import target
 from npuc.targets.nvdla import model, trace
 from npuc.targets.nvdla.machine import parameters as machines
-from tests.nvdla.networks import compiled from tests.onnx_models import network
-from tests.onnx_models import node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
+
+
 def exported(folder: Path, name: str) -> Path:
     """The files of a small network with a residual sum."""
     constants = {"w": weights(8, 3, 3, 3), "v": weights(8, 8, 3, 3), "b": np.ones(8, np.float32)}

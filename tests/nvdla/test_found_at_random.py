@@ -11,8 +11,10 @@ import pytest
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.target import Options, Request, target
 from tests.compiled import compilation
-from tests.nvdla.networks import compiled, expect_exact, verified from tests.onnx_models import network, weights  ALL = pytest.mark.parametrize "name", ["nvdla-small", "nvdla-large", "nvdla-full"]
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
+
+ALL = pytest.mark.parametrize("name", ["nvdla-small", "nvdla-large", "nvdla-full"])
 BOTH = pytest.mark.parametrize("name", ["nvdla-small", "nvdla-full"])
 
 

@@ -28,8 +28,11 @@ from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.quantisation import in_fp16
 from tests.cli.process import npuc as npuc_run
 from tests.compiled import compilation, optimised
-from tests.nvdla.networks import compiled, verified from tests.onnx_models import network, weights  FP16 = {"name": "nvdla-full", "precision": "fp16"} SHAPE =  1, 20, 9, 11
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled, verified
+from tests.onnx_models import network, node, weights
+
+FP16 = {"name": "nvdla-full", "precision": "fp16"}
+SHAPE = (1, 20, 9, 11)
 
 
 def expect_close(report: dict[str, Any], sqnr_db: float = 60.0) -> None:

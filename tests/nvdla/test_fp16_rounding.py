@@ -19,8 +19,11 @@ from npuc.targets.nvdla.model import fp16, half_products, run
 from npuc.targets.nvdla.quantisation.moments import moments
 from npuc.targets.nvdla.quantisation.rounding import rounded
 from tests.nvdla import plain_fp16
-from tests.nvdla.networks import compiled, weights from tests.nvdla.programs import Convolution, memory  NOTHING = np.zeros 12
-from tests.onnx_models import network, node
+from tests.nvdla.networks import compiled
+from tests.nvdla.programs import Convolution, memory
+from tests.onnx_models import network, node, weights
+
+NOTHING = np.zeros(12)
 
 
 def _weights(*shape: int) -> Array:

@@ -12,8 +12,10 @@ import pytest
 from npuc.ir import Array
 from npuc.target import target
 from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
-from tests.nvdla.networks import compiled from tests.onnx_models import network
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node
+
+
 def every_half() -> Array:
     """All finite fp16 numbers as (1, 16, 62, 64) float32."""
     numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16)

@@ -15,8 +15,18 @@ from npuc.targets.nvdla import model
 from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.model import sdp_rdma
 from npuc.targets.nvdla.model.memory import Pattern
-from tests.nvdla.networks import expect_exact, verified, weights from tests.nvdla.programs import SOURCE, WEIGHTS, Convolution, Fields, memory, stride  IN_MEMORY = {     "T_A8B8G8R8": "RGBA", "T_X8B8G8R8": "RGBX", "T_A8R8G8B8": "BGRA", "T_X8R8G8B8": "BGRX", "T_B8G8R8A8": "ARGB", "T_B8G8R8X8": "XRGB", "T_R8G8B8A8": "ABGR", "T_R8G8B8X8": "XBGR", "T_A8Y8U8V8": "VUYA", "T_V8U8Y8A8": "AYUV", "T_R8": "R", }  # fmt: skip """The bytes of a pixel in memory, least significant first.""" CHANNELS = {"R": 0, "Y": 0, "G": 1, "U": 1, "B": 2, "V": 2, "A": 3, "X": 3} HEIGHT, WIDTH, KERNELS, ROWS, COLUMNS = 5, 6, 11, 2, 3
-from tests.onnx_models import network, node
+from tests.nvdla.networks import expect_exact, verified
+from tests.nvdla.programs import SOURCE, WEIGHTS, Convolution, Fields, memory, stride
+from tests.onnx_models import network, node, weights
+
+IN_MEMORY = {
+    "T_A8B8G8R8": "RGBA", "T_X8B8G8R8": "RGBX", "T_A8R8G8B8": "BGRA", "T_X8R8G8B8": "BGRX", "T_B8G8R8A8": "ARGB",
+    "T_B8G8R8X8": "XRGB", "T_R8G8B8A8": "ABGR", "T_R8G8B8X8": "XBGR", "T_A8Y8U8V8": "VUYA", "T_V8U8Y8A8": "AYUV",
+    "T_R8": "R",
+}  # fmt: skip
+"""The bytes of a pixel in memory, least significant first."""
+CHANNELS = {"R": 0, "Y": 0, "G": 1, "U": 1, "B": 2, "V": 2, "A": 3, "X": 3}
+HEIGHT, WIDTH, KERNELS, ROWS, COLUMNS = 5, 6, 11, 2, 3
 MEANS, SCALE, TRUNCATE = (100, -3, 40, 7), 3, 2
 
 

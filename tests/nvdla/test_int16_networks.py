@@ -22,8 +22,11 @@ from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import lut
 from npuc.targets.nvdla.model.register_file import Group, LookUpTables
-from tests.nvdla.networks import compiled, expect_exact, verified, weights  INT16 = {"name": "nvdla-full", "precision": "int16"} SHAPE =  1, 20, 9, 11
-from tests.onnx_models import network, node
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
+
+INT16 = {"name": "nvdla-full", "precision": "int16"}
+SHAPE = (1, 20, 9, 11)
 
 
 @pytest.mark.parametrize("model", ["digits", "lenet", "resnet8", "ds_cnn", "residual_awkward"])

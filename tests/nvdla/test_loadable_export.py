@@ -29,8 +29,10 @@ from npuc.targets.nvdla.model.memory import Pattern
 from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.selection import Constants
 from tests.given import GIVEN
-from tests.nvdla.networks import compiled from tests.onnx_models import network, weights  TARGETS =  "nvdla-small", "nvdla-large", "nvdla-full"
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
+
+TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 MODELS = Path(__file__).resolve().parents[2] / "models"
 
 

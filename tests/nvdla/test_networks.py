@@ -18,8 +18,10 @@ from npuc.samples import loading as data
 from npuc.target import Options, Request, target
 from tests.compiled import compilation
 from tests.given import GIVEN
-from tests.nvdla.networks import compiled, expect_exact, verified from tests.onnx_models import network, weights  TARGETS =  "nvdla-small", "nvdla-large", "nvdla-full"
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
+
+TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 SHARED = GIVEN
 
 

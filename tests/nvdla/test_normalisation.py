@@ -14,8 +14,10 @@ from npuc.target import target
 from npuc.targets.nvdla.arithmetic.normalisation import MOST_ENTRY, square_sums, tables_of
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from npuc.targets.nvdla.quantisation.normalising import normalised
-from tests.nvdla.networks import compiled, expect_exact, verified from tests.onnx_models import network, weights  TARGETS =  "nvdla-small", "nvdla-large", "nvdla-full"
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
+
+TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -16,8 +16,14 @@ from npuc.targets.nvdla import model
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES, PixelFormat, misreads, pack, unpack
 from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.machine.registers import register_map
-from tests.nvdla.networks import expect_exact, verified from tests.nvdla.programs import OPERAND, SOURCE, Convolution, Fields, memory from tests.onnx_models import network, weights  EXCEPTIONS = {"T_R16_F": "int16"} """Where the document's precision is not that of the name."""
-from tests.onnx_models import node
+from tests.nvdla.networks import expect_exact, verified
+from tests.nvdla.programs import OPERAND, SOURCE, Convolution, Fields, memory
+from tests.onnx_models import network, node, weights
+
+EXCEPTIONS = {"T_R16_F": "int16"}
+"""Where the document's precision is not that of the name."""
+
+
 def test_formats_have_the_numbers_of_the_register() -> None:
     names = dict(register_map("nv_full")["CDMA.D_DATAIN_FORMAT"].places["PIXEL_FORMAT"].names)
     assert {name: number for number, name in enumerate(NAMES)} == names

@@ -12,8 +12,10 @@ from npuc.program import Program
 from npuc.storage import readmemh
 from npuc.target import target
 from tests.cli.process import npuc
-from tests.nvdla.networks import compiled from tests.onnx_models import network
-from tests.onnx_models import node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
+
+
 def memory_of(text: str, word_bytes: int, size: int) -> bytes:
     """What $readmemh makes of a file: IEEE 1800, 21.4."""
     memory, at = bytearray(size), 0

@@ -11,8 +11,9 @@ import jsonschema
 import pytest
 
 from npuc.program import MANIFEST
-from tests.nvdla.networks import compiled from tests.onnx_models import network
-from tests.onnx_models import node, weights
+from tests.nvdla.networks import compiled
+from tests.onnx_models import network, node, weights
+
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs" / "program-schema.json").read_text("utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 

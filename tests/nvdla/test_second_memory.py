@@ -35,8 +35,11 @@ from npuc.targets.nvdla.operations.operation import (
     Transfer,
     Unit,
 )
-from tests.nvdla.networks import compiled, expect_exact, judged, verified from tests.nvdla.programs import RESULT, SOURCE, WEIGHTS, Fields, writes from tests.onnx_models import network, weights  WITH = replace FULL, sram_bytes=4096
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled, expect_exact, judged, verified
+from tests.nvdla.programs import RESULT, SOURCE, WEIGHTS, Fields, writes
+from tests.onnx_models import network, node, weights
+
+WITH = replace(FULL, sram_bytes=4096)
 NOTHING = Sdp(Unit(IDLE), Unit(IDLE))
 MACHINE = "sram_bytes = 65536\nbytes_per_clock = 1.0\n"
 """One whose DRAM is what layers wait for."""

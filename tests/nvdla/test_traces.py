@@ -18,8 +18,11 @@ from npuc.targets.nvdla.machine.commands import Poll, Wait, Write
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory
 from tests.given import GIVEN
-from tests.nvdla.networks import compiled, weights from tests.nvdla.sequencers import Deadlock, Environment  FOLDER = GIVEN / "nvdla" / "traces"
-from tests.onnx_models import network, node
+from tests.nvdla.networks import compiled
+from tests.nvdla.sequencers import Deadlock, Environment
+from tests.onnx_models import network, node, weights
+
+FOLDER = GIVEN / "nvdla" / "traces"
 PROGRAMS = sorted(FOLDER.glob("*/*")) or [FOLDER]
 
 

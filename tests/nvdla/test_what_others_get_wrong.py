@@ -15,8 +15,10 @@ from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.firmware.structures import unpack
 from npuc.targets.nvdla.loadable import emulation, schema
-from tests.nvdla.networks import compiled, expect_exact, verified from tests.onnx_models import network, weights  ALL = pytest.mark.parametrize "name", ["nvdla-small", "nvdla-large", "nvdla-full"]
-from tests.onnx_models import node
+from tests.nvdla.networks import compiled, expect_exact, verified
+from tests.onnx_models import network, node, weights
+
+ALL = pytest.mark.parametrize("name", ["nvdla-small", "nvdla-large", "nvdla-full"])
 
 
 @ALL
