@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 9_750,
     "targets/easynpu": 18_800,
     "targets/nvdla": 21_450,
-    "tests": 64_750,
+    "tests": 64_760,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
