@@ -112,12 +112,11 @@ def rows(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
 def proofs(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
     """CPU seconds of a compile without its proof, and of the proof."""
     mobilenet = next(each for each in found if each.name == PROVED)
-    resnet = str(light("resnet50", Path(folder)))
-    large = ("--target", "easynpu", "--machine", "large")
+    resnet, synthetic = str(light("resnet50", Path(folder))), ("--calibration", "synthetic")
     for name, model, options in (
         (PROVED, mobilenet.model, ("--target", "easynpu", "--calibration", mobilenet.samples)),
-        ("light ResNet-50", resnet, large),
-        ("light ResNet-50", resnet, ("--target", "nvdla-full")),
+        ("light ResNet-50", resnet, ("--target", "easynpu", "--machine", "large", *synthetic)),
+        ("light ResNet-50", resnet, ("--target", "nvdla-full", *synthetic)),
     ):
         command = (
             sys.executable,

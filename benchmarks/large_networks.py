@@ -63,7 +63,7 @@ def row(name: str, model: Path, target: str, precision: str) -> Row:
     """Measures one network on one target."""
     npuc, program, printed = (sys.executable, "-m", "npuc"), model.with_suffix(".npu"), model.with_suffix(".json")
     options = ("--target", target, "--precision", precision, "-o", str(program), "--json")
-    compiled = cost([*npuc, "compile", str(model), *options], 1, printed)
+    compiled = cost([*npuc, "compile", str(model), "--calibration", "synthetic", *options], 1, printed)
     cycles = json.loads(printed.read_bytes())["cycles"]
     verified = cost([*npuc, "verify", str(model), str(program), "--samples", "1", *ANY, "--json"], 1, printed)
     found = json.loads(printed.read_bytes())

@@ -66,7 +66,7 @@ def rows(network: Network, folder: Path, repeat: int) -> Iterator[Row]:
 
 def _report(npuc: Sequence[str], model: Path, target: str, folder: Path, repeat: int) -> Row:
     program, page = folder / f"resnet50.{target}.npu", folder / f"resnet50.{target}.html"
-    options = ("--target", target, *LARGE.get(target, ()), "-o", str(program))
+    options = ("--target", target, *LARGE.get(target, ()), "--calibration", "synthetic", "-o", str(program))
     cost([*npuc, "compile", str(model), *options], 1)
     seconds, _ = cost([*npuc, "report", str(program), "-o", str(page)], repeat)
     size = page.stat().st_size / 1e6

@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 290,
     "examples": 200,
     "models": 1_100,
-    "npuc": 37_500,
+    "npuc": 37_950,
     "passes": 6_300,
     "targets/bm1684": 9_750,
-    "targets/easynpu": 18_800,
+    "targets/easynpu": 17_000,
     "targets/nvdla": 21_450,
-    "tests": 64_760,
+    "tests": 63_850,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

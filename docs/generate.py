@@ -19,9 +19,7 @@ from npuc.ops import OPS, Parameter
 from npuc.ops.attributes import Attribute
 from npuc.registry import TARGETS
 from npuc.target import target
-from npuc.targets.easynpu.layers.operators import OPERATORS as EASYNPU
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.nvdla.arithmetic.operators import OPERATORS as NVDLA
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- written by docs/generate.py from the code -->"
@@ -88,8 +86,6 @@ def _letters(texts: Iterable[str]) -> dict[str, str]:
     return dict(zip(repeated, ascii_lowercase, strict=False))
 
 
-MANY = 20
-"""Attributes that no row lists: EasyNPU's reshape word has its fields."""
 LONG = 40
 """Characters of a sentence that is worth a letter."""
 
@@ -105,34 +101,32 @@ def declarations() -> list[str]:
         "",
         "What the frontend makes of a model, passes rewrite and targets read. A pattern names extents: a capital",
         "name stands for one extent, one in small letters for an attribute, a name behind `*` for any number of",
-        "extents. `Graph.check` refuses every other form, after every pass; `npuc/ops` has what else must hold.",
+        "extents. `Graph.check` refuses every other form, after every pass; `npuc/ops` has what else must hold,",
+        "and, like the targets, the integer operators.",
         "",
         "| operator | from | inputs | outputs | attributes | meaning |",
         "|--|--|--|--|--|--|",
     ]
-    declared = [
-        *OPS.values(),
-        *(row for table in (EASYNPU, NVDLA) for row in table.values() if row.name not in OPS),
-    ]
     owners: dict[tuple[str, str], list[str]] = {}
     plain: list[str] = []
-    for row in declared:
+    for row in OPS.values():
+        if row.origin not in ("ONNX", "passes"):
+            continue
         inputs, outputs = (", ".join(map(_parameter, each)) for each in (row.inputs, row.outputs))
         names = [each.name for each in row.attributes]
         defined = set(onnx.defs.get_schema(row.name).attributes) if onnx.defs.has(row.name) else set[str]()
         for each in row.attributes:
-            if each.name not in defined and row.origin in ("ONNX", "passes"):
+            if each.name not in defined:
                 owners.setdefault((each.name, _attribute(each)), []).append(row.name)
         if row.origin == "ONNX" and not set(names) - defined:
             plain.append(row.name)
             continue
-        attributes = ", ".join(names) if len(names) < MANY else f"{names[0]}, {names[1]}, ..."
         summary = row.summary.replace("|", "\\|")
-        lines.append(f"| {row.name} | {row.origin} | {inputs} | {outputs} | {attributes} | {summary} |")
+        lines.append(f"| {row.name} | {row.origin} | {inputs} | {outputs} | {', '.join(names)} | {summary} |")
     lines += ["", f"As ONNX defines them: {', '.join(plain)}."]
     lines += [
         "",
-        "Attributes that ONNX does not define; those of integer and target operators are in the code:",
+        "Attributes that ONNX does not define:",
         "",
         "| attribute | of | meaning (limit, default) |",
         "|--|--|--|",

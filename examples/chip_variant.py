@@ -19,7 +19,7 @@ VARIANTS = {
 
 
 def main() -> None:
-    """Prints cycles and utilisation of the same network on each variant."""
+    """Prints cycles and utilization of the same network on each variant."""
     with TemporaryDirectory() as folder:
         for name, text in VARIANTS.items():
             file = Path(folder) / "variant.toml"
@@ -27,7 +27,7 @@ def main() -> None:
             options = Options(machine=str(file))
             program = npuc.compile(MODEL, target="easynpu", calibration=CALIBRATION, options=options)
             report = program.report
-            print(f"{name:26s} {report['cycles']:8,d} cycles, utilisation {report['utilization']:.3f}")
+            print(f"{name:26s} {report['cycles']:8,d} cycles, utilization {report['utilization']:.3f}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from npuc.program import Program
 from npuc.quantize.calibration.provenance import expect_ranges
 from npuc.quantize.qdq import qdq_model
 from npuc.regions.compilation import calibrating, compiled, optimised_whole, request_of
+from npuc.regions.rebatching import rebatched
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples
 from npuc.target import Options, Request, Shapes, Target
@@ -61,6 +62,7 @@ def _described(request: Request) -> Request:
         return request
     model = read_model(request.model, whole=False)
     values = bound_values(model, options.bind)
+    model = rebatched(model, request.shapes, (), request.model.parent)
     types = input_types(model.graph, {*values, *(each.name for each in model.graph.initializer)}, request.shapes)
     found = bound(options.input, types, fused=options.input_data == "frame")
     return replace(request, options=replace(options, input=found))

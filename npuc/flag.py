@@ -23,6 +23,7 @@ REMOVED: Mapping[str, str] = {
     "max_partitions": "name the nodes that are to run on the host: --deny",
     "objective cycles": "the default, time, counts the cycles of computation and of transfers",
     "fallback": "--strict refuses what the target cannot run; without it the host runs that",
+    "stepping": "--chip-model rtl counts the cycles of the hardware, and run --trace F.vcd writes its waveforms",
     "full_names": "npuc dump --json has every name in full",
     "layout": OWN_METRIC,
     "box_format": OWN_METRIC,

@@ -20,6 +20,7 @@ from npuc.errors import DataError, NpucError
 from npuc.frontend.reading import NEWEST_OPSET
 from npuc.frontend.widening import HALF
 from npuc.ir import Array
+from npuc.samples.sources import SYNTHETIC
 from npuc.samples.structured import objects, row
 from npuc.target import FLOATING, Options, usual_options
 
@@ -128,8 +129,9 @@ class Prepared(BackendRep):
                 port.CopyFrom(_port(port.name, value.dtype, value.shape))
         calibration = self.calibration
         numeric = all(map(is_numeric, data.values()))
-        if calibration is None and self.options.precision not in FLOATING and data and numeric:
-            calibration = {name: like(value) for name, value in data.items()}
+        if calibration is None and self.options.precision not in FLOATING:
+            given = {name: like(value) for name, value in data.items()} if data and numeric else None
+            calibration = given or SYNTHETIC
         shapes = {name: value.shape for name, value in data.items() if is_numeric(value) and value.size}
         options = replace(self.options, strict=host == NOTHING)
         if host == EVERYTHING:

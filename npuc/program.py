@@ -91,10 +91,10 @@ class Ranges:
     origin: str = "unknown"
     """samples, synthetic (samples), model (its own scales), or none (floating point)."""
     files: tuple[str, ...] = ()
-    """Names of the files of samples."""
+    """Names of the files, folders and patterns of samples that were given."""
     samples: int = 0
     sha256: str = ""
-    """Of the files' digests, in order."""
+    """Of the files' digests, sorted: the order of samples changes nothing."""
 
     def __str__(self) -> str:
         match self.origin:

@@ -144,12 +144,9 @@ def cycles_of(run: Runner) -> int | None:
     return getattr(run, "cycles", None)
 
 
-class Stepper(Runner, Protocol):
-    """A program on a simulator that counts cycles."""
-
-    def report(self) -> dict[str, Any]:
-        """Report on the last sample: `cycles`, and `layers` with the cycles of each."""
-        ...
+def layer_cycles_of(run: Runner) -> Sequence[int] | None:
+    """Cycles of each layer of the last sample, if its chip model counts them."""
+    return getattr(run, "layer_cycles", None)
 
 
 @frozen
@@ -248,8 +245,8 @@ class Target(Protocol):
         """The program ready for simulation, from words and images alone."""
         ...
 
-    def stepper(self, program: Program, trace: Path | None) -> Stepper | None:
-        """The program on a simulator that counts cycles; None if the target has none.
+    def trace_runner(self, program: Program, trace: Path) -> Runner | None:
+        """The program on its hardware description (rtl); None if the target has none.
 
         trace: the file to which the first sample's signals are written, cycle by cycle (.vcd).
         """

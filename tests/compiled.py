@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from npuc import running
@@ -75,16 +74,6 @@ def verified(
         count, seed = samples
         samples = synthetic(running.program_inputs(loaded), count, seed=seed)
     return loaded, verify(request.model, directory, loaded, request.target, samples or made.samples, tolerance)
-
-
-def assert_steps_alike(loaded: Program) -> None:
-    """The stepping simulator gives the simulator's outputs for a synthetic sample."""
-    target, one = target_of(loaded), synthetic(running.program_inputs(loaded), 1).inputs
-    stepper = target.stepper(loaded, None)
-    assert stepper is not None
-    stepped, run = stepper(one), target.runner(loaded)(one)
-    for name, values in run.items():
-        np.testing.assert_array_equal(stepped[name], values)
 
 
 def program_of(

@@ -37,7 +37,7 @@ ROOMS = {
 }
 """The rooms of a package; each imports those before it only."""
 
-HEAVY = {"onnx", "onnxruntime", "networkx", "rich", "amaranth"}
+HEAVY = {"onnx", "onnxruntime", "networkx", "amaranth"}
 LIGHT = (
     "npuc", "npuc.errors", "npuc.ir", "npuc.ops", "npuc.pipeline", "npuc.passes", "npuc.bits", "npuc.program",
     "npuc.target", "npuc.samples.loading", "npuc.allocation", "npuc.host.step", "npuc.storage.records",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from npuc.cli.completing import LAYERS
 from npuc.cli.options import (
     Choice,
     TargetChoice,
@@ -43,7 +44,12 @@ FORMATS = ("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable", *OF_MO
 @click.option("--layout", is_flag=True, help="Show the fields of every instruction word instead of a program.")
 @click.option("--image", metavar="NAME", help="Show the bytes of an image and what they hold.")
 @click.option("--target", type=TargetChoice(), help="Target machine family, for --layout and raw words.")
-@click.option("--layer", metavar="NAME", help="Show one node, layer or tensor (a part of its name will do).")
+@click.option(
+    "--layer",
+    metavar="NAME",
+    shell_complete=LAYERS,
+    help="Show one node, layer or tensor (a part of its name will do).",
+)
 @click.option("--segment", type=click.IntRange(min=0), metavar="K", help="Show segment K only, counted from 0.")
 @click.option("--grep", metavar="TEXT", help="Show instructions with this text in fields, word, nodes or tensor.")
 @removed_options("full_names")
@@ -82,17 +88,17 @@ def dump(
     if layout:
         if path is not None or image is not None:
             raise click.UsageError("--layout takes no PATH and no --image")
-        say(tables.layout(_layout(target), form), exact=form == "csv")
+        say(tables.layout(_layout(target), form), exact=form != "text")
     elif path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
     elif image is not None:
-        say(_image(opened(path, allow_modified), image, form), exact=form == "csv")
+        say(_image(opened(path, allow_modified), image, form), exact=form != "text")
     else:
         found = _chosen(*_disassembled(path, target, allow_modified), layer, segment, grep)
         if form == "text":
             _print(found)
         else:
-            say(tables.listing(found.entries, form), exact=form == "csv")
+            say(tables.listing(found.entries, form), exact=form != "text")
 
 
 def _layout(target: str | None) -> Mapping[str, Any]:

@@ -185,7 +185,7 @@ def compare(
     with progress("comparing") as bar:
         images = () if input is None else described(input)
         report = compared(subject, found, Options(strict=strict, flags=own, input=images), bar)
-    say(tables.comparison(report, form), exact=form == "csv")
+    say(tables.comparison(report, form), exact=form != "text")
     return 0 if report["status"] == "ok" else 1
 
 

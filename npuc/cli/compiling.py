@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from npuc.cli.completing import NODES, PASSES
 from npuc.cli.options import (
     Choice,
     TargetCommand,
@@ -61,7 +62,9 @@ if TYPE_CHECKING:
 @precision_option
 @target_flags
 @strict_option
-@click.option("--deny", metavar="OP|NODE", multiple=True, help="Run an operator or a node on the host.")
+@click.option(
+    "--deny", metavar="OP|NODE", multiple=True, shell_complete=NODES, help="Run an operator or a node on the host."
+)
 @removed_options("max_partitions", "fallback")
 @bind_option
 @cut_options
@@ -69,7 +72,9 @@ if TYPE_CHECKING:
 @click.option(
     "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that may be off by more than 1 LSB."
 )
-@click.option("--dump-after", metavar="PASS", multiple=True, help="Print the graph after a pass.")
+@click.option(
+    "--dump-after", metavar="PASS", multiple=True, shell_complete=PASSES, help="Print the graph after a pass."
+)
 @click.option(
     "--proof",
     type=Choice(CHOICES["proof"]),
@@ -121,6 +126,7 @@ def compile_command(
     from npuc import driver, program
     from npuc.account import ACCOUNT, account_of, groups, reasons
     from npuc.driver import compile_variants
+    from npuc.program import RANGES
     from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
     from npuc.reports import summaries
@@ -159,7 +165,11 @@ def compile_command(
         _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)
         return
     entries = account_of(compiled.manifest)
-    told = {ACCOUNT: compiled.manifest[ACCOUNT], "groups": groups(reasons(entries))}
+    told = {
+        ACCOUNT: compiled.manifest[ACCOUNT],
+        "groups": groups(reasons(entries)),
+        RANGES: asdict(compiled.ranges),
+    }
     report: dict[str, Any] = {"status": "ok", "warnings": [], **compiled.manifest["report"], **told}
     if not quiet:
         tell_warnings(report["warnings"])

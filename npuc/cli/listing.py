@@ -1,4 +1,4 @@
-"""`npuc targets` and `npuc operators`: lists of what is available."""
+"""`npuc targets` and `npuc operators`: lists of what is available; `npuc completion`: names in a shell."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def operators(target: str, as_json: bool) -> None:
 def completion(shell: str) -> None:
     """Print the script that completes commands in a shell.
 
-    It completes commands, options and files.
+    It completes commands, options, files, machines, passes, and the nodes and layers of a model or program.
 
     \b
     Examples:
@@ -66,4 +66,4 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None, shell
     group = click.get_current_context().find_root().command
-    say(found(group, {}, "npuc", "_NPUC_COMPLETE").source())
+    say(found(group, {}, "npuc", "_NPUC_COMPLETE").source(), exact=True)

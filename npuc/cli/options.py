@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from npuc.cli.completing import MACHINES
 from npuc.cli.output import say
 from npuc.cli.paths import MACHINE, PATH
 from npuc.flag import CHOICES, REMOVED
@@ -33,6 +34,11 @@ class Choice(click.Choice[str]):
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """Click's message and the closest value."""
         return f"{super().get_invalid_choice_message(value, ctx)}{closest(str(value), self.choices)}"
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        """The choices, in a sentence: click shows its own text with literal tabs."""
+        del param, ctx
+        return f"Choose from: {', '.join(self.choices)}."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The choice. Fails with what to use instead for one that was removed."""
@@ -126,7 +132,11 @@ def _together(*options: Decorator) -> Decorator:
 
 target_option = click.option("--target", type=TargetChoice(), required=True, help="Target machine family.")
 machine_option = click.option(
-    "--machine", type=MACHINE, metavar="NAME|FILE", help="Machine description: a shipped name or a TOML file."
+    "--machine",
+    type=MACHINE,
+    metavar="NAME|FILE",
+    help="Machine description: a shipped name or a TOML file.",
+    shell_complete=MACHINES,
 )
 shape_option = click.option(
     "--input-shape",
@@ -301,7 +311,7 @@ def removed_options(*names: str) -> Decorator:
                 hidden=True,
                 expose_value=False,
                 callback=refuse,
-                is_flag=name == "full_names",
+                is_flag=name in ("full_names", "stepping"),
                 default=None,
             )
             for name in names

@@ -6,13 +6,16 @@ import sys
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuc.frozen import frozen
 from npuc.text.escaping import printed
+from npuc.text.progress import CLEAR
 from npuc.text.terminal import as_json as as_text
+from npuc.text.terminal import folded
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -26,25 +29,31 @@ class CannotPrint(OSError):
 
 
 def say(text: str, *, err: bool = False, exact: bool = False) -> None:
-    """Prints lines; characters that a terminal would not show are escaped.
+    """Prints lines; characters that a terminal would not show are escaped, and its lines end between words.
 
     exact: for other programs to read; only a terminal gets escapes.
     """
     stream = sys.stderr if err else sys.stdout
+    if stream.isatty() and not exact:
+        text = folded(text, get_terminal_size().columns)
     try:
-        click.echo(text if exact and not stream.isatty() else printed(text), err=err)
+        over = CLEAR if err and stream.isatty() else ""  # the line that tells the progress
+        click.echo(over + (text if exact and not stream.isatty() else printed(text)), err=err)
     except OSError as error:
         raise CannotPrint(error.errno, error.strerror) from None
 
 
 def print_json(value: object) -> None:
     """Prints the single JSON object of a command."""
-    say(as_text(value))
+    say(as_text(value), exact=True)
 
 
 def answer(report: object, text: str, as_json: bool) -> None:
     """Prints a command's result: the report as JSON, or the text."""
-    say(as_text(report) if as_json else text)
+    if as_json:
+        print_json(report)
+    else:
+        say(text)
 
 
 def written(output: Path, content: bytes, as_json: bool, more: str = "", **told: object) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model
+from npuc.cli.completing import LAYERS
+from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model, removed_options
 from npuc.cli.output import Artefact, answer, opened, written
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 
 if TYPE_CHECKING:
-    from npuc.ir import Array
     from npuc.page.page import Evidence
     from npuc.samples.loading import Samples
-    from npuc.target import Runner
 
 SAMPLES = 64
 """The most samples of the data used for histograms and errors."""
@@ -135,7 +134,7 @@ def _samples(artefact: Artefact, data: tuple[Path, ...]) -> Samples:
     show_default=True,
     help="Perfetto's own format, or Chrome's trace events. The Perfetto UI opens both.",
 )
-@click.option("--stepping", is_flag=True, help="Count cycles with the stepping simulator.")
+@removed_options("stepping")
 @data_option
 @chip_options
 @artefact_options
@@ -143,7 +142,6 @@ def trace(
     artefact: Path,
     output: Path,
     form: str,
-    stepping: bool,
     data: tuple[Path, ...],
     chip_model: str,
     allow_modified: bool,
@@ -165,10 +163,9 @@ def trace(
 
     subject = opened(artefact, allow_modified)
     expect_chip_model(subject.target, chip_model)
-    stepping = stepping or chip_model != "own"
-    if data and not stepping:
-        raise click.UsageError("--data needs --stepping, or a chip model that counts cycles")
-    measured = _stepped(subject, data, chip_model) if stepping else None
+    if data and chip_model == "own":
+        raise click.UsageError("--data needs a chip model that counts cycles: --chip-model rtl")
+    measured = None if chip_model == "own" else _measured(subject, data, chip_model)
     with showing(artefact):
         timeline = subject.target.timeline(subject.program)
         found = tracing.trace(subject.program, timeline if measured is None else timeline.measured(measured))
@@ -179,39 +176,22 @@ def trace(
     written(output, content, as_json, text, **counted)
 
 
-def _stepped(artefact: Artefact, data: tuple[Path, ...], chip_model: str) -> list[int]:
-    """Cycles of each layer on the cycle-counting simulator, for a sample of the data or a synthetic one.
+def _measured(artefact: Artefact, data: tuple[Path, ...], chip_model: str) -> Sequence[int]:
+    """Cycles of each layer on a chip model, for a sample of the data or a synthetic one."""
+    from npuc.target import layer_cycles_of
 
-    Another chip model only counts the whole run: Mismatch (E602) unless the layers' cycles add up to it.
-    """
-    program, target = artefact.program, artefact.target
-    stepper = target.stepper(program, None)
-    if stepper is None and chip_model == "own":
-        raise click.UsageError(f"{target.name} has no simulator for --stepping")
-    if stepper is None:
+    target = artefact.target
+    runner = target.runner(artefact.program, chip_model)
+    runner(_samples(artefact, data).first(1).inputs)
+    found = layer_cycles_of(runner)
+    if found is None:
         raise click.UsageError(f"{target.name}: the chip model '{chip_model}' counts no cycles of single layers")
-    inputs = _samples(artefact, data).first(1).inputs
-    stepper(inputs)
-    report = stepper.report()
-    if chip_model != "own":
-        _expect_counted(target.runner(program, chip_model), inputs, report["cycles"])
-    return [layer["cycles"] for layer in report["layers"]]
-
-
-def _expect_counted(runner: Runner, inputs: Mapping[str, Array], cycles: int) -> None:
-    """Raises Mismatch (E602) if a chip model counts another number of cycles."""
-    from npuc.errors import Mismatch
-    from npuc.target import cycles_of
-
-    runner(inputs)
-    took = cycles_of(runner)
-    if took != cycles:
-        raise Mismatch("E602", f"the chip model took {took} cycles", limit=f"{cycles} of the stepping simulator")
+    return found
 
 
 @click.command()
 @click.argument("artefact", type=PATH)
-@click.argument("node")
+@click.argument("node", shell_complete=LAYERS)
 @click.option("--model", type=PATH, help="The model it was compiled from; adds measured errors.")
 @data_option
 @artefact_options

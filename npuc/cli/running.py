@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model, labels_option
+from npuc.cli.options import (
+    artefact_options,
+    chip_options,
+    data_option,
+    expect_chip_model,
+    labels_option,
+    removed_options,
+)
 from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown, terminal
@@ -27,11 +34,11 @@ if TYPE_CHECKING:
     "-o", "--output", type=PATH, help="The file to write outputs to (.npz), or a picture with boxes (.png)."
 )
 @labels_option
-@click.option("--stepping", is_flag=True, help="Simulate scratch pads and cycles, one sample at a time.")
 @click.option(
-    "--trace", type=PATH, metavar="FILE.vcd", help="Write the signals of the first sample; implies --stepping."
+    "--trace", type=PATH, metavar="FILE.vcd", help="Write the waveforms of the first sample (--chip-model rtl)."
 )
 @click.option("--integer", is_flag=True, help="Run the integer network under onnxruntime in place of the words.")
+@removed_options("stepping")
 @chip_options
 @artefact_options
 def run(
@@ -39,7 +46,6 @@ def run(
     data: tuple[Path, ...],
     output: Path | None,
     labels: Path | None,
-    stepping: bool,
     trace: Path | None,
     integer: bool,
     chip_model: str,
@@ -57,7 +63,7 @@ def run(
       npuc run mobilenet.npu --data cat.jpg --labels names.txt
       npuc run yolo.npu --data street.jpg -o boxes.png
       npuc run resnet8.npu --data test.npz -o y.npz --integer
-      npuc run resnet8.npu --data test.npz -o y.npz --stepping --trace s.vcd
+      npuc run resnet8.npu --data test.npz -o y.npz --chip-model rtl --trace s.vcd
     """
     from npuc import running
     from npuc.images.description import labels_of
@@ -75,22 +81,19 @@ def run(
     found = opened(artefact, allow_modified)
     program, target = found.program, found.target
     expect_chip_model(target, chip_model)
-    if chip_model != "own" and (stepping or trace is not None):
-        raise click.UsageError(f"--chip-model {chip_model} has no --stepping and no --trace")
     if integer:
-        _expect_integer(program, others=chip_model != "own" or stepping or trace is not None)
-    stepper = target.stepper(program, trace) if stepping or trace is not None else None
-    if stepper is None and (stepping or trace is not None):
-        raise click.UsageError(f"{target.name} has no simulator for --stepping and --trace")
+        _expect_integer(program, others=chip_model != "own" or trace is not None)
+    if trace is not None and chip_model != "rtl":
+        raise click.UsageError("--trace needs --chip-model rtl: the waveforms are those of the hardware")
+    traced = None if trace is None else target.trace_runner(program, trace)
+    if trace is not None and traced is None:
+        raise click.UsageError(f"{target.name} has no waveforms for --trace")
     samples = found.samples(data)
     reader = Reader.of(program, labels_of(labels) if labels is not None else ())
     with progress("running", quiet=as_json) as bar:
         bar.begin("simulating", len(samples))
-        runner = (
-            integer_runner(found.with_evidence()) if integer else stepper or target.runner(program, chip_model)
-        )
-        batch = running.batch_of(program) if stepper is None else 1
-        outputs = running.run_batches(runner, samples, bar.advance, batch)
+        runner = integer_runner(found.with_evidence()) if integer else traced or target.runner(program, chip_model)
+        outputs = running.run_batches(runner, samples, bar.advance, running.batch_of(program))
         files = pictured(data, len(samples))
         said = answers(reader, outputs, len(samples)) if output is None or files else []
         if output is not None:
@@ -101,8 +104,8 @@ def run(
                 save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
     cycles = cycles_of(runner)
-    counts = stepper.report() if stepper is not None else {} if cycles is None else {"cycles": cycles}
-    lines = [summaries.stepped(shown({"layers": [], **counts}))] if counts else []
+    counts = {} if cycles is None else {"cycles": cycles}
+    lines = [] if cycles is None else [f"{summaries.count(cycles)} cycles a sample"]
     if output is not None:
         lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
     lines += _answered(files, said)
@@ -143,7 +146,7 @@ def _expect_integer(program: Program, *, others: bool) -> None:
     from npuc.verification.integer_network import has_integer_network
 
     if others:
-        raise click.UsageError("--integer simulates nothing: it excludes --chip-model, --stepping and --trace")
+        raise click.UsageError("--integer simulates nothing: it excludes --chip-model and --trace")
     if not has_integer_network(program):
         raise click.UsageError(f"the program computes in {program.precision}, and has no integer network")
 
@@ -198,7 +201,6 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
     from npuc.cutting import compiled_part
-    from npuc.regions.artefact import is_composite
     from npuc.reports import summaries
     from npuc.text.progress import progress
     from npuc.variants import chosen
@@ -209,8 +211,6 @@ def verify(
     subject = opened(artefact, allow_modified)
     program, target = subject.program, subject.target
     expect_chip_model(target, chip_model)
-    if bisect and is_composite(program):
-        raise click.UsageError("--bisect is for programs without host regions; verify says which layers differ")
     if dump is not None:
         _expect_comparable(program, bisect=bisect)
     model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
@@ -240,12 +240,14 @@ def _bisected(
     """The first difference or the largest loss, and the files that reproduce it."""
     from dataclasses import asdict
 
+    from npuc.regions.artefact import is_composite
     from npuc.verification import bisection
     from npuc.verification.described import described
 
     program, target = artefact.with_evidence(), artefact.target
     graph = described(program)
-    difference = bisection.first_difference(model, program, target, samples)
+    whole = not is_composite(program)
+    difference = bisection.first_difference(model, program, target, samples) if whole else None
     found = asdict(difference) if difference else bisection.largest_loss(report, graph)
     if found is None:
         return {"kind": "none", "folder": None, "files": []}

@@ -108,7 +108,7 @@ def sweep(
     if form == "json":
         print_json({**report, "output": None if output is None else str(output)})
     else:
-        say(tables.swept(report, form), exact=form == "csv")
+        say(tables.swept(report, form), exact=form != "text")
     return 0 if report["status"] == "ok" else 1
 
 

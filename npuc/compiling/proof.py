@@ -29,6 +29,7 @@ from npuc.regions.assembling import Lowered
 from npuc.regions.running import LIMITS, CompositeRunner, sample_by_sample
 from npuc.running import batch_of, input_types, program_inputs
 from npuc.samples.loading import Samples, load, varied
+from npuc.samples.sources import files_of
 from npuc.samples.structured import row
 from npuc.storage.mapped import trim
 from npuc.target import FLOATING, Request, Runner, Target, quickest
@@ -98,7 +99,7 @@ class Prover:
     def _of_host(self, program: Program) -> Samples:
         """Samples for a program that the host runs."""
         types = program_inputs(program)
-        if self.request.calibration:
+        if files_of(self.request.calibration):
             return load(self.request.calibration, types, types.keys(), self.request.options.input)
         try:
             return varied(types)

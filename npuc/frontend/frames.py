@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from npuc.errors import DataError
+from npuc.images import yuv
 from npuc.images.description import CHANNELS, PIXEL, Description
 from npuc.ir import Array
 from npuc.onnx_files.subgraphs import tensor_names, within
@@ -63,18 +64,21 @@ class _Nodes:
     def converted(self, described: Description, model: onnx.ModelProto) -> str:
         """The tensor that the model reads for the frame."""
         channels, mean, std = CHANNELS[described.order], described.mean, described.std
-        axis = described.axis
+        axis, in_yuv = described.axis, described.given in yuv.YUV
         wide = [np.broadcast_to(np.array(each, np.float64), len(channels)) for each in (mean, std)]
         whole = len(set(wide[0])) == 1 and 0 <= mean[0] <= PIXEL and mean[0].is_integer()
         zero, step = int(mean[0]) if whole else 0, float(std[0]) if whole and len(set(wide[1])) == 1 else 1.0
-        if any(each.version >= DEQUANTISES for each in model.opset_import if each.domain in ("", "ai.onnx")):
+        if in_yuv:
+            self._from_yuv(described)
+            zero, step = 0, 1.0
+        elif any(each.version >= DEQUANTISES for each in model.opset_import if each.domain in ("", "ai.onnx")):
             self._add("dequantise", "DequantizeLinear", np.float32(1 / step), np.uint8(zero))
         else:
             self._add("cast", "Cast", to=int(TensorProto.FLOAT))
             zero, step = 0, 1.0
-        if (described.layout == "nhwc") != (axis == 3):
+        if (described.layout == "nhwc" and not in_yuv) != (axis == 3):
             self._add("layout", "Transpose", perm=(0, 3, 1, 2) if axis == 1 else (0, 2, 3, 1))
-        if described.places != [*range(len(CHANNELS[described.given]))]:
+        if not in_yuv and described.places != [*range(len(CHANNELS[described.given]))]:
             self._add("order", "Gather", np.array(described.places, np.int64), axis=axis)
         shape = (1, -1, 1, 1) if axis == 1 else (1, 1, 1, -1)
         if (wide[0] != zero).any():
@@ -83,11 +87,45 @@ class _Nodes:
             self._add("normalise", "Mul", (1 / wide[1]).astype(np.float32).reshape(shape))
         return self.last
 
-    def _add(self, what: str, op: str, *constants: Array | np.generic, **attributes: Any) -> None:
+    def _from_yuv(self, described: Description) -> None:
+        """The channels (N, C, H, W) that the model expects, 0..255, of a frame in YUV: the host computes it."""
+        form, (height, width), batch = described.given, described.size, described.shape[0]
+        self._add("cast", "Cast", to=int(TensorProto.FLOAT))
+        frame, planar = self.last, form in yuv.PLANES
+        rows, axis = (height // 2, 1) if planar else (height, 3)
+        split = height if planar else 1
+        luma, chroma = np.arange(split), np.arange(split, height * 3 // 2 if planar else 2)
+        if form == "uyvy":
+            luma, chroma = chroma, luma
+        self._add("luma", "Gather", luma, axis=axis)
+        self._add("luma", "Reshape", np.array((batch, 1, height, width)))
+        whole, self.last = self.last, frame
+        self._add("chroma", "Gather", chroma, axis=axis)
+        self._add("chroma", "Reshape", np.array((batch, rows, width // 2, 2)))
+        self._add("chroma", "Transpose", perm=(0, 3, 1, 2))
+        self._add("chroma", "Reshape", np.array((batch, 2, rows, 1, width // 2, 1)))
+        self._add("chroma", "Expand", np.array((batch, 2, rows, height // rows, width // 2, 2)))
+        self._add("chroma", "Reshape", np.array((batch, 2, height, width)))
+        self._add("yuv", "Concat", before=whole, axis=1)
+        swapped = [0, 2, 1] if yuv.PLANES.get(form, False) else [0, 1, 2]
+        matrix = yuv.TO_RGB[described.places]
+        weights = matrix[:, swapped, None, None].astype(np.float32)
+        self._add("rgb", "Conv", weights, (-matrix @ yuv.CENTRE).astype(np.float32))
+        self._add("rgb", "Max", np.float32(0))
+        self._add("rgb", "Min", np.float32(PIXEL))
+
+    def _add(
+        self, what: str, op: str, *constants: Array | np.generic, before: str | None = None, **attributes: Any
+    ) -> None:
+        """Adds a node on the last result. before: a tensor that it reads first."""
         names = [self.names.new(f"{self.stem}/{what}/{at}") for at in range(len(constants))]
         self.constants += [
             numpy_helper.from_array(np.asarray(x), name) for x, name in zip(constants, names, strict=True)
         ]
         result = self.names.new(f"{self.stem}/{what}")
-        self.nodes.append(helper.make_node(op, [self.last, *names], [result], result, **attributes))
+        self.nodes.append(
+            helper.make_node(
+                op, [*([before] if before else []), self.last, *names], [result], result, **attributes
+            )
+        )
         self.last = result

@@ -26,6 +26,7 @@ import numpy as np
 
 from npuc.errors import DataError
 from npuc.frozen import frozen
+from npuc.images import yuv
 from npuc.ir import Array, TensorType
 from npuc.system.budget import given
 from npuc.text.encodings import decoded
@@ -33,7 +34,6 @@ from npuc.text.terminal import closest
 
 CHANNELS: Mapping[str, str] = {order: order for order in ("rgb", "bgr", "rgba", "bgra")} | {"gray": "y"}
 """The channels of each order, a letter each."""
-YUV = ("nv12", "nv21", "yuyv", "uyvy", "i420")
 LAYOUTS = ("nhwc", "nchw")
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos")
 PIXEL = 255
@@ -93,13 +93,16 @@ class Description:
     @property
     def frame_shape(self) -> tuple[int, ...]:
         """The shape of the frames of one sample."""
+        if self.given in yuv.YUV:
+            return (self.shape[0], *yuv.frame_shape(self.given, self.size))
         batch, channels = self.shape[0], len(CHANNELS[self.given])
         return (batch, *self.size, channels) if self.layout == "nhwc" else (batch, channels, *self.size)
 
     @property
     def places(self) -> list[int]:
-        """For each channel that the model expects, its place among the frame's."""
-        return [CHANNELS[self.given].index(each) for each in CHANNELS[self.order]]
+        """For each channel that the model expects, its place among the frame's; of YUV frames, among R, G, B."""
+        given = CHANNELS.get(self.given, "rgb")
+        return [given.index(each) for each in CHANNELS[self.order]]
 
     def normalised(self, pixels: Array) -> Array:
         """The float32 values (.., C, H, W) or (.., H, W, C) of pixels (.., H, W, C) in the model's order."""
@@ -108,7 +111,9 @@ class Description:
         return np.ascontiguousarray(np.moveaxis(values, -1, -3) if self.axis == 1 else values)
 
     def values_of(self, frames: Array) -> Array:
-        """What the model reads for the frames (.., H, W, C) or (.., C, H, W) of a sample."""
+        """What the model reads for the frames (.., H, W, C) or (.., C, H, W) of a sample, or YUV."""
+        if self.given in yuv.YUV:
+            return self.normalised(yuv.to_rgb(frames, self.given)[..., self.places])
         pixels = frames if self.layout == "nhwc" else np.moveaxis(frames, -3, -1)
         return self.normalised(pixels[..., self.places])
 
@@ -138,6 +143,8 @@ class Description:
         height, width = self.size
         if self.crop and self.size != (self.crop, self.crop):
             raise _wrong(f"crop = {self.crop}", name, f"the input has {height} x {width} pixels")
+        if self.given in yuv.YUV and not yuv.halved(self.given, self.size):
+            raise _wrong(f"frame = {self.frame!r}", name, f"even sides; the input has {height} x {width} pixels")
         if self.resize and min(self.resize - height, self.resize - width) < 0:
             raise _wrong(f"resize = {self.resize}", name, f"at least the input's {height} x {width} pixels")
 
@@ -237,11 +244,16 @@ def _one(values: Mapping[str, Any], name: str, folder: Path) -> Description:
 
 def _read(key: str, value: Any, name: str, folder: Path) -> Any:
     """The value of a key as the field holds it. Raises DataError (E405) for an invalid one."""
-    choices = {"order": CHANNELS, "frame": CHANNELS, "layout": LAYOUTS, "interpolation": INTERPOLATIONS}
+    choices = {
+        "order": CHANNELS,
+        "frame": (*CHANNELS, *yuv.YUV),
+        "layout": LAYOUTS,
+        "interpolation": INTERPOLATIONS,
+    }
     if key in choices:
-        if value in YUV and key in ("order", "frame"):
-            remedy = "convert the frames to rgb before they reach the program"
-            raise _wrong(f"{key} = {value!r} is no order of whole channels", name, ", ".join(CHANNELS), remedy)
+        if value in yuv.YUV and key == "order":
+            remedy = f'frame = "{value}", and the order that the model expects'
+            raise _wrong(f"order = {value!r} is what a camera gives", name, ", ".join(CHANNELS), remedy)
         if value not in choices[key]:
             raise _wrong(f"{key} = {value!r}.{closest(str(value), choices[key])}", name, ", ".join(choices[key]))
         return value
@@ -298,7 +310,9 @@ def _checked(found: Description) -> Description:
         if len(values) not in (1, channels):
             limit = f"one value, or {channels} for order = {found.order!r}"
             raise _wrong(f"{key} has {len(values)} values", name, limit)
-    if not set(CHANNELS[found.order]) <= set(CHANNELS[found.given]):
+    if found.given in yuv.YUV and found.layout != "nhwc":
+        raise _wrong(f"layout = {found.layout!r} beside frame = {found.frame!r}", name, "no layout")
+    if not {*CHANNELS[found.order]} <= {*CHANNELS.get(found.given, "rgb")}:
         limit = "a frame with all channels of the order"
         raise _wrong(f"frame = {found.frame!r} lacks channels of order = {found.order!r}", name, limit)
     if found.letterbox is not None and (found.resize or found.crop or found.crop_ratio):

@@ -15,6 +15,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError, DataError
 from npuc.frozen import frozen
+from npuc.images import yuv
 from npuc.images.description import CHANNELS, Description
 from npuc.ir import Array
 from npuc.system.budget import REMEDY, limits
@@ -130,6 +131,9 @@ def _letterboxed(image: Image.Image, size: tuple[int, int], value: int, method: 
 
 def frame_of(pixels: Array, described: Description) -> Array:
     """The frame that a camera would give for pixels (H, W, C): what it has beyond the order is opaque (255)."""
+    if described.given in yuv.YUV:
+        rgb = [CHANNELS[described.order].index(each) for each in "rgb"]
+        return yuv.from_rgb(pixels[..., rgb], described.given)
     given, order = CHANNELS[described.given], CHANNELS[described.order]
     opaque = np.full(pixels.shape[:2], 255, np.uint8)
     planes = [pixels[..., order.index(each)] if each in order else opaque for each in given]

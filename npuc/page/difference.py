@@ -38,9 +38,11 @@ def difference_page(first: Side, second: Side, report: Report) -> str:
 
     sides = first, second
     groups = list(aligned(*(side.program.report["layers"] for side in sides)))
-    shades = _shades(groups, {node for each in report["layers"] for node in each["nodes"]})
     names = short_names(layer["name"] for side in sides for layer in side.program.report["layers"])
-    rows = [_row(number, each, names) for number, each in _numbered(groups, report["layers"])]
+    changed = {_key(each["layers"]): each for each in report["layers"]}
+    keys = [_key([[layer["name"] for layer in layers] for layers in pair]) for pair in groups]
+    shades = _shades(groups, [key in changed for key in keys])
+    rows = [_row(number, changed[key], names) for number, key in enumerate(keys) if key in changed]
     found: dict[str, Any] = {
         "title": f"{first.name} and {second.name}",
         "lead": "; ".join(f"{side.name}: {_about(side.program)}" for side in sides),
@@ -76,7 +78,7 @@ def _total(key: str, a: Any, b: Any) -> dict[str, str]:
 Pair = tuple[list[Report], list[Report]]
 
 
-def _shades(groups: Sequence[Pair], changed: set[str]) -> list[dict[str, float]]:
+def _shades(groups: Sequence[Pair], changed: Sequence[bool]) -> list[dict[str, float]]:
     """The shades of each group's layers: their share of the largest difference."""
     found: list[dict[str, float]] = [{} for _ in groups]
     for key in ("cycles", "bytes"):
@@ -84,11 +86,7 @@ def _shades(groups: Sequence[Pair], changed: set[str]) -> list[dict[str, float]]
         if any(apart):
             for shades, each in zip(found, apart, strict=True):
                 shades[key] = each / max(apart)
-    for shades, pair in zip(found, groups, strict=True):
-        shades["changed"] = float(
-            any(node in changed for layers in pair for each in layers for node in each["nodes"])
-        )
-    return found
+    return [{**shades, "changed": float(each)} for shades, each in zip(found, changed, strict=True)]
 
 
 def _sum(layers: Sequence[Report], key: str) -> int:
@@ -106,20 +104,9 @@ def _drawn(side: Side, at: int, groups: Sequence[Pair], shades: Sequence[Mapping
     return network.drawing(boxes)
 
 
-def _numbered(groups: Sequence[Pair], changed: Sequence[Report]) -> list[tuple[int, Report]]:
-    """The changed layers, with the numbers of their groups."""
-    first = {each["nodes"][0] if each["nodes"] else _named(each["layers"]): each for each in changed}
-    found: list[tuple[int, Report]] = []
-    for number, pair in enumerate(groups):
-        nodes = [node for layers in pair for layer in layers for node in layer["nodes"]]
-        key = nodes[0] if nodes else _named([[layer["name"] for layer in layers] for layers in pair])
-        if key in first:
-            found.append((number, first[key]))
-    return found
-
-
-def _named(layers: Sequence[Sequence[str]]) -> str:
-    return "layer " + next(name for names in layers for name in names)
+def _key(layers: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """The names of a group's layers in both programs."""
+    return tuple(map(tuple, layers))
 
 
 def _row(number: int, group: Report, names: Mapping[str, str]) -> dict[str, Any]:

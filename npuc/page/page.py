@@ -70,7 +70,7 @@ COLUMNS = (
     Column("macs", "MACs", "of convolutions and fully connected layers"),
     Column("cycles", "cycles", "by the cycle model"),
     Column("share", "share %", "of the program's cycles"),
-    Column("utilization", "utilisation %", "ideal cycles over cycles"),
+    Column("utilization", "utilization %", "ideal cycles over cycles"),
     Column("bound", "bound by", "what takes the longest", False),
     Column("bytes", "bytes", "moved between memories and the array"),
     Column("weight_words", "weights", "words of weights, biases and shifts"),
@@ -124,9 +124,9 @@ def _summary(program: Program, timeline: Timeline, verification: Report | None) 
     names = _short(layers)
     return {
         "figures": _figures(report, timeline, verification),
-        "memories": [_memory(name, use) for name, use in report["memory"].items()],
+        "memories": report["memory"],
         "placed": accounted(entries, [*reasons(entries)], verbose=False),
-        "partitions": _partitions(report),
+        "partitions": parts if len(parts := report.get("partitions", ())) > 1 else (),
         "costliest": [_costly(each, layers[each["layer"]], names) for each in costliest(layers)],
     }
 
@@ -198,23 +198,6 @@ def _data(
     }
 
 
-def _partitions(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The placement of parts in order; empty if there is a single part."""
-    parts = report.get("partitions", ())
-    if len(parts) < 2:
-        return []
-    return [
-        {
-            "path": each["path"] or "",
-            "place": each["place"],
-            "macs": count(each["macs"]),
-            "bytes_in": count(each["bytes_in"]),
-            "bytes_out": count(each["bytes_out"]),
-        }
-        for each in parts
-    ]
-
-
 def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The headings of the page's sections."""
     wanted = {
@@ -234,7 +217,7 @@ def _figures(report: Report, timeline: Timeline, verification: Report | None) ->
         found.append(("cycles with transfers", count(timeline.cycles)))
     found += [
         ("MACs", count(report["macs"])),
-        ("utilisation", "-" if utilization is None else f"{100 * utilization:.1f} %"),
+        ("utilization", "-" if utilization is None else f"{100 * utilization:.1f} %"),
         ("segments", count(report["segments"])),
         ("layers", count(len(report["layers"]))),
     ]
@@ -250,16 +233,6 @@ def _figures(report: Report, timeline: Timeline, verification: Report | None) ->
         )
         found.append(("output SQNR", "exact" if worst is None else f"{worst:.1f} dB"))
     return found
-
-
-def _memory(name: str, use: Report) -> dict[str, Any]:
-    return {
-        "name": name,
-        "peak": count(use["peak_bytes"]),
-        "bound": count(use["lower_bound_bytes"]),
-        "capacity": "-" if use["capacity_bytes"] is None else count(use["capacity_bytes"]),
-        "share": None if use["capacity_bytes"] is None else round(100 * use["peak_bytes"] / use["capacity_bytes"]),
-    }
 
 
 def _cell(layer: Report, column: Column) -> dict[str, Any]:

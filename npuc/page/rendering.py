@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from npuc.text.escaping import printed
+from npuc.text.terminal import count
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
@@ -18,6 +19,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_finalized
     )
+    environment.filters["count"] = count
     style, script = (Markup(_asset(name)) for name in ("style.css", "script.js"))
     return environment.get_template(template).render({**values, "style": style, "script": script})
 

@@ -70,13 +70,14 @@ function remember() {
   const hash = `#${[shown(), named(selected)].filter(Boolean).join("&")}`;
   if (hash !== location.hash) history.replaceState(null, "", hash);
 }
+const plain = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
 function follow() {
   const parts = location.hash.slice(1).split("&").map((each) => each.split("="));
-  const asked = Object.fromEntries(parts.filter((each) => each.length > 1).map(([key, name]) => [key, decodeURIComponent(name)]));
+  const asked = Object.fromEntries(parts.filter((each) => each.length > 1).map(([key, name]) => [key, plain(name)]));
   const view = parts.find((each) => each.length < 2 && each[0]);
   if (view) show(view[0]);
   const layer = layers.findIndex((each) => each.name === asked.layer);
-  const node = nodes.findIndex((each) => each.name === asked.node || (asked.tensor !== undefined && asked.tensor in each.tensors));
+  const node = nodes.findIndex((each) => each.name === asked.node || (asked.tensor !== undefined && Object.hasOwn(each.tensors, asked.tensor)));
   if (node >= 0) choose({ node });
   else if (layer >= 0) choose({ layer });
 }

@@ -12,11 +12,11 @@ from npuc.export.network_name import named, network_name
 from npuc.ir import Array
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
-from npuc.regions.running import CompositeRunner, CompositeStepper, within
+from npuc.regions.running import CompositeRunner, within
 from npuc.registry import names
 from npuc.registry import target as find
 from npuc.storage.records import damaged
-from npuc.target import Origin, Stepper, Target
+from npuc.target import Origin, Runner, Target
 from npuc.view import Activity, Heading, Line, MemoryAnnotation, Timeline, names_of
 
 
@@ -48,18 +48,17 @@ class Composite:
         """Parts on the target's simulator, regions under onnxruntime."""
         return CompositeRunner(program, lambda part: self.inner.runner(part, chip_model))
 
-    def stepper(self, program: Program, trace: Path | None) -> Stepper | None:
-        """The same on simulators that count cycles; the trace of part K is written to STEM.part_K.vcd."""
-        parts = list(_parts(program))
-        files = [
-            None if trace is None else trace.with_suffix(f".part_{at}{trace.suffix}") for at in range(len(parts))
-        ]
-        found = [self.inner.stepper(part, file) for (_, part), file in zip(parts, files, strict=True)]
-        steppers = [each for each in found if each is not None]
-        if len(steppers) != len(parts):
-            return None
-        waiting = iter(steppers)
-        return CompositeStepper(program, lambda _part: next(waiting))
+    def trace_runner(self, program: Program, trace: Path) -> CompositeRunner | None:
+        """The same on the hardware description; the trace of part K is written to STEM.part_K.vcd."""
+        found: list[Runner | None] = []
+
+        def traced(part: Program) -> Runner:
+            file = trace.with_suffix(f".part_{len(found)}{trace.suffix}")
+            found.append(self.inner.trace_runner(part, file))
+            return found[-1] or self.inner.runner(part)
+
+        runner = CompositeRunner(program, traced)
+        return None if None in found else runner
 
     def timeline(self, program: Program) -> Timeline:
         """One part after the other, without the time of the host."""

@@ -22,6 +22,7 @@ from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Pass, Step, recorder, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
+from npuc.regions.rebatching import rebatched
 from npuc.target import Options, Request, Shapes, Target
 from npuc.text.names import Names
 from npuc.text.terminal import closest
@@ -103,6 +104,7 @@ def imported(model: Path, options: Options, shapes: Shapes, *, host: bool = True
     """
     proto = read_model(model, whole=False)
     values = bound_values(proto, options.bind)
+    proto = rebatched(proto, shapes, options.input, model.parent)
     shapes = {
         name: each for name, each in shapes.items() if all(name != d.input for d in options.input if d.fused)
     }

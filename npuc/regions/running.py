@@ -17,7 +17,7 @@ from npuc.reference import session
 from npuc.regions.artefact import NPU, Contents, ProgramPart, host_model, part_of
 from npuc.samples.structured import objects, row
 from npuc.system.budget import expect_room
-from npuc.target import Observer, Runner, Stepper, cycles_of
+from npuc.target import Observer, Runner, cycles_of, layer_cycles_of
 
 PartObserver = Callable[[int, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]], None]
 """Called with the number of a part, its inputs, the tensors its simulator showed, and its outputs:
@@ -200,24 +200,12 @@ class CompositeRunner:
         known = [each for each in counts if each is not None]
         return sum(known) if known and len(known) == len(counts) else None
 
-
-class CompositeStepper(CompositeRunner):
-    """The same on simulators that count cycles."""
-
-    def __init__(self, program: Program, run: Callable[[Program], Stepper]) -> None:
-        self.steppers: list[Stepper] = []
-
-        def kept(part: Program) -> Stepper:
-            self.steppers.append(run(part))
-            return self.steppers[-1]
-
-        super().__init__(program, kept)
-
-    def report(self) -> dict[str, Any]:
-        """Report on the last sample: cycles of all parts, and their layers."""
-        reports = [each.report() for each in self.steppers]
-        layers = [layer for each in reports for layer in each["layers"]]
-        return {"cycles": sum(each["cycles"] for each in reports), "layers": layers}
+    @property
+    def layer_cycles(self) -> list[int] | None:
+        """The same for each layer of every part."""
+        counts = [layer_cycles_of(each.run) for each in self.steps if isinstance(each, Part)]
+        known = [each for each in counts if each is not None]
+        return [each for layers in known for each in layers] if len(known) == len(counts) else None
 
 
 def _each(values: Array) -> Values:

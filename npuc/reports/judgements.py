@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from textwrap import wrap
 
+from npuc.program import Ranges
 from npuc.text.escaping import Shown
 from npuc.text.terminal import count, plural, table
 
@@ -21,6 +22,7 @@ def as_text(report: Shown) -> str:
     if report["metric"] == "regression":
         lines += _outputs(report)
     told = [_simulated(report), *_decoding(report), f"metric {report['metric']}: {report['chosen']}"]
+    told += [f"activation ranges: {origin}"] if (origin := str(Ranges(**report["ranges"]))) else []
     return "\n".join([*lines, *(part for line in told for part in wrap(line, WIDTH))])
 
 

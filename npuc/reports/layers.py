@@ -27,7 +27,7 @@ TEXTS = {"nodes": "; ", "tile": "x", "tile_runner_up": "x"}
 
 
 def layers_of(report: Report, verification: Report | None = None) -> Iterator[dict[str, Any]]:
-    """Every layer with its share of the cycles in %, its utilisation (0..1), and its signal to noise in dB.
+    """Every layer with its share of the cycles in %, its utilization (0..1), and its signal to noise in dB.
 
     verification: the report of `npuc verify`, if there is one.
     """

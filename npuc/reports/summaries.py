@@ -39,7 +39,7 @@ def compiled(report: Shown, entries: Sequence[Entry], directory: Path, *, verbos
         f"  {plural(report['instructions'], 'instruction')} in {plural(report['segments'], 'segment')}, "
         f"{count(report['macs'])} MACs",
         f"  {count(report['cycles'])} cycles modelled{_an_image(report)}, "
-        f"utilisation {report['utilization'] or 0:.3f} (ideal {report['ideal_cycles']:,.0f})",
+        f"utilization {report['utilization'] or 0:.3f} (ideal {report['ideal_cycles']:,.0f})",
     ]
     if "busier_engine_cycles" in report:
         engines = f"BDC {count(report['bdc_cycles'])}, GDMA {count(report['gdma_cycles'])}"
@@ -126,7 +126,7 @@ COLUMNS = (
     Column("BDC", "bdc_cycles"),
     Column("GDMA", "gdma_cycles"),
     Column(
-        "utilisation",
+        "utilization",
         "ideal_cycles",
         lambda layer: layer["ideal_cycles"] / layer["cycles"] if layer["macs"] and layer["cycles"] else None,
     ),
@@ -134,17 +134,6 @@ COLUMNS = (
     Column("weights as", "weight_form"),
     Column("table LSB", "table_error_lsb"),
 )
-
-
-def stepped(report: Shown) -> str:
-    """Cycles of a sample and, on the stepping simulator, of each layer; one column per count."""
-    took = f"{count(report['cycles'])} cycles a sample"
-    if not report["layers"]:
-        return took
-    counts = [key for key in report["layers"][0] if key != "nodes"]
-    rows = [(short(" ".join(layer["nodes"])), *(layer[key] for key in counts)) for layer in report["layers"]]
-    header = ("nodes", *(key.replace("_", " ") for key in counts))
-    return f"{table(header, rows)}\n{took}"
 
 
 def verified(report: Shown, tolerance: Tolerance) -> str:
@@ -201,9 +190,9 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
     lines += _bisected(report["bisect"]) if "bisect" in report else []
     origin = str(Ranges(**report.get("ranges", {})))
     lines += [f"activation ranges: {origin}"] if origin else []
+    lines += [f"likely: {each['cause']}: {each['remedy']}" for each in report.get("causes", ())]
     judged = "verified" if tolerance.judges else "verified; synthetic data do not tell how accurate it is"
     lines.append(judged if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
-    lines += [f"  likely: {each['cause']}: {each['remedy']}" for each in report.get("causes", ())]
     return "\n".join(lines)
 
 

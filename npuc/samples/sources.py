@@ -40,10 +40,15 @@ def sources_of(paths: Iterable[Path]) -> list[Source]:
     class. A pattern contains `*`, `?`, `[..]` or `**`. All are sorted by path, character by character, a list's
     are in its order; hidden files are left out. Raises DataError (E401) for a folder without samples, a pattern
     without a match, a list that is damaged. A named file is not checked here; opening it reports a missing one.
-    SYNTHETIC alone stands for no file.
+    SYNTHETIC stands for no file, and alone.
     """
     paths = [*paths]
-    return [] if [*map(str, paths)] == [SYNTHETIC] else [source for path in paths for source in _sources(path)]
+    if SYNTHETIC not in map(str, paths):
+        return [source for path in paths for source in _sources(path)]
+    if len(paths) > 1:
+        reason = "synthetic samples are asked for beside files"
+        raise DataError("E401", reason, remedy="give files, or the word synthetic alone")
+    return []
 
 
 def _sources(path: Path) -> list[Source]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from shutil import get_terminal_size
+from time import monotonic
 
-from npuc.frozen import frozen
 from npuc.text.escaping import terminal
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
+CLEAR = "\r\x1b[K"
+"""Returns to the start of a terminal's line, and empties it."""
+OFTEN = 0.1
+"""Seconds between two lines."""
 
 
 class Progress:
@@ -29,40 +31,37 @@ SILENT = Progress()
 
 @contextmanager
 def progress(label: str, *, quiet: bool = False) -> Generator[Progress]:
-    """Shows progress on a terminal's stderr: a bar, steps if they are counted, and the elapsed time.
+    """Shows progress on a terminal's stderr: what is done, its steps if they are counted, and the elapsed time.
 
     It disappears at the end. In a pipe, or if quiet, nothing is shown.
     """
     if quiet or not sys.stderr.isatty():
         yield SILENT
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    parts = TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[steps]}")
-    with Bar(*parts, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        bar.add_task(label, total=None, steps="")
-        yield _Shown(label, bar)
+    try:
+        yield _Line(label)
+    finally:
+        print(CLEAR, end="", file=sys.stderr, flush=True)
 
 
-@frozen
-class _Shown(Progress):
-    """The progress bar of one command, with a single task."""
+class _Line(Progress):
+    """One line of the terminal, written again and again."""
 
-    label: str
-    bar: Bar
+    def __init__(self, label: str) -> None:
+        self.label, self.start, self.shown = label, monotonic(), 0.0
+        self.what, self.total, self.done = "", None, 0
 
     def begin(self, what: str, total: int | None = None) -> None:
-        self.bar.tasks[0].total = total
-        self._update(f"{self.label}: {what}", 0)
-        self.bar.refresh()
+        self.what, self.total, self.done = what, total, 0
+        self._show(monotonic())
 
     def advance(self, steps: int) -> None:
-        task = self.bar.tasks[0]
-        self._update(task.description, task.completed + steps)
+        self.done += steps
+        if (now := monotonic()) - self.shown > OFTEN:
+            self._show(now)
 
-    def _update(self, description: str, done: float) -> None:
-        task = self.bar.tasks[0]
-        steps = "" if task.total is None else f"{done:.0f}/{task.total:.0f}"
-        self.bar.update(task.id, description=terminal(description), completed=done, steps=steps)
+    def _show(self, now: float) -> None:
+        steps = "" if self.total is None else f" {self.done}/{self.total}"
+        text = terminal(f"{self.label}: {self.what}{steps}, {now - self.start:.0f} s")
+        print(CLEAR + text[: get_terminal_size().columns - 1], end="", file=sys.stderr, flush=True)
+        self.shown = now

@@ -2,32 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import TextWrapper
 from typing import Any
 
 from npuc.text.escaping import csv_lines, json_text, terminal
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], width: int | None = None) -> str:
     """Columns as wide as their widest cell; numbers to the right.
+
+    width: the characters of a line [those of a terminal, any number in a pipe]. A wider table has cells of several
+    lines, broken between words; where that does not do, a row is a block with a line for each cell.
 
     >>> print(table(("op", "cycles"), [("conv", 12), ("add", 3456)]))
     op    cycles
     conv      12
     add    3,456
+    >>> print(table(("op", "limits"), [("conv", "kernel up to 8"), ("add", "-")], 14))
+    op    limits
+    conv  kernel
+          up to 8
+    add   -
     """
     cells = [list(map(terminal, header)), *([_cell(value) for value in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     right = [bool(rows) and all(_numeric(row[column]) for row in rows) for column in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if aligned else cell.ljust(width)
-            for cell, width, aligned in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
+    columns = [*zip(*cells, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    limit = _width() if width is None else width
+    if limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit:
+        least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
+        widths = _narrowed(widths, least, limit - GAP * (len(widths) - 1))
+        if not widths:
+            return _blocks(cells, limit)
+    return "\n".join(line for row in cells for line in _lines(row, widths, right))
+
+
+GAP = 2
+"""Blanks between two columns."""
+
+
+def _width() -> int | None:
+    """The width of the terminal that is written to; None for a pipe or a file."""
+    return get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _narrowed(widths: list[int], least: list[int], limit: int) -> list[int]:
+    """The widths, the widest ones reduced until they fit; none if they cannot."""
+    if sum(least) > limit:
+        return []
+    found = list(widths)
+    while sum(found) > limit:
+        widest = max((each, at) for at, each in enumerate(found) if each > least[at])[1]
+        found[widest] -= 1
+    return found
+
+
+def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> Iterator[str]:
+    """The lines of a row."""
+    parts = [_wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for line in zip_longest(*parts, fillvalue=""):
+        aligned = zip(line, widths, right, strict=True)
+        yield "  ".join(cell.rjust(width) if end else cell.ljust(width) for cell, width, end in aligned).rstrip()
+
+
+def _blocks(cells: Sequence[Sequence[str]], limit: int) -> str:
+    """A block of lines for each row: the first cell, then the others under it by their headers."""
+    header, *rows = cells
+    lines: list[str] = []
+    for first, *others in rows:
+        lines.append(first)
+        lines += [_fold(f"  {name}: {cell}", limit) for name, cell in zip(header[1:], others, strict=True)]
     return "\n".join(lines)
+
+
+def folded(text: str, width: int) -> str:
+    """The text with lines of at most this many characters where words allow it; what continues one is indented.
+
+    >>> print(folded("  help: use another name", 16))
+      help: use
+        another name
+    """
+    return "\n".join(line if len(line) <= width else _fold(line, width) for line in text.split("\n"))
+
+
+def _fold(line: str, width: int) -> str:
+    text = line.lstrip(" ")
+    indent = line[: len(line) - len(text)]
+    return "\n".join(f"{indent}{part}" for part in _wrap(text, width - len(indent), "  "))
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Lines of whole words; indent: of all but the first."""
+    if len(text) <= width:
+        return [text]
+    found = TextWrapper(max(width, 1), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return found.wrap(text) or [""]
 
 
 def page(name: str) -> Path:

@@ -9,7 +9,7 @@ samples only; if these agree with the integer network bit for bit, that network 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,8 @@ def accuracy(
         "others": "integer network" if partly else None,
     }
     known = {"classes": None, "truth": FP32 if truths is None else "labels", "decoding": None}
-    what = {"metric": metric.name, "chosen": why, "samples": len(samples), "simulated": simulated}
-    return {"status": "mismatch" if differs else "ok", **what, **known, **report, **rows}
+    what = {"metric": metric.name, "chosen": why, "samples": len(samples), "ranges": asdict(program.ranges)}
+    return {"status": "mismatch" if differs else "ok", **what, "simulated": simulated, **known, **report, **rows}
 
 
 def _simulated(program: Program, asked: int | str | None) -> int | None:

@@ -192,7 +192,7 @@ def _behind(graph: Report, layer: Report, shown: Collection[str]) -> tuple[list[
 
 
 def largest_loss(report: Report, graph: Report) -> dict[str, Any] | None:
-    """The layer that adds the most noise, relative to its signal; None if no layer is compared.
+    """The layer that adds the most noise, relative to its signal, or the first with wrong bits; None without any.
 
     Two views must agree on it, so the smaller noise counts: the layer alone, and its result within the network
     less the worst of its inputs. Alone, a reader of a wrong scale looks as bad as its writer; within the
@@ -202,7 +202,8 @@ def largest_loss(report: Report, graph: Report) -> dict[str, Any] | None:
     rows = dict(zip((each["tensor"] for each in graph["layers"]), report["layers"], strict=True))
     entire = {name: _noise(each["entire"]) for name, each in rows.items() if each["entire"] is not None}
     found: list[tuple[float, Report, list[str]]] = []
-    for layer in graph["layers"]:
+    differing = [each for each in graph["layers"] if rows[each["tensor"]]["bit_exact"] is False][:1]
+    for layer in differing or graph["layers"]:
         name = layer["tensor"]
         if name in entire:
             _, before = _behind(graph, layer, entire)

@@ -17,20 +17,23 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.frontend.reading import read_model
+from npuc.ir import Array
 from npuc.program import Program, file_sha256, load_evidence
-from npuc.regions.artefact import is_composite
+from npuc.regions.artefact import Contents, is_composite, part_of
+from npuc.regions.running import CompositeRunner
 from npuc.running import batch_of
 from npuc.samples.loading import Samples
+from npuc.samples.structured import row
 from npuc.storage.records import read
 from npuc.target import FLOATING, Target
 from npuc.text.progress import SILENT, Progress
 from npuc.verification.bisection import largest_loss
-from npuc.verification.composite import CompositeCheck
 from npuc.verification.described import described
-from npuc.verification.exact import Exact
+from npuc.verification.exact import Exact, read_network
 from npuc.verification.floating import FloatCheck
 from npuc.verification.integer import IntegerCheck
 from npuc.verification.metrics import Tolerance
+from npuc.verification.outputs import Outputs
 
 
 class Check(Protocol):
@@ -45,6 +48,56 @@ class Check(Protocol):
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The results in the command line's format, without the number of samples."""
         ...
+
+
+class CompositeCheck:
+    """The parts of a program with their references, and the whole with onnxruntime.
+
+    Each part is compared on the inputs that it receives in the simulation, where its integer network must agree
+    bit for bit. Its errors are relative to the model's tensors, computed from the samples.
+    """
+
+    def __init__(self, model: Path, program: Program, target: Target, chip_model: str) -> None:
+        from npuc.regions.composite import Composite
+
+        inner = target.inner if isinstance(target, Composite) else target
+        self.paths = [step.path for step in Contents.of(program.manifest).parts]
+        programs = [part_of(program, path) for path in self.paths]
+        kind = FloatCheck if program.precision in FLOATING else IntegerCheck
+        network = read_network(model, program)
+        self.parts = [kind(model, part, inner, chip_model, network) for part in programs]
+        self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
+        self.outputs = [port.name for port in program.outputs]
+        self.exact = Exact(model, program, ())
+        self.said = Outputs(self.outputs, self.exact.jumping(program.precision))
+        self.integer, self.chip_model = program.precision not in FLOATING, chip_model
+
+    def batch(self, samples: Samples) -> None:
+        """Runs all computations on the batch and accumulates their differences."""
+
+        def compare(
+            number: int, fed: Mapping[str, Array], shown: Mapping[str, Array], given: Mapping[str, Array]
+        ) -> None:
+            self.parts[number].compare(samples, fed, shown, given)
+
+        found = self.run.watched(samples.inputs, compare)
+        self.said.label(samples)
+        for index, feed in enumerate(samples.feeds()):
+            given = {name: row(values, index) for name, values in found.items()}
+            self.said.add(feed, self.exact(feed), given, None)
+
+    def report(self, tolerance: Tolerance) -> dict[str, Any]:
+        """The report as JSON; status is `mismatch` if the tolerance is exceeded or a bit differs."""
+        found = [part.report(tolerance) for part in self.parts]
+        bit_exact = all(each["bit_exact"] for each in found) if self.integer else None
+        said = self.said.report(tolerance, sound=bit_exact is not False)
+        layers = [layer for each in found for layer in each["layers"]]
+        counted = {"chip_model": self.chip_model, "cycles": self.run.cycles}
+        parts = [
+            {"path": path, **{key: part[key] for key in ("status", "bit_exact", "outputs")}}
+            for path, part in zip(self.paths, found, strict=True)
+        ]
+        return {**said, "bit_exact": bit_exact, "layers": layers, "parts": parts, **counted}
 
 
 def verify(
@@ -108,8 +161,6 @@ def _causes(
             "the activation ranges come from synthetic samples",
             "compile with --calibration FILE.npz of typical samples",
         )
-    if is_composite(program):
-        return
     graph = described(program)
     shares = {} if program.precision in FLOATING else _beyond(program.precision, graph, samples)
     for name, share in shares.items():

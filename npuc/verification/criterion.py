@@ -33,6 +33,7 @@ from npuc.program import Program
 from npuc.reference import graph_session, values_of
 from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.regions.graphs import part_graph
+from npuc.regions.rebatching import rebatched
 from npuc.regions.running import CompositeRunner, sample_by_sample
 from npuc.samples.loading import Samples
 from npuc.samples.streams import Streamed
@@ -120,7 +121,8 @@ def _float(model: Path, program: Program) -> Graph:
     """The model's graph with the program's inputs: shapes, and bound ones as constants."""
     shapes = {port.name: port.shape for port in program.inputs}
     with budget():
-        bound = framed(with_bound(read_model(model, whole=False), program.bound), program.images)
+        bound = with_bound(read_model(model, whole=False), program.bound)
+        bound = framed(rebatched(bound, shapes, program.images, model.parent), program.images)
         return run_passes(import_model(bound, model.parent, shapes), FLOAT_PASSES)
 
 

@@ -260,13 +260,30 @@ def _random(like: str, result: str, span: tuple[float, float], seed: int) -> onn
 
 
 def _run(opened: Any, names: Sequence[str], feed: Mapping[str, Array], bound: Mapping[str, float]) -> Values:
+    ports = opened.get_inputs()
     try:
-        found = values_of(opened, names, {each.name: _given(each, feed, bound) for each in opened.get_inputs()})
+        fed = {each.name: _given(each, feed, bound) for each in ports}
+        batch = _batch(ports, fed)
+        several = (
+            [fed] if batch == 1 else [{name: x[at : at + 1] for name, x in fed.items()} for at in range(batch)]
+        )
+        runs = [values_of(opened, names, each) for each in several]
+        found = (
+            runs[0] if len(runs) == 1 else {name: np.concatenate([run[name] for run in runs]) for name in names}
+        )
         return {name: _computable(each) for name, each in found.items()}
     except ModelError:
         raise
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError("E105", f"onnxruntime cannot run the model: {error}") from None
+
+
+def _batch(ports: Sequence[Any], fed: Mapping[str, Array]) -> int:
+    """The samples to run one after the other: those of a feed for a model that is fixed to one (rebatching)."""
+    if not ports or any(not port.shape or port.shape[0] != 1 for port in ports):
+        return 1
+    given = {fed[port.name].shape[:1] for port in ports}
+    return max(*given.pop(), 1) if len(given) == 1 else 1
 
 
 def _computable(value: Any) -> Any:

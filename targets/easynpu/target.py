@@ -24,7 +24,6 @@ from npuc.view import Heading, MemoryAnnotation, Timeline
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Trial
-    from npuc.targets.easynpu.simulate.running import SteppingRunner
 
 LISTED = 512
 """Bytes that a listing takes per word."""
@@ -138,11 +137,11 @@ class EasyNpu(Target):
         found = {family: estimates.estimate(verilog, family) for family in resources}
         return {**files, **({"resources.json": canonical_json(found)} if found else {})}
 
-    def stepper(self, program: Program, trace: Path | None) -> SteppingRunner:
-        """A runner on the stepping simulator."""
-        from npuc.targets.easynpu.simulate.running import SteppingRunner
+    def trace_runner(self, program: Program, trace: Path) -> TargetRunner:
+        """A runner on the core in Verilator, which writes all its signals."""
+        from npuc.targets.easynpu.rtl.running import RtlRunner
 
-        return SteppingRunner(program, trace)
+        return RtlRunner(program, trace)
 
     def timeline(self, program: Program) -> Timeline:
         """Chains, transfers and maps over time, from the words and the cycle model."""

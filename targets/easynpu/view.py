@@ -26,7 +26,6 @@ from npuc.targets.easynpu.machine.listing import disassemble
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, Map, feature_words, groups, unpack_feature
 from npuc.targets.easynpu.machine.timing import is_dense, weight_words
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Produced, Segment, TensorMove
-from npuc.targets.easynpu.simulate.streams import parameter_words
 from npuc.targets.easynpu.simulate.walk import Chain, chains_of, segments_of
 from npuc.text.terminal import count
 from npuc.view import (
@@ -305,9 +304,9 @@ def _block(stage: Stage, channel: int) -> Iterator[str]:
     lanes = [_channels(channel + LANES * group, channel + layer.Co) for group in range(count)]
     if stage.name == "act":
         yield from (f"{part} of the table's {LANES} segments" for part in TABLE)
-    elif parameter_words(stage):
+    elif stage.parameter_words:
         parts = SLOPES if stage.name == "prelu" else BIAS_SCALE
-        assert parameter_words(stage) == count * len(parts) and len(BIAS_SCALE) == BS_WORDS
+        assert stage.parameter_words == count * len(parts) and len(BIAS_SCALE) == BS_WORDS
         yield from (f"{part} of {group}" for group in lanes for part in parts)
     if not weight_words(layer):
         return

@@ -110,3 +110,17 @@ def test_a_folder_with_content_is_not_overwritten(digits: Digits, tmp_path: Path
         "E505"
     )
     assert [each.name for each in (tmp_path / "b").iterdir()] == ["mine"]
+
+
+def test_of_a_program_with_host_regions_the_first_layer_that_differs_is_named(
+    digits: Digits, tmp_path: Path
+) -> None:
+    program = tmp_path / "o.npu"
+    options = ("--target", "easynpu", "--calibration", digits.few, "--deny", "MaxPool")
+    npuc("compile", digits.model, *options, "-o", program).done()
+    command = ("verify", digits.model, program, "--data", digits.few, "--allow-modified", "--bisect", "--json")
+    assert npuc(*command, "-o", tmp_path / "a").json["bisect"]["kind"] == "loss"
+    _flip(program / "npu" / "part_1", 0)
+    found = npuc(*command, "-o", tmp_path / "b")
+    assert found.code == 1 and found.json["bisect"]["kind"] == "loss"
+    assert set(_layers(program / "npu" / "part_1")[0]["nodes"]) <= set(found.json["bisect"]["nodes"])

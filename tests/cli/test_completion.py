@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.cli.process import npuc
+from tests.cli.process import Digits, npuc
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -23,15 +23,29 @@ def test_bash_reads_the_script() -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_commands_and_options_are_completed() -> None:
-    def completed(words: str, number: int) -> list[str]:
-        asked = {"_NPUC_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
-        command = [sys.executable, "-m", "npuc"]
-        done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
-        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+def _completed(words: str) -> list[str]:
+    """The words that may stand for the last one."""
+    asked = {"_NPUC_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    command = [sys.executable, "-m", "npuc"]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=True)
+    return [name for line in done.stdout.splitlines() if (name := line.partition(",")[2])]
 
-    assert completed("npuc comp", 1) == ["compare", "compile", "completion"]
-    assert completed("npuc export --self", 2) == ["--self-test"]
+
+def test_commands_and_options_are_completed() -> None:
+    assert _completed("npuc comp") == ["compare", "compile", "completion"]
+    assert _completed("npuc export --self") == ["--self-test"]
+
+
+def test_machines_passes_nodes_and_layers_are_completed(digits: Digits) -> None:
+    compile = f"npuc compile {digits.model} --target easynpu"
+    assert _completed(f"{compile} --machine d") == ["default", "document"]
+    assert "fold_constants" in _completed(f"{compile} --dump-after fold_")
+    assert _completed(f"{compile} --deny n0") == ["n0_Conv"]
+    assert "Conv" in _completed(f"{compile} --deny C")
+    for command in ("dump", "explain"):
+        layer = "--layer " if command == "dump" else ""
+        assert "n0_Conv" in _completed(f"npuc {command} {digits.program} {layer}n0")
+    assert _completed("npuc dump no/such/folder --layer n0") == []
 
 
 def test_another_shell_is_a_usage_error() -> None:

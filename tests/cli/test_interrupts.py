@@ -95,7 +95,7 @@ def commands(digits: Digits) -> dict[str, tuple[object, ...]]:
         "operators": ("operators", "--target", "easynpu"),
         "rtl": ("rtl", program, "-o", "rtl"),
         "targets": ("targets",),
-        "trace": ("trace", program, "-o", "t.pftrace", "--stepping"),
+        "trace": ("trace", program, "-o", "t.pftrace"),
     }
 
 

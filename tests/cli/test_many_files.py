@@ -82,7 +82,7 @@ def test_nothing_found_is_refused(digits: Digits, tmp_path: Path, kind: str) -> 
     assert ("has no .npz files" if kind == "folder" else "no file matches") in said
     assert not (tmp_path / "o.npu").exists()
     with pytest.raises(DataError, match=r"no \.npz files|no file matches"):
-        package.compile(str(digits.model), calibration=given)
+        package.compile(str(digits.model), "easynpu", calibration=given)
 
 
 def test_files_that_disagree_are_refused_by_name(tmp_path: Path, write: WriteModel) -> None:
@@ -100,8 +100,8 @@ def test_files_that_disagree_are_refused_by_name(tmp_path: Path, write: WriteMod
     ):
         np.savez(folder / "b.npz", **bad)
         with pytest.raises(NpucError) as caught:
-            package.compile(str(model), calibration=str(folder / "*.npz"))
+            package.compile(str(model), "easynpu", calibration=str(folder / "*.npz"))
         assert caught.value.problems[0].code == code and said in str(caught.value)
     (folder / "b.npz").write_bytes(b"PK\3\4 and no more")
     with pytest.raises(DataError, match="cannot be read"):
-        package.compile(str(model), calibration=folder)
+        package.compile(str(model), "easynpu", calibration=folder)

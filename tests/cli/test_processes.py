@@ -25,7 +25,7 @@ def process(*arguments: str | bytes | Path, **environment: str) -> subprocess.Co
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ("numpy", "onnx", "onnxruntime", "networkx", "rich")
+    heavy = ("numpy", "onnx", "onnxruntime", "networkx")
     script = (
         "import sys; from npuc.cli import npuc; npuc.main(['compile', '--help'], standalone_mode=False); "
         f"print([name for name in {heavy!r} if name in sys.modules])"

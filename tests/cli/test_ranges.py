@@ -67,7 +67,9 @@ def test_the_manifest_and_verify_say_where_ranges_come_from(digits: Digits, tmp_
     assert _manifest(tmp_path / "d") == wanted
     command = ("verify", digits.model, tmp_path / "d", "--data", digits.few)
     assert npuc(*command, "--json").json["ranges"] == wanted
-    assert f"activation ranges: 4 samples of {digits.few.name} ({digest[:12]})" in npuc(*command).done()
+    told = f"activation ranges: 4 samples of {digits.few.name} ({digest[:12]})"
+    assert told in npuc(*command).done()
+    assert told in npuc("accuracy", *command[1:]).done()
     npuc("compile", digits.model, *target, "--calibration", "synthetic", "-o", tmp_path / "s").done()
     assert _manifest(tmp_path / "s") == {"origin": "synthetic", "files": [], "samples": 8, "sha256": ""}
     assert "8 synthetic samples, no data" in npuc("verify", digits.model, tmp_path / "s").done()
@@ -89,3 +91,8 @@ def test_a_mismatch_names_what_it_likely_comes_from(digits: Digits, tmp_path: Pa
     onnx.save(other, tmp_path / "other.onnx")
     strange = npuc("verify", tmp_path / "other.onnx", *poor[2:], "--allow-modified", "--json").json
     assert "another model" in strange["causes"][0]["cause"]
+
+
+def test_synthetic_samples_and_files_exclude_each_other(digits: Digits, tmp_path: Path) -> None:
+    given = ("--calibration", "synthetic", "--calibration", digits.few)
+    npuc("compile", digits.model, "--target", "easynpu", *given, "-o", tmp_path / "o").refused("E401")

@@ -141,12 +141,6 @@ def test_both_formats_tell_the_same(target: str, programs: dict[str, Path], tmp_
     assert (tmp_path / "t.pftrace").read_bytes() == again
 
 
-def test_stepping_counts_what_the_model_counts(digits: Digits, tmp_path: Path) -> None:
-    """The simulator that steps through cycles agrees with the cycle model on digits."""
-    assert traced(digits.program, tmp_path, "--stepping") == traced(digits.program, tmp_path)
-    assert traced(digits.program, tmp_path, "--stepping", "--data", digits.few) == traced(digits.program, tmp_path)
-
-
 def test_parts_beside_host_regions_follow_one_another(digits: Digits, tmp_path: Path) -> None:
     compiled(digits.model, tmp_path / "o", "--deny", "MaxPool").done()
     found, listing = traced(tmp_path / "o", tmp_path), npuc("dump", tmp_path / "o", "--json").json
@@ -173,9 +167,12 @@ def test_names_of_a_model_are_text(write: WriteModel, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_traced_is_told(programs: dict[str, Path], tmp_path: Path) -> None:
-    for target in ("nvdla-small", "bm1684"):
-        assert "--stepping" in npuc("trace", programs[target], "-o", tmp_path / "t", "--stepping").usage()
-    assert "--stepping" in npuc("trace", programs["easynpu"], "-o", tmp_path / "t", "--data", "x.npz").usage()
+    for command in (("run", "--data", "x.npz"), ("trace",)):
+        said = npuc(command[0], programs["easynpu"], *command[1:], "-o", tmp_path / "t", "--stepping").usage()
+        assert "--stepping was removed; --chip-model rtl" in said
+    assert (
+        "--chip-model rtl" in npuc("trace", programs["easynpu"], "-o", tmp_path / "t", "--data", "x.npz").usage()
+    )
     for target, kind in (("nvdla-small", "quick"), ("bm1684", "vendor")):
         refused = npuc("trace", programs[target], "-o", tmp_path / "t", "--chip-model", kind).usage()
         assert "counts no cycles of single layers" in refused

@@ -87,7 +87,7 @@ def test_a_second_set_of_pads_and_nothing_to_load_at_the_end_save_cycles(row: st
     assert 0.992 * reference < cycles < reference
 
 
-# The checker: every step of every tile, one after the other, as docs/decisions.md (stepping simulator) has them.
+# The checker: every step of every tile, one after the other, as docs/decisions.md (cycles) has them.
 
 
 def _legal(layer: Layer, y: int, x: int, machine: Machine) -> bool:
@@ -205,7 +205,7 @@ def _cycles(parts: list[Layer], tile_y: int, tile_x: int, machine: Machine, foll
     total += sum(_wait(step, following, machine) for step, following in pairwise(steps))
     start = len(parts) * (1 + 5 * output_groups) + followers.words + followers.bs_words
     start += output_groups if dense else 0
-    return start + len(steps[0].entries) + total + 3
+    return start + len(steps[0].entries) + total + 3 + uses[-1].late * (machine.pe_rows - 1)
 
 
 def _words(layer: Layer, tile_y: int, tile_x: int, followers: Followers) -> int:
@@ -307,7 +307,7 @@ def test_words_that_keep_psums_take_the_cycles_of_all_their_steps(
         (None, (), "fmap", PortUse(0, 0, 0)),
         (None, ("fmap",), "fmap", PortUse(1, 1, 1)),
         (None, ("fmap", "skip"), "fmap", PortUse(1, 1, 1)),
-        ("skip", ("fmap",), "fmap", PortUse(1, 1, 1)),  # the document's Tensor-Add: the operand is free
+        ("skip", ("fmap",), "fmap", PortUse(1, 1, 1, late=True)),  # the document's Tensor-Add: the operand is free
         ("skip", (), "fmap", PortUse(1, 0, 0)),
         ("fmap", (), "fmap", PortUse(1, 1, 0)),
         (

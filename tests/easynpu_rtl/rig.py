@@ -1,24 +1,28 @@
-"""The RTL with the fast simulator's interface, beside the stepping simulator, whose cycles it must take."""
+"""The RTL with the word simulator's interface, in the cycles of the cycle model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import CDLL
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import pytest
 
+from npuc.bits import encode
 from npuc.errors import ArtefactError
 from npuc.ir import Array
+from npuc.targets.easynpu.machine.isa import Instruction, Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rearrangement import SETUP, run_length
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.rtl import build
 from npuc.targets.easynpu.rtl.simulation import Simulation
+from npuc.targets.easynpu.simulate.walk import chains_of
+from tests.easynpu import naive
 from tests.easynpu import test_simulator as programs
 from tests.easynpu_rtl import mutants
-from tests.easynpu_stepping.test_programs import Memories, Stepping
 
 SMALL = replace(programs.MACHINE, weight_words=1200)
 """Its weights are written word by word before every program."""
@@ -60,12 +64,29 @@ def needed(machine: Machine) -> None:
         pytest.skip(error.problems[0].reason)
 
 
-class Rtl(Stepping):
-    """The fast simulator's interface: sample after sample on one core, in the cycles of the stepping simulator."""
+@dataclass
+class Memories:
+    """The memories of several machines, as the word simulator holds them."""
+
+    fmap: Array
+    skip: Array
+    weight: Array
+
+
+class Rtl:
+    """The word simulator's interface: sample after sample on one core, in the cycles of the cycle model."""
 
     def __init__(self, machine: Machine, files: Mapping[str, bytes]) -> None:
-        super().__init__(machine, files)
+        self.machine = machine
         self.simulation = Simulation(machine, files, noise=None)
+
+    def state(self, samples: int) -> Memories:
+        sizes = (
+            (samples, self.machine.fmap_words),
+            (samples, self.machine.skip_words),
+            (self.machine.weight_words,),
+        )
+        return Memories(*(np.zeros((*size, 16), np.int8) for size in sizes))
 
     def run(
         self,
@@ -78,7 +99,6 @@ class Rtl(Stepping):
         board = self.simulation.state(1)
         board.board.write("weight", 0, state.weight)
         for fmap, skip in zip(state.fmap, state.skip, strict=True):
-            cycles = self._stepped(segment, {"fmap": fmap, "skip": skip, "weight": state.weight})
             for name, values in (("fmap", fmap), ("skip", skip)):
                 board.board.write(name, 0, values)
             self.simulation.cycles.clear()
@@ -87,16 +107,29 @@ class Rtl(Stepping):
             )
             for name, values in (("fmap", fmap), ("skip", skip)):
                 values[...] = board.board.read(name, 0, len(values))
-            assert self.simulation.cycles == cycles
+            expect_modelled(board.itcm[: segment.count], self.machine, self.simulation.cycles)
         for number, values in found.items():
             if observe is not None:
                 observe(number, np.concatenate(values))
 
-    def _stepped(self, segment: Segment, memories: Mapping[str, Array]) -> list[int]:
-        """Cycles of every chain on the stepping simulator."""
-        hardware = self.stepper.state(1)
-        for dtcm in (hardware.fmap, hardware.skip, hardware.weight):
-            dtcm.values[...], dtcm.written[...] = memories[dtcm.name], True
-        self.stepper.layers.clear()
-        self.stepper.run(segment, hardware, {})
-        return [layer.cycles for layer in self.stepper.layers]
+
+def expect_modelled(words: Sequence[Instruction], machine: Machine, cycles: Sequence[int]) -> None:
+    """The cycle model gives the cycles of every chain; the pieces of a map that a reshape reads are naive's."""
+    chains = list(chains_of(words, 0, machine))
+    assert cycles == [chain.cycles for chain in chains]
+    for chain, took in zip(chains, cycles, strict=True):
+        word = chain.stages[0].reshape
+        if word is not None:  # a word is read, and written to every word that it has lanes for
+            map_words = chain.stages[0].ifmap(machine, chain.low).grid.size
+            assert took == chain.words + SETUP + map_words + sum(scattered(word))
+
+
+def scattered(word: Reshape) -> list[int]:
+    """For every word of a map the pieces that it falls into, by the interpreter of the document."""
+    fields = naive.fields(naive.RESHAPE, encode(word))
+    number = np.arange(word.Hi * word.Wi * word.Ci).reshape(word.Hi, word.Wi, word.Ci)
+    pieces = np.zeros((word.Hi * word.Wi, -(-word.Ci // 16)), np.int64)
+    for at, of in np.ndenumerate(naive.restacked(number, fields)):
+        pixel, channel = divmod(int(of), word.Ci)
+        pieces[pixel, channel // 16] += 0 in (channel % 16, channel % run_length(word), at[2] % 16)
+    return [int(each) for each in pieces.ravel()]

@@ -18,8 +18,10 @@ from click.testing import CliRunner, Result
 
 from npuc.cli import npuc
 from npuc.errors import ArtefactError
+from npuc.program import load
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import build, core, port, resources
+from npuc.targets.easynpu.simulate.walk import segments_of
 from tests.easynpu_rtl.rig import needed
 
 pytestmark = pytest.mark.slow
@@ -162,10 +164,30 @@ def test_data_without_a_program_is_a_usage_error(tmp_path: Path) -> None:
     assert "--data needs ARTEFACT" in str(found.exception)
 
 
-def test_stepping_is_not_of_the_rtl(digits: str, tmp_path: Path) -> None:
-    out = str(tmp_path / "y.npz")
-    found = invoke("run", digits, "--data", DATA, "-o", out, "--chip-model", "rtl", "--stepping")
-    assert "--chip-model rtl has no --stepping" in str(found.exception)
+def chains_in(digits: str) -> int:
+    return sum(len(chains) for _, chains in segments_of(load(Path(digits))))
+
+
+def test_a_trace_holds_every_cycle_of_the_first_sample(digits: str, tmp_path: Path) -> None:
+    out, dump = tmp_path / "y.npz", tmp_path / "t.vcd"
+    options = ("run", digits, "--data", DATA, "-o", str(out), "--chip-model", "rtl", "--trace")
+    found = invoke(*options, str(dump), "--json")
+    assert found.exception is None, found.exception
+    cycles = json.loads(found.stdout)["cycles"]
+    text = dump.read_text(encoding="ascii")
+    counter, ends = (re.search(rf"\$var wire +\d+ (\S+) {name} ", text)[1] for name in ("cycles", "chain_ends"))
+    counted = re.findall(rf"^b([01]+) {re.escape(counter)}$", text, re.MULTILINE)
+    assert int(counted[-1], 2) == cycles == len(counted) - 1
+    assert len(re.findall(rf"^1{re.escape(ends)}$", text, re.MULTILINE)) == chains_in(digits)
+    assert not list(tmp_path.glob(".*"))
+    assert "E506" in str(invoke(*options, str(tmp_path / "none" / "t.vcd")).exception)
+
+
+def test_a_trace_is_one_of_the_hardware(digits: str, tmp_path: Path) -> None:
+    found = invoke(
+        "run", digits, "--data", DATA, "-o", str(tmp_path / "y.npz"), "--trace", str(tmp_path / "t.vcd")
+    )
+    assert "--trace needs --chip-model rtl" in str(found.exception)
 
 
 def test_verification_on_the_rtl_is_bit_exact_and_counts_cycles(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ ROUNDS = 3
 
 
 def trials(rounds: int) -> Iterator[Callable[[], None]]:
-    """Random programs of every kind, compared with the loop nest and with the stepping simulator's cycles."""
+    """Random programs of every kind, compared with the loop nest and with the cycle model's cycles."""
     single = programs.test_a_single_word_computes_what_the_loop_nest_computes
     several = (
         programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from npuc.errors import DataError
+from npuc.errors import ArtefactError, DataError
 from npuc.images.description import PRESETS, Description, bound, described
 from npuc.ir import TensorType
+from npuc.program import Program
 from npuc.storage.records import read
 
 RGB = {"x": TensorType((1, 3, 224, 224))}
@@ -29,8 +30,10 @@ def refused(call: Any) -> str:
     [
         ({"means": [1]}, "unknown key 'means'. Did you mean 'mean'?"),
         ({"order": "grb"}, "order = 'grb'"),
-        ({"order": "nv12"}, "order = 'nv12' is no order of whole channels"),
-        ({"frame": "yuyv"}, "frame = 'yuyv' is no order of whole channels"),
+        ({"order": "nv12"}, "order = 'nv12' is what a camera gives"),
+        ({"frame": "i420"}, "frame = 'i420'"),
+        ({"frame": "nv12", "layout": "nchw"}, "layout = 'nchw' beside frame = 'nv12'"),
+        ({"frame": "nv12", "order": "gray"}, "frame = 'nv12' lacks channels"),
         ({"std": 0}, "std = 0 | above 0"),
         ({"std": [1, 0, 1]}, "std = [1, 0, 1] | above 0"),
         ({"scale": -1}, "scale = -1 | above 0"),
@@ -71,6 +74,8 @@ def test_what_cannot_be_meant_is_refused_by_name(values: dict[str, Any], said: s
         ({"mean": 1}, TensorType((1, 3, 8, 8), "uint8"), "the input's type is uint8"),
         ({"resize": 256, "crop": 200}, RGB["x"], "crop = 200 | the input has 224 x 224 pixels"),
         ({"resize": 200}, RGB["x"], "resize = 200 | at least the input's 224 x 224 pixels"),
+        ({"frame": "nv12"}, TensorType((1, 3, 7, 8)), "frame = 'nv12' | even sides; the input has 7 x 8 pixels"),
+        ({"frame": "yuyv"}, TensorType((1, 3, 8, 7)), "frame = 'yuyv' | even sides"),
         ({"resize": 100}, TensorType((1, 3, 64, 128)), "resize = 100 | at least the input's 64 x 128 pixels"),
     ],
 )
@@ -120,3 +125,26 @@ def test_imagenet_keeps_seven_eighths_of_the_short_side(size: tuple[int, int], s
     # 224 / 0.875 = 256; 299 / 0.875 = 341.7; 128 / 0.875 = 146.3
     found = PRESETS["imagenet"].bound_to({"x": TensorType((1, 3, *size))})
     assert found.short_side == short
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"order": "zyx"}, "order = 'zyx'"),
+        ({"mean": []}, "mean = []"),
+        ({"std": [0.0]}, "std = [0.0]"),
+        ({"letterbox": 999}, "letterbox = 999"),
+        ({"shape": [1, 3]}, "its shape is [1, 3]"),
+        ({"shape": [1, 5, 4, 4]}, "its shape is [1, 5, 4, 4]"),
+        ({"fused": True}, "the program's input is [1, 3, 4, 4]"),
+        ({"input": "z"}, "the program's input is []"),
+        ({"fused": 1}, "images[0].fused is 1"),
+    ],
+)
+def test_a_manifest_that_npuc_did_not_write_is_refused(changed: dict[str, Any], said: str) -> None:
+    (whole,) = bound(described("none"), {"x": TensorType((1, 3, 4, 4))}, fused=False)
+    port = {"name": "x", "shape": [1, 3, 4, 4], "dtype": "float32"}
+    assert Program({"inputs": [port], "images": [whole.as_json()]}, {}).images == (whole,)
+    with pytest.raises(ArtefactError, match="damaged") as caught:
+        _ = Program({"inputs": [port], "images": [{**whole.as_json(), **changed}]}, {}).images
+    assert said in str(caught.value)

@@ -20,6 +20,7 @@ from npuc.frontend.frames import framed
 from npuc.frontend.reading import read_model
 from npuc.host.step import HostStep
 from npuc.images.description import PRESETS, bound, described
+from npuc.images.yuv import from_rgb
 from npuc.ir import Array, TensorType
 from npuc.targets.easynpu.export.c_plan import with_frames
 from tests.cli.process import npuc
@@ -57,6 +58,51 @@ def test_every_order_and_layout_becomes_what_the_model_reads(preset: str, tmp_pa
         made = framed(read_model(models[shape]), images)
         onnx.checker.check_model(made)
         np.testing.assert_allclose(run(made.SerializeToString(), frames), run(models[shape], wanted), atol=1e-4)
+
+
+# Y = 81, U = 90, V = 240 is red: R = 1.164 * 65 + 1.596 * 112 = 254.4, G = 75.66 + 0.391 * 38 - 0.813 * 112 < 0;
+# Y = 145, U = 54, V = 34: R = 150.2 - 150.0, G = 150.2 + 28.9 + 76.4, B = 150.2 - 149.3
+PAIRS = {
+    "nv12": [[81, 81, 145, 145], [81, 81, 145, 145], [90, 240, 54, 34]],
+    "nv21": [[81, 81, 145, 145], [81, 81, 145, 145], [240, 90, 34, 54]],
+    "yuyv": [[[81, 90], [81, 240], [145, 54], [145, 34]]] * 2,
+    "uyvy": [[[90, 81], [240, 81], [54, 145], [34, 145]]] * 2,
+}
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_frames_in_yuv_become_rgb(form: str, tmp_path: Path) -> None:
+    (small,) = bound(described({"frame": form}), {"x": TensorType((1, 3, 2, 4))}, fused=True)
+    frame = np.array([PAIRS[form]], np.uint8)
+    assert frame.shape == small.frame_shape
+    found = small.values_of(frame)[0, :, :, ::2].transpose(1, 2, 0)
+    np.testing.assert_allclose(found, [[(254.41, 0, 0), (0.13, 255, 0.83)]] * 2, atol=0.02)
+    colours = np.round(found).repeat(2, axis=1).astype(np.uint8)
+    assert np.abs(from_rgb(colours, form).astype(int) - frame[0]).max() <= 1
+    random = np.random.default_rng(1)
+    for shape, order in product((FIRST, LAST), ("rgb", "bgr")):
+        model = network(tmp_path, shape)
+        images = bound(
+            described({"preset": "imagenet", "frame": form, "order": order}), {"x": TensorType(shape)}, fused=True
+        )
+        frames = random.integers(0, 256, (2, *images[0].frame_shape)).astype(np.uint8)
+        made = framed(read_model(model), images)
+        onnx.checker.check_model(made)
+        wanted = run(model, images[0].values_of(frames))
+        np.testing.assert_allclose(run(made.SerializeToString(), frames), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "bm1684"])
+def test_the_host_converts_yuv_and_says_so(target: str, tmp_path: Path) -> None:
+    folder, model = photos(tmp_path), network(tmp_path)
+    keys = {"preset": "imagenet", "frame": "nv12"}
+    made = api.compile(model, target, precision="int8", calibration=folder, input=keys)
+    assert made.program.inputs[0].shape == (1, SIZE * 3 // 2, SIZE)
+    frames = made.samples(folder).inputs["x"]
+    exact = run(model, made.program.images[0].values_of(frames))
+    assert noise(made.run({"x": frames})["y"].reshape(-1, 4), exact) > 24
+    hosted = [each["node"] for each in made.program.manifest["account"] if each["place"] == "host"]
+    assert "x/cast" in hosted
 
 
 def test_before_opset_10_a_cast_takes_the_place_of_the_scale(tmp_path: Path) -> None:
@@ -127,7 +173,9 @@ def test_padding_is_the_model_s_zero_whatever_the_mean(target: str, mean: float,
 def test_the_host_computes_nothing_for_frames_that_fuse(tmp_path: Path) -> None:
     model = network(tmp_path, pad=0)
     for target in ("easynpu", "nvdla-small", "bm1684"):
-        found = api.compile(model, target, precision="int8", input="imagenet", proof="off")
+        found = api.compile(
+            model, target, precision="int8", calibration="synthetic", input="imagenet", proof="off"
+        )
         hosted = [each for each in found.program.manifest["account"] if each["place"] == "host"]
         assert not hosted, hosted
 
@@ -218,7 +266,8 @@ def test_variants_take_pictures_in_their_own_batches(tmp_path: Path) -> None:
 def test_pictures_without_pillow_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, out = network(tmp_path), tmp_path / "o"
     monkeypatch.setitem(sys.modules, "PIL", None)
-    npuc("compile", model, "--target", "easynpu", "--input", "imagenet", "-o", out).done()
+    given = ("--input", "imagenet", "--calibration", "synthetic", "-o", out)
+    npuc("compile", model, "--target", "easynpu", *given).done()
     np.savez(tmp_path / "x.npz", x=np.zeros((1, SIZE, SIZE, 3), np.uint8))
     npuc("run", out, "--data", tmp_path / "x.npz").done()
     (tmp_path / "a.png").write_bytes(b"")

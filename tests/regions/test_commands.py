@@ -42,9 +42,6 @@ def test_a_model_that_leaves_nothing_on_the_npu_is_told_so(tmp_path: Path) -> No
 def test_run_and_verify_take_all_parts(folder: Path, tmp_path: Path) -> None:
     data = ("--data", folder / "x.npz")
     npuc("run", folder / "m.npu", *data, "-o", tmp_path / "y.npz").done()
-    npuc("run", folder / "m.npu", *data, "-o", tmp_path / "z.npz", "--stepping").done()
-    with np.load(tmp_path / "y.npz") as one, np.load(tmp_path / "z.npz") as other:
-        np.testing.assert_array_equal(one["y"], other["y"])
     report = npuc("verify", folder / "m.onnx", folder / "m.npu", *data, "--json").json
     assert report["bit_exact"] and [layer["name"] for layer in report["layers"]] == ["a", "e"]
     assert [(part["path"], part["bit_exact"], part["status"]) for part in report["parts"]] == [
@@ -142,7 +139,7 @@ def test_a_branch_that_the_shapes_exclude_is_told_and_an_input_bound_to_the_othe
     text = f"g (float[1,C,6,6] x, int64 rate) => (float[1,8,6,6] y) <int64[1] two = {{2}}> {{ {body} }}"
     onnx.save(parse(text, w=(8, 8, 1, 1)), tmp_path / "m.onnx")
     asked = (tmp_path / "m.onnx", "--target", "easynpu", "--input-shape", "x=1,8,6,6")
-    for command in (("check",), ("compile", "-o", tmp_path / "m.npu")):
+    for command in (("check",), ("compile", "--calibration", "synthetic", "-o", tmp_path / "m.npu")):
         outcome = npuc(*command, *asked, "--json")
         assert outcome.code == 1
         last = outcome.json["errors"][-1]

@@ -223,7 +223,7 @@ OURS = {
         ("bisection.py", "target.name"), ("c_text.py", "text"), ("c_text.py", "name"), ("c_export.py", "name"),
         ("c_export.py", "title"), ("c_export.py", "text"), ("kernel.py", "name"), ("kernel.py", "title"),
         ("kernel.py", "region.name"), ("functions.py", "each.name"), ("observation.py", "each.layer"),
-        ("vcd.py", "self.name"), ("sdp.py", "name"), ("test_programs.py", "each.name"),
+        ("assembling.py", "name"), ("sdp.py", "name"), ("test_programs.py", "each.name"),
         ("sdk.py", "name"), ("writing.py", "trace.name"), ("writing.py", "name"), ("writing.py", "region"),
         ("writing.py", "source"), ("writing.py", "command.source"), ("writing.py", "title"),
         ("writing.py", "register.title"), ("frozen.py", "each.name"), ("build.py", "kept.name"),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.text.progress import progress
-from npuc.text.terminal import as_json, closest, count, page, table
+from npuc.text.progress import CLEAR, progress
+from npuc.text.terminal import as_json, closest, count, folded, page, table
 
 cells = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("ab é", max_size=9))
 
@@ -39,6 +41,30 @@ def test_every_row_is_one_line_without_trailing_spaces(rows: list[tuple[object, 
     lines = table(("a", "b"), rows).split("\n")
     assert len(lines) == len(rows) + 1
     assert all(line == line.rstrip() for line in lines)
+
+
+@given(st.lists(st.tuples(cells, cells, st.text("ab é", max_size=60)), max_size=5), st.integers(1, 60))
+def test_a_narrow_table_breaks_between_words_alone(rows: list[tuple[object, ...]], width: int) -> None:
+    """Every line fits or is a single word; no word of the wide table is broken or lost."""
+    wide, narrow = table(("x", "y", "z w"), rows), table(("x", "y", "z w"), rows, width)
+    longest = max(map(len, re.split(r"\s+", wide)))
+    assert all(len(line) <= max(width, longest + len("  z w: ") + 4) for line in narrow.split("\n"))
+    if narrow.startswith("x"):
+        assert all(len(line) <= width for line in narrow.split("\n"))
+    words = [each for row in rows for cell in row for each in table(("",), [(cell,)]).split()]
+    assert not Counter(words) - Counter(re.split(r"\s+", narrow))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_terminal_gets_lines_that_end_between_words(width: int) -> None:
+    text = (
+        "error[E203] Conv 'stem': Ho = 300 does not fit in 8 bits\n  help: split the image, or use another machine"
+    )
+    lines = folded(text, width).split("\n")
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    assert all(line.startswith("  ") for line in lines if not line.startswith("error"))
+    assert folded(text, 200) == text
 
 
 @given(st.integers())
@@ -91,8 +117,8 @@ def test_a_progress_bar_counts_on_a_terminal_and_goes_away(monkeypatch: pytest.M
         bar.begin("simulating", 3)
         bar.advance(1)
         bar.advance(2)
-    assert "running: simulating" in terminal.getvalue() and "3/3" in terminal.getvalue()
-    assert terminal.getvalue().rstrip().endswith("\x1b[2K")
+    assert "running: simulating 0/3" in terminal.getvalue()
+    assert terminal.getvalue().rstrip().endswith(CLEAR.strip())
 
 
 def test_parts_without_steps_count_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +139,7 @@ def test_stages_are_named_on_a_terminal_and_go_away(monkeypatch: pytest.MonkeyPa
     with progress("compiling") as bar:
         bar.begin("choosing scales")
     assert "compiling: choosing scales" in terminal.getvalue()
-    assert terminal.getvalue().rstrip().endswith("\x1b[2K")
+    assert terminal.getvalue().rstrip().endswith(CLEAR.strip())
 
 
 @pytest.mark.parametrize(("stream", "quiet"), [(io.StringIO(), False), (Terminal(), True)])

@@ -35,13 +35,14 @@ def with_ranges(program: Program, request: Request, samples: Samples, graphs: Se
     if not graphs:
         found = Ranges("none")
     elif files and samples.inputs:
-        digest = sha256("".join(map(file_sha256, files)).encode()).hexdigest()
-        found = Ranges("samples", tuple(each.name for each in files), len(samples), digest)
+        digest = sha256("".join(sorted(map(file_sha256, files))).encode()).hexdigest()
+        found = Ranges("samples", tuple(sorted(each.name for each in request.calibration)), len(samples), digest)
     elif program.precision in FLOATING:
         found = Ranges("none")
     else:
         found = Ranges("model") if all(map(_has_scales, graphs)) else Ranges("synthetic", samples=len(samples))
-    return replace(program, manifest={**program.manifest, RANGES: asdict(found)})
+    told = {**asdict(found), "files": [*found.files]}  # as JSON has it
+    return replace(program, manifest={**program.manifest, RANGES: told})
 
 
 def _has_scales(graph: Graph) -> bool:

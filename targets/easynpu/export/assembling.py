@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from npuc.bits import encode, places
 from npuc.errors import ArtefactError, NpucError
 from npuc.frozen import frozen
+from npuc.ir import Array
 from npuc.program import Program
 from npuc.targets.easynpu.export.recounting import recounted
 from npuc.targets.easynpu.machine import isa
@@ -23,11 +24,10 @@ from npuc.targets.easynpu.machine import listing as lines
 from npuc.targets.easynpu.machine.chains import Stage, refused
 from npuc.targets.easynpu.machine.isa import Instruction, Layer, Reshape
 from npuc.targets.easynpu.machine.memory import Map
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rules import check, expect_kept
 from npuc.targets.easynpu.machine.timing import kernel_extent
 from npuc.targets.easynpu.program.artefact import Contents
-from npuc.targets.easynpu.simulate import streams
-from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.running import Runner
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
@@ -37,6 +37,40 @@ ZERO = "zero"
 """The meaning of a reserved field."""
 
 
+@dataclass
+class Filled:
+    """What has been written so far of a machine's memories: a bool for every word."""
+
+    fmap: Array
+    skip: Array
+    weight: Array
+    itcm: tuple[Instruction, ...] = ()
+
+    @classmethod
+    def of(cls, machine: Machine) -> Filled:
+        """A machine at power-up."""
+        fmap, skip, weight = (
+            np.zeros(machine.capacity_words(name), np.bool_) for name in ("fmap", "skip", "weight")
+        )
+        return cls(fmap, skip, weight)
+
+    def memory(self, each: Map) -> Array:
+        """The words of the DTCM that a map is in."""
+        return self.fmap if each.place.memory == "fmap" else self.skip
+
+    def load_weights(self, address: int, words: Array) -> None:
+        """Marks words of the weight DTCM from an address on."""
+        self.weight[address : address + len(words)] = True
+
+    def fill(self, each: Map) -> None:
+        """Marks a map. Raises ArtefactError (E503) where it leaves its memory."""
+        memory, (first, last) = self.memory(each), each.span
+        if first < 0 or last >= len(memory):
+            reason = f"words {first}..{last} of the {each.place.memory} DTCM are loaded"
+            raise ArtefactError("E503", reason, limit=f"0..{len(memory) - 1}")
+        memory[each.grid] = True
+
+
 def expect_legal(program: Program) -> None:
     """Raises ArtefactError (E503) for the first instruction that a chip model would refuse.
 
@@ -44,21 +78,20 @@ def expect_legal(program: Program) -> None:
     was written.
     """
     machine = Contents.of(program.manifest).machine
-    state, kept = Hardware.of(machine), None
+    filled, kept = Filled.of(machine), None
     for segment, chains in segments_of(program):
-        load_images(segment, program.files, machine, state)
+        load_images(segment, program.files, machine, filled)
         for move in segment.loads:
-            _written(state, move.map)
-        state.weights_at = 0
+            filled.fill(move.map)
+        weights_at = 0
         for chain in chains:
             check(chain.stages, machine, chain.low)
             kept = expect_kept(kept, chain.stages)
-            computing = [stage for stage in chain.stages if stage.reshape is None]
-            _, state.weights_at = streams.load(computing, state.weights_at, state.weight, state.parameter_pads)
-            _expect_written(state, chain)
+            for stage in chain.stages:
+                weights_at = _expect_streamed(filled, stage, weights_at)
+            _expect_filled(filled, chain)
         for move in segment.stores:
-            memory = state.dtcm(move.place.memory)
-            if not memory.written[move.map.grid].all():
+            if not filled.memory(move.map)[move.map.grid].all():
                 last = chains[-1].stages[-1] if chains else None
                 reason = f"nothing has written all of '{move.tensor}', which the host reads from the DTCM"
                 raise refused(last.number if last else 0, reason, last.word if last else None)
@@ -72,17 +105,29 @@ def expect_reserved(number: int, word: Instruction) -> None:
             raise refused(number, f"{name} is {value}", word, f"{name} = 0", f"leave {name} out")
 
 
-def _expect_written(state: Hardware, chain: Chain) -> None:
+def _expect_streamed(filled: Filled, stage: Stage, start: int) -> int:
+    """The weight stream's next address behind a word, whose own words must be loaded."""
+    if stage.control is not None and stage.control.set_weights:
+        start = stage.control.weights
+    end = start + stage.streamed_words
+    if end > start and end > len(filled.weight):
+        raise refused(stage.number, f"weight words {start}..{end - 1} are streamed", stage.layer)
+    if not filled.weight[start:end].all():
+        reason = f"some of the weight words {start}..{end - 1} are streamed before they are loaded"
+        raise refused(stage.number, reason, stage.layer)
+    return end
+
+
+def _expect_filled(filled: Filled, chain: Chain) -> None:
     """Refuses a chain that reads words that were never written, and marks those that it writes."""
     for stage, each in _reads(chain):
-        memory = state.dtcm(each.place.memory)
-        missing = each.grid[~memory.written[each.grid]]
+        missing = each.grid[~filled.memory(each)[each.grid]]
         if missing.size:
-            reason = f"word {missing[0]} of the {memory.name} DTCM is read before it is written"
+            reason = f"word {missing[0]} of the {each.place.memory} DTCM is read before it is written"
             raise refused(stage.number, reason, stage.word, remedy="a map where one lies, of its size")
     for stage in chain.stages:
         for each in chain.written(stage):
-            _written(state, each)
+            filled.fill(each)
 
 
 def _reads(chain: Chain) -> Iterator[tuple[Stage, Map]]:
@@ -102,15 +147,6 @@ def _reached(layer: Layer) -> tuple[int, int]:
     rows = (layer.Ho - 1) * layer.Sh - layer.Ph + kernel_extent(layer.Hk, layer.Dh)
     columns = (layer.Wo - 1) * layer.Sw - layer.Pw + kernel_extent(layer.Wk, layer.Dw)
     return min(layer.Hi, rows), min(layer.Wi, columns)
-
-
-def _written(state: Hardware, each: Map) -> None:
-    memory = state.dtcm(each.place.memory)
-    first, last = each.span
-    if first < 0 or last >= len(memory.written):
-        reason = f"words {first}..{last} of the {memory.name} DTCM are loaded"
-        raise ArtefactError("E503", reason, limit=f"0..{len(memory.written) - 1}")
-    memory.written[each.grid] = True
 
 
 REMEDY = "give a listing as npuc dump prints it, saved as UTF-8: npuc dump OUT > LISTING"

@@ -11,8 +11,18 @@ from npuc.errors import ArtefactError
 from npuc.frozen import frozen
 from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.isa import Control, Halt, Layer, Operand, Reshape
-from npuc.targets.easynpu.machine.memory import Map, Place, groups, high_end, low_end
+from npuc.targets.easynpu.machine.memory import (
+    BS_WORDS,
+    SLOPE_WORDS,
+    TABLE_WORDS,
+    Map,
+    Place,
+    groups,
+    high_end,
+    low_end,
+)
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import weight_words
 
 DUMP = "npuc dump shows every word"
 
@@ -38,6 +48,26 @@ class Stage:
         """The operation without the ReLU that a convolution may contain."""
         operation = self.layer.operation
         return operation.mnemonic.removesuffix("_relu") if operation and operation.mnemonic != "relu" else "relu"
+
+    @property
+    def parameter_words(self) -> int:
+        """Its bias-scale, table or slope words in the weight stream."""
+        if self.reshape is not None:
+            return 0
+        match self.name:
+            case "maxpool" | "relu":
+                return 0
+            case "act":
+                return TABLE_WORDS
+            case "prelu":
+                return SLOPE_WORDS * groups(self.layer.Co)
+            case _:
+                return BS_WORDS * groups(self.layer.Co)
+
+    @property
+    def streamed_words(self) -> int:
+        """All its words in the weight stream: parameters, then weights."""
+        return self.parameter_words + (0 if self.reshape is not None else weight_words(self.layer))
 
     @property
     def keeps(self) -> bool:

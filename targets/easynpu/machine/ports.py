@@ -1,7 +1,7 @@
 """The DTCM ports: what a pass over a tile's positions uses of them, and what remains for sub-ifmaps.
 
 A DTCM serves one access a cycle; ofmap and ifmap words share a bus on which the ofmap has priority (easynpu, Ofmap
-scheduler; docs/decisions.md, EasyNPU stepping simulator, bus).
+scheduler; docs/decisions.md, EasyNPU cycles, bus).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class PortUse:
     """Cycles of writing over the shared bus: one, or more where a reshape scatters its lanes."""
     apart: bool = False
     """The operand is read before the position enters the PEs; a single psum's bubble begins a cycle later."""
+    late: bool = False
+    """Positions enter several rows of PEs with the last row's operand, though their results are due at once."""
 
     def taken(self, sweep: Array, positions: Array) -> Array:
         """Cycles of a pass over this many positions, whose computation alone takes `sweep`."""
@@ -46,7 +48,7 @@ def port_use(reads: str | None, writes: Sequence[str], source: str, times: int =
     written = times if writes else 0
     cycles = written + 1 if apart else max(written, int(reads is not None))
     blocked = written + int(reads == source and (apart or not writes))
-    return PortUse(cycles, blocked, written, apart)
+    return PortUse(cycles, blocked, written, apart, bool(reads is not None and writes and not apart))
 
 
 RESULT = PortUse(1, 1, 1)

@@ -2,7 +2,7 @@
 
 With two sets of pads, a word is loaded in any cycle in which the bus is free. With one set, the words of the next
 step replace those that this step still reads. They come row by row, and a word may go to an entry below all
-entries that will still be read (docs/decisions.md, EasyNPU stepping simulator, one set of ifmap pads). Before the
+entries that will still be read (docs/decisions.md, EasyNPU cycles, one set of ifmap pads). Before the
 last channel there is no such entry. Then each kernel position frees what is before its first entry; in the last
 one, for the last ozi, the loader follows the reader from position to position.
 """

@@ -1,11 +1,11 @@
 """The cycle model: the cost of a chain of layer words for every candidate tile, in closed form.
 
 Source: easynpu reference, section 6, with a second set of ifmap pads unless the machine has only one
-(docs/decisions.md, EasyNPU stepping simulator). A layer loads its bias-scale blocks (5 words per 16 channels) and
+(docs/decisions.md, EasyNPU cycles). A layer loads its bias-scale blocks (5 words per 16 channels) and
 first weights (Zs words), then its first sub-ifmap. From then on it proceeds in steps: a step computes with the 16
 channels in the pads while the sub-ifmap of the next step is loaded (refilling). Ofmap and ifmap words share one
 bus of one word a cycle, on which the ofmap has priority. A step therefore takes its compute cycles, or more if the
-words find too few cycles or no free entry. The stepping simulator counts the same cycles one by one.
+words find too few cycles or no free entry. Tests compare every chain of random programs with the hardware.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from npuc.targets.easynpu.machine.refilling import Load, Refilled, Step, Sweep
 
 Extent = TypeVar("Extent", int, Array)
 DRAIN = 3
-"""Cycles that the controller waits behind the last MAC, as its results leave the PEs."""
+"""Cycles that the controller waits behind the last MAC, as its results leave the PEs; `drain` has them all."""
 FEEDBACK = 6
 """Cycles from an operation on a psum to a fused word's operation on its int8 result: the registers of the PE."""
 
@@ -79,6 +79,11 @@ def of_a_row(positions: Extent, machine: Machine) -> Extent:
 def waiting(sweep: Array | int) -> Array:
     """Cycles before a fused word's pass: one of `sweep` computing cycles may be over before its first result."""
     return np.maximum(FEEDBACK - sweep, 0)
+
+
+def drain(machine: Machine, last: PortUse) -> int:
+    """Cycles behind a chain's last pass, which uses the ports so."""
+    return DRAIN + last.late * (machine.pe_rows - 1)
 
 
 def is_dense(layer: Layer) -> bool:
@@ -138,9 +143,8 @@ def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, fol
     run = run + at_end[0] * (rows.count - 1) + np.where(last_row.count, at_end[1] + at_end[3], at_end[2])
     start = len(parts) + followers.words + sum(map(parameter_words, parts)) + followers.bs_words
     start += zs if is_dense(parts[0]) else 0
-    return Cost(
-        start + full.load.words + run + DRAIN, total(lambda tile: tile.compute), total(lambda tile: tile.bus)
-    )
+    start += drain(machine, followers.port_uses[-1])
+    return Cost(start + full.load.words + run, total(lambda tile: tile.compute), total(lambda tile: tile.bus))
 
 
 @frozen

@@ -28,6 +28,8 @@ VERILATE = (
     "--cc", "--top-module", TOP, "--prefix", f"V{TOP}", "-O3", "--x-assign", "fast", "--x-initial", "fast",
     "--noassert", "-Wno-fatal", "-Wno-lint", "--output-split", "200000", "--output-split-cfuncs", "5000",
 )  # fmt: skip
+TRACE = ("--trace", "--timescale", "1ns/1ns")
+"""Further options for waveforms; a nanosecond is a cycle."""
 COMPILE = ("-Og", "-fPIC", "-std=c++17")
 SLOW = ("-O0", *COMPILE[1:])
 """Flags for files that Verilator calls slow, and its runtime: they hardly run, and would take half a build."""
@@ -36,19 +38,19 @@ RUNTIME = ("verilated", "verilated_threads")
 
 
 @lru_cache(maxsize=8)
-def library(machine: Machine) -> ctypes.CDLL:
-    """The functions of harness.cpp for a core of this machine, built now or earlier.
+def library(machine: Machine, *, traced: bool = False) -> ctypes.CDLL:
+    """The functions of harness.cpp for a core of this machine, built now or earlier; traced: with waveforms.
 
     Raises ArtefactError (E507) where Amaranth, Verilator or a C++ compiler is missing or fails.
     """
-    tools = Tools(_verilator(), _compiler())
+    tools = Tools(_verilator(), _compiler(), traced)
     source = verilog(machine, observed=True)
     versions = (_version(tools.verilator), _version(tools.compiler))
-    runtime = _kept("runtime.o", (*SLOW, *versions), tools.runtime)
+    runtime = _kept("runtime.o", (*SLOW, *versions, *tools.runtimes), tools.runtime)
     parts = (
         source,
         *(each.read_text(encoding="utf-8") for each in SOURCES),
-        *VERILATE,
+        *tools.verilate,
         *COMPILE,
         *SLOW,
         *versions,
@@ -130,15 +132,27 @@ class Tools:
 
     verilator: str
     compiler: str
+    traced: bool
+    """Cores can write waveforms."""
+
+    @property
+    def verilate(self) -> tuple[str, ...]:
+        """Verilator's options."""
+        return (*VERILATE, *TRACE) if self.traced else VERILATE
+
+    @property
+    def runtimes(self) -> tuple[str, ...]:
+        """The parts of Verilator's runtime."""
+        return (*RUNTIME, "verilated_vcd_c") if self.traced else RUNTIME
 
     def runtime(self, folder: Path, made: Path) -> None:
         """Compiles Verilator's runtime, which is the same for every core."""
-        self._compile(SLOW, [self._include / f"{each}.cpp" for each in RUNTIME], folder, made)
+        self._compile(SLOW, [self._include / f"{each}.cpp" for each in self.runtimes], folder, made)
 
     def core(self, source: str, runtime: Path, folder: Path, made: Path) -> None:
         """Builds the library of a core."""
         (folder / f"{TOP}.sv").write_text(source, encoding="utf-8")
-        _run([self.verilator, *VERILATE, "-Mdir", ".", f"{TOP}.sv"], folder)
+        _run([self.verilator, *self.verilate, "-Mdir", ".", f"{TOP}.sv"], folder)
         files = sorted(folder.glob("*.cpp"))
         slow = [file for file in files if file.stem.endswith("__Slow")]
         fast = [HARNESS, *(file for file in files if file not in slow)]
@@ -157,6 +171,7 @@ class Tools:
         unit.write_text("".join(f'#include "{file}"\n' for file in files), encoding="utf-8")
         include = (folder, FOLDER, self._include, self._include / "vltstd")
         paths = [f"-I{each}" for each in include]
+        flags = (*flags, *(f"-DVM_TRACE{kind}={int(self.traced)}" for kind in ("", "_VCD")))
         _run([self.compiler, *flags, *paths, "-c", str(unit), "-o", str(made)], folder)
 
 
@@ -179,6 +194,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.easynpu_delete.argtypes = [handle]
     found.easynpu_write.argtypes = found.easynpu_read.argtypes = [handle, number, pointer, number]
     found.easynpu_run.argtypes = [handle, ctypes.c_uint64, ctypes.c_int]
+    found.easynpu_trace.argtypes = [handle, ctypes.c_char_p]
     found.easynpu_seen.argtypes = found.easynpu_chain_ends.argtypes = [handle, pointer]
     found.easynpu_seen.restype = found.easynpu_chain_ends.restype = number
     found.easynpu_forget.argtypes = found.easynpu_forget_seen.argtypes = [handle]

@@ -1,8 +1,8 @@
 """The master controller: fetches words, loads their parameters, and runs chain after chain.
 
 A chain takes a cycle per word, the cycles of loading its parameters, the first weights (dense) and the first
-sub-ifmap, those of its steps, and at its end those of the PEs' registers, as stepping.Stepper counts. Source:
-easynpu, Master controller; docs/decisions.md, EasyNPU stepping simulator.
+sub-ifmap, those of its steps, and at its end those of the PEs' registers, as timing.chain_cost counts. Source:
+easynpu, Master controller; docs/decisions.md, EasyNPU cycles.
 """
 
 from __future__ import annotations
@@ -44,10 +44,15 @@ class Controller(wiring.Component):
     """Runs `count` words from ITCM address 0 after `go`, or until a halt; `busy` until all results are written.
 
     `pause`: stop after every chain, and continue on `resume`. `failed`: an undefined word ended the run. `word`
-    is the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM; `settles`: nor
-    will be when a word is read that is requested now. `reshape` is the last reshape word; `divide`: it is the
+    is the ITCM's word at the previous cycle's `fetch`. `quiet`: nothing is in transit to a DTCM. `late`: the last
+    results wait for the operands of all rows of PEs. `reshape` is the last reshape word; `divide`: it is the
     next cycle's. While it reads a map (a word in each cycle with `rearranging`), `moving` requests the next
     piece of the word; `moved` marks the last piece, and `map_ends` the last word.
+
+    A chain never waits for the results of the chain before it. A result is written RESULT + 1 cycles after its
+    slot in the schedule, a word is read AHEAD + 1 cycles after its slot, and no slot has both in one memory. So
+    RESULT - AHEAD cycles without reads follow the last slot, and in them all queued results are written. DRAIN,
+    a word and the shortest parameters (slopes of 16 channels) are longer.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -95,7 +100,7 @@ class Controller(wiring.Component):
                 "moved": In(1),
                 "map_ends": In(1),
                 "quiet": In(1),
-                "settles": In(1),
+                "late": In(1),
             }
         )
 
@@ -132,7 +137,7 @@ class Controller(wiring.Component):
         self.entries, self.shared = Signal(len(self.run.entry) + 1), Signal(len(self.run.entry))
         self.tables = Signal(len(self.run.table) + 1)
         self.decodes, self.loads = Signal(), Signal()
-        self.first_read, self.alone = Signal(init=1), Signal()
+        self.alone = Signal()
         m.d.comb += [
             self.next_word.eq(self.at),
             self.fetch.eq(self.next_word),
@@ -367,8 +372,8 @@ class Controller(wiring.Component):
                 m.next = "LOAD"
         with m.State("LOAD"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
-            m.d.comb += self.load_enable.eq(self.settles)
-            with m.If(self.load_enable & self.load_finished):
+            m.d.comb += self.load_enable.eq(1)
+            with m.If(self.load_finished):
                 m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
                 m.next = "RUN"
         with m.State("RUN"):
@@ -390,10 +395,8 @@ class Controller(wiring.Component):
                     m.next = "READ_MAP"
         with m.State("READ_MAP"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
-            m.d.comb += self.load_enable.eq(self.settles | ~self.first_read)
-            with m.If(self.load_enable):
-                m.d.sync += self.first_read.eq(0)
-                m.next = "WRITE_PIECES"
+            m.d.comb += self.load_enable.eq(1)
+            m.next = "WRITE_PIECES"
         with m.State("WRITE_PIECES"):
             m.d.sync += self.cycles.eq(self.cycles + 1)
             m.d.comb += self.moving.eq(1)
@@ -401,7 +404,6 @@ class Controller(wiring.Component):
                 m.d.comb += self.advance.eq(1)
                 m.next = "READ_MAP"
                 with m.If(self.map_ends):
-                    m.d.sync += self.first_read.eq(1)
                     self._chain_ends(m)
 
     def _chain_ends(self, m: Module) -> None:
@@ -417,7 +419,7 @@ class Controller(wiring.Component):
     def _end(self, m: Module) -> None:
         with m.State("DRAIN"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
-            with m.If(self.number == DRAIN - 1):
+            with m.If(self.number == DRAIN - 1 + Mux(self.late, self.machine.pe_rows - 1, 0)):
                 self._chain_ends(m)
         with m.State("SETTLE"), m.If(self.quiet):
             m.next = "IDLE"

@@ -6,7 +6,7 @@ import gc
 from functools import lru_cache
 from typing import Any
 
-from amaranth.hdl import Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -14,7 +14,7 @@ from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.registers import identity
-from npuc.targets.easynpu.rtl.array import RESULT, PeArray, any_of
+from npuc.targets.easynpu.rtl.array import PeArray
 from npuc.targets.easynpu.rtl.controller import CYCLES as CYCLE_BITS
 from npuc.targets.easynpu.rtl.controller import Controller
 from npuc.targets.easynpu.rtl.layouts import AHEAD, WORD
@@ -179,28 +179,17 @@ class Core(wiring.Component):
             controller.step_busy.eq(sequencer.busy),
             controller.step_ends.eq(sequencer.ends),
             controller.blocked.eq(sequencer.blocked),
+            controller.late.eq(sequencer.late),
         ]
         self._settling(m)
 
     def _settling(self, m: Module) -> None:
-        """Whether all results are in the DTCMs, and whether they will be when a word requested now is read.
-
-        A result is written RESULT + 1 cycles after its position, with rows of PEs one after the other; a word is
-        read AHEAD + 1 cycles after its request.
-        """
-        rows, array, writer = self.machine.pe_rows, self.array, self.writer
-        late = RESULT - AHEAD + rows - 1
-        puts: list[Value] = []
-        passed = self.sequencer.puts  # none in this cycle, as the sequencer rests when a chain begins
-        for age in range(1, RESULT - AHEAD + 1):
-            passed = delayed(m, passed, 1, f"puts{age}")
-            puts.append(passed)
-        waiting = any_of(array.writes[1 : late + 1]) | any_of(puts)
+        """Whether all results are in the DTCMs."""
         queued = ~self.queues[0].empty | ~self.queues[1].empty
-        m.d.comb += [
-            self.controller.settles.eq(~waiting & ~queued & writer.ends),
-            self.controller.quiet.eq(array.empty & ~self.sequencer.puts & ~waiting & ~queued & writer.empty),
-        ]
+        puts = Signal(AHEAD + 1)
+        m.d.sync += puts.eq(Cat(self.sequencer.puts, puts))
+        under_way = self.sequencer.puts | puts.any()
+        m.d.comb += self.controller.quiet.eq(self.array.empty & ~under_way & ~queued & self.writer.empty)
 
     def _load_enable(self) -> Value:
         """Whether the next sub-ifmap word is loaded; a single set of pads must no longer need its entry."""

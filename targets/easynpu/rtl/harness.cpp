@@ -5,6 +5,9 @@
 #include <vector>
 
 #include "board.h"
+#if VM_TRACE
+#include "verilated_vcd_c.h"
+#endif
 
 namespace {
 
@@ -19,7 +22,29 @@ struct Seen {  // a word's result for one pixel and 16 channels
   int8_t lanes[kLanes];
 };
 
+#if VM_TRACE
+struct Waves {  // a sample of all signals for every cycle of a run
+  VerilatedVcdC file;
+  uint64_t cycle = 0;
+  void open(VerilatedContext& context, Veasynpu& top, const char* path) {
+    context.traceEverOn(true);
+    file.dumpvars(3, "TOP");  // the core and its parts
+    file.dumpvars(9, "TOP.easynpu.array.pe0_0");
+    top.trace(&file, 99);
+    file.open(path);
+  }
+  void sample() {
+    if (file.isOpen()) file.dump(cycle++);
+  }
+};
+#else
+struct Waves {
+  void sample() {}
+};
+#endif
+
 struct Machine : Board {
+  Waves waves;
   std::vector<Seen> seen;
   std::vector<uint32_t> chain_ends;
   uint32_t end = 0;
@@ -88,6 +113,7 @@ int easynpu_run(void* handle, uint64_t most, int watched) {
   bool done = false;
   for (uint64_t cycle = 0, last = most; cycle < last; ++cycle) {
     machine.tick();
+    machine.waves.sample();
     if (watched) watch(machine);
     count_chain(machine);
     if (!done && machine.top.interrupt_request) {
@@ -96,6 +122,20 @@ int easynpu_run(void* handle, uint64_t most, int watched) {
     }
   }
   return done;
+}
+
+// Writes the waveforms of all further runs to a file, or completes it with a null pointer.
+void easynpu_trace(void* handle, const char* path) {
+#if VM_TRACE
+  Machine& machine = *static_cast<Machine*>(handle);
+  if (path) {
+    machine.waves.open(machine.context, machine.top, path);
+  } else {
+    machine.waves.file.close();
+  }
+#else
+  (void)handle, (void)path;
+#endif
 }
 
 uint32_t easynpu_seen(void* handle, const void** found) {

@@ -3,7 +3,7 @@
 With two sets of pads it fills the one that the PEs do not read; a single set is refilled behind their reads, as
 the sequencer permits.
 
-Source: easynpu, Scheduler; docs/decisions.md, EasyNPU stepping simulator (ifmap prefetch, edge tiles, padding).
+Source: easynpu, Scheduler; docs/decisions.md, EasyNPU cycles (ifmap prefetch, edge tiles, padding).
 """
 
 from __future__ import annotations

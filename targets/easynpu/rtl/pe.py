@@ -17,7 +17,6 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.quantiser import BYTE, PSUM, Quantiser
 from npuc.targets.easynpu.rtl.sizes import index_bits
-from npuc.targets.easynpu.simulate.streams import MAXPOOL_START
 
 
 class Factor(enum.Enum, shape=2):
@@ -63,6 +62,8 @@ CONTROL = data.StructLayout(
     }
 )
 """The control of a PE for a position."""
+MAXPOOL_START = -128
+"""The value that max pooling compares its first input with."""
 LINE = data.StructLayout({"b": signed(PSUM), "a": signed(BYTE)})
 """A segment of an activation table: a * x + b."""
 SLOPE = data.StructLayout({"factor": signed(BYTE), "scale": signed(BYTE)})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from npuc.host.running import one_by_one
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.storage.files import replacing
 from npuc.target import Observer
 from npuc.targets.easynpu.program.artefact import Contents
 from npuc.targets.easynpu.rtl.simulation import Simulation
@@ -14,12 +16,18 @@ from npuc.targets.easynpu.simulate.running import Runner
 
 
 class RtlRunner:
-    """Runs the steps of the manifest, with segments on the hardware description."""
+    """Runs the steps of the manifest, with segments on the hardware description.
 
-    def __init__(self, program: Program) -> None:
-        self.simulation = Simulation(Contents.of(program.manifest).machine, program.files)
+    trace: the file for the waveforms of the first sample (.vcd); ArtefactError (E506) where it cannot be written.
+    """
+
+    def __init__(self, program: Program, trace: Path | None = None) -> None:
+        machine = Contents.of(program.manifest).machine
+        self.simulation = Simulation(machine, program.files, traced=trace is not None)
         self.runner = Runner(program, self.simulation)
-        self._cycles: int | None = None
+        self.trace = trace
+        self.layer_cycles: list[int] = []
+        """Cycles of every chain for the last sample."""
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
@@ -27,11 +35,18 @@ class RtlRunner:
 
     def _run(self, feeds: Mapping[str, Array], observe: Observer | None) -> dict[str, Array]:
         self.simulation.cycles.clear()
-        found = self.runner(feeds, observe)
-        self._cycles = sum(self.simulation.cycles)
+        if self.trace is None:
+            found = self.runner(feeds, observe)
+        else:
+            with replacing(self.trace) as staging:
+                self.simulation.trace = staging
+                found = self.runner(feeds, observe)
+                self.simulation.end_trace()
+            self.trace = None
+        self.layer_cycles = list(self.simulation.cycles)
         return found
 
     @property
     def cycles(self) -> int | None:
         """Cycles of the core for the last sample; None before the first."""
-        return self._cycles
+        return sum(self.layer_cycles) if self.layer_cycles else None

@@ -55,7 +55,8 @@ class Sequencer(wiring.Component):
     are its entries of the ifmap pads, `operand` is the read, and `put` gives the destination of the next result,
     `piece`, which `puts` announces. `blocked`: no sub-ifmap word may be read in this cycle. With one set of
     ifmap pads, `guards`: the loader may only fill entries below `lowest`. If results are scattered, `take` moves
-    on to the next piece, `scattered`. `moving`: the piece is one of a map that a reshape word reads.
+    on to the next piece, `scattered`. `late`: the chain's results wait for the operands of all rows, which are in
+    another memory. `moving`: the piece is one of a map that a reshape word reads.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -75,6 +76,7 @@ class Sequencer(wiring.Component):
                 "busy": Out(1),
                 "ends": Out(1),
                 "blocked": Out(1),
+                "late": Out(1),
                 "issue": Out(issue(machine)),
                 "pad": Out(index_bits(pad_depth(machine))).array(machine.pe_rows),
                 "operand": Out(layouts.request(machine)),
@@ -159,6 +161,7 @@ class Sequencer(wiring.Component):
             self.reads.eq(self.final & now.reads),
             self.writes.eq(self.final & (now.stored | self.is_last)),
             self.apart.eq(self.reads & self.writes & (meets_copy | meets_target)),
+            self.late.eq(self.is_last & self.reads & ~self.apart),
             self.begin.eq(Mux(self.apart, self.count, 0)),
             results.eq(Mux(self.writes, self.count * self.pieces, 0)),
             cycles.eq(largest(self.begin + largest(results, 1 + self.bubble), Mux(self.reads, self.count, 0))),

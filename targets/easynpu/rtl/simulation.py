@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -33,13 +34,13 @@ CYCLES_MOST = 100_000_000
 class Board:
     """A core of this machine, accessed through its port as firmware does."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, *, traced: bool = False) -> None:
         from npuc.targets.easynpu.rtl import build, port
 
         self.machine = machine
         self.port = port
         self.address_bits = port.address_bits(machine)
-        self.library = build.library(machine)
+        self.library = build.library(machine, traced=True) if traced else build.library(machine)
         self.handle = ctypes.c_void_p(self.library.easynpu_new())
 
     def __del__(self) -> None:
@@ -72,6 +73,10 @@ class Board:
         """Clocks the core until its interrupt. Raises ArtefactError (E503) if it never comes."""
         if not self.library.easynpu_run(self.handle, CYCLES_MOST, watched):
             raise ArtefactError("E503", "the core never interrupts")
+
+    def trace(self, path: Path | None) -> None:
+        """Writes the waveforms of all further runs of a traced board to a file (.vcd), or ends it with None."""
+        self.library.easynpu_trace(self.handle, None if path is None else str(path).encode())
 
     def seen(self) -> Array:
         """The results of words since they were last cleared (SEEN)."""
@@ -124,26 +129,41 @@ class State:
 class Simulation:
     """Runs segments of one program on one sample at a time, like the simulators.
 
-    noise: a seed for random initial contents of both map memories and the weight DTCM.
+    noise: a seed for random initial contents of both map memories and the weight DTCM. traced: boards can write
+    waveforms; the next one does, to the file `trace`, until `end_trace`.
     """
 
-    def __init__(self, machine: Machine, files: Mapping[str, bytes], noise: int | None = 0) -> None:
+    def __init__(
+        self, machine: Machine, files: Mapping[str, bytes], noise: int | None = 0, *, traced: bool = False
+    ) -> None:
         self.machine = machine
         self.files = files
         self.noise = noise
         self.cycles: list[int] = []
         """Cycles of every chain that has run."""
+        self.traced = traced
+        self.trace: Path | None = None
+        self._tracing: Board | None = None
 
     def state(self, samples: int) -> State:
         """A board at power-up."""
         if samples != 1:
             raise ValueError("the RTL simulation runs one sample at a time")
-        board = Board(self.machine)
+        board = Board(self.machine, traced=self.traced)
         if self.noise is not None:
             random = np.random.default_rng(self.noise)
             for name in (*isa.MEMORIES, "weight"):
                 board.write(name, 0, random.integers(-128, 128, (self.machine.capacity_words(name), LANES)))
+        if self.trace is not None:
+            board.trace(self.trace)
+            self.trace, self._tracing = None, board
         return State(board)
+
+    def end_trace(self) -> None:
+        """Completes the file of waveforms."""
+        if self._tracing is not None:
+            self._tracing.trace(None)
+            self._tracing = None
 
     def run(
         self, segment: Segment, state: State, tensors: dict[str, Array], observe: Observer | None = None

@@ -1,6 +1,6 @@
 """The weight stream: the blocks of a chain, once per tile, through a circular FIFO of weight pads.
 
-Source: easynpu, Weight scheduler; docs/decisions.md, EasyNPU stepping simulator (weight pads).
+Source: easynpu, Weight scheduler; docs/decisions.md, EasyNPU cycles (weight pads).
 """
 
 from __future__ import annotations

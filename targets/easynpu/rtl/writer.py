@@ -12,7 +12,7 @@ from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.array import RESULT
-from npuc.targets.easynpu.rtl.layouts import AHEAD, WORD
+from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sizes import address_bits
 
@@ -23,8 +23,7 @@ class Writer(wiring.Component):
     """Joins results with their destinations.
 
     `put` queues a piece. `arrive` takes the results of `count` positions. For each of the two memories `write`,
-    `address`, `lanes` and `word` are a result for its queue. `empty`: nothing is in transit; `ends`: it will be
-    in AHEAD cycles, without more results. `lost` is set
+    `address`, `lanes` and `word` are a result for its queue. `empty`: nothing is in transit. `lost` is set
     permanently if a piece, or a second batch of results, ever finds no room.
     """
 
@@ -43,7 +42,6 @@ class Writer(wiring.Component):
                 "lanes": Out(LANES).array(MEMORIES),
                 "word": Out(WORD).array(MEMORIES),
                 "empty": Out(1),
-                "ends": Out(1),
                 "lost": Out(1),
             }
         )
@@ -68,7 +66,6 @@ class Writer(wiring.Component):
             pieces.r_en.eq(going),
             done.eq((left == 0) | ((left == 1) & going & piece.last)),
             self.empty.eq((left == 0) & (pieces.level == 0)),
-            self.ends.eq((left <= AHEAD + 1) & (behind == 0)),
             self.lost.eq(lost),
         ]
         overrun = self.arrive & ~done & (behind != 0)

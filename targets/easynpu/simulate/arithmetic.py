@@ -38,12 +38,6 @@ RAISED = 128
 """Added to results without ReLU, so that none is negative after saturation."""
 
 
-def block_words(layer: Layer) -> int:
-    """Words of a convolution's block in the weight stream: bias-scale, then weights."""
-    taps = layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
-    return groups(layer.Co) * (BS_WORDS + taps)
-
-
 def quantise(acc: Array, scale: Array) -> Array:
     """int8 of accumulators (int64): sat8(round_half_up(acc * 2^scale)); scale: int8 per channel, negative = right.
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.host.manifest import outputs_among
-from npuc.host.running import one_by_one
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
@@ -23,9 +20,6 @@ from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
 from npuc.targets.easynpu.simulate.simulator import Simulator, State
 from npuc.targets.easynpu.simulate.tiles import Tiles, Wave, planned
-
-if TYPE_CHECKING:
-    from npuc.targets.easynpu.simulate.events import LayerCount
 
 
 class Executor(Protocol):
@@ -141,68 +135,3 @@ class Runner:
 
 def _noted(shown: list[tuple[int, int, Array]], segment: int) -> WordObserver:
     return lambda number, values: shown.append((segment, number, values))
-
-
-class SteppingRunner:
-    """A program on the stepping simulator, one sample after the other; the first one is traced."""
-
-    def __init__(self, program: Program, trace: Path | None = None) -> None:
-        from npuc.targets.easynpu.simulate.stepping import Stepper
-
-        self.stepper = Stepper(Contents.of(program.manifest).machine, program.files)
-        self.runner = Runner(program, self.stepper)
-        self.trace = trace
-
-    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
-        """Outputs (samples, *shape) for inputs (samples, *shape)."""
-        return one_by_one(self._run, feeds, observe)
-
-    def _run(self, feeds: Mapping[str, Array], observe: Observer | None) -> dict[str, Array]:
-        self.stepper.layers.clear()
-        with self._traced():
-            return self.runner(feeds, observe)
-
-    @property
-    def layers(self) -> list[LayerCount]:
-        """The counts of every chain of the last sample."""
-        return self.stepper.layers
-
-    def report(self) -> dict[str, Any]:
-        """The cycles of a sample, and the counts and ONNX nodes of every layer."""
-        table = self.runner.contents.instructions
-        rows = [
-            {
-                "nodes": list(table[each.instruction].nodes) if each.instruction < len(table) else [],
-                **each.as_json(),
-            }
-            for each in self.layers
-        ]
-        return {"cycles": sum(each.cycles for each in self.layers), "layers": rows}
-
-    @contextmanager
-    def _traced(self) -> Generator[None]:
-        """Traces the first sample; after an error the trace so far is discarded.
-
-        Raises ArtefactError (E506) where the file cannot be written.
-        """
-        if self.trace is None:
-            yield
-            return
-        from npuc.targets.easynpu.simulate.trace import Tracer
-
-        path, self.trace = self.trace, None
-        staging = path.with_name(f".{path.name}.partial")
-        try:
-            with staging.open("w", encoding="ascii") as file:
-                tracer = Tracer(file, self.runner.contents.machine)
-                self.stepper.watcher = tracer
-                try:
-                    yield
-                finally:
-                    tracer.close()
-                    self.stepper.watcher = None
-            staging.replace(path)
-        except OSError as error:
-            raise ArtefactError("E506", f"'{path}' cannot be written: {error.strerror or error}") from None
-        finally:
-            staging.unlink(missing_ok=True)

@@ -22,14 +22,10 @@ from npuc.targets.easynpu.machine import isa, rearrangement
 from npuc.targets.easynpu.machine.chains import Stage, chains, refused
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import (
-    BS_WORDS,
     LANES,
-    SLOPE_WORDS,
-    TABLE_WORDS,
     WORD,
     Map,
     from_words,
-    groups,
     pack_feature,
     to_lanes,
     to_words,
@@ -233,7 +229,7 @@ class Simulator:
 
     def _take(self, state: State, stage: Stage) -> bytes:
         """The next words of the weight stream, as many as the word takes."""
-        start, count = state.weights_at, _streamed(stage)
+        start, count = state.weights_at, stage.streamed_words
         state.weights_at += count
         if state.weights_at > len(state.weight):
             raise refused(stage.number, f"weight words {start}..{state.weights_at - 1} are streamed", stage.layer)
@@ -297,24 +293,6 @@ class Simulator:
                 self.kept_bytes = size
             self.kernels[key] = arithmetic.Convolution(word.stage.layer, list(map(_lanes, word.blocks)))
         return self.kernels[key]
-
-
-def _streamed(stage: Stage) -> int:
-    """The words of the weight stream that a word takes."""
-    layer = stage.layer
-    if stage.reshape is not None:
-        return 0
-    match stage.name:
-        case "maxpool" | "relu":
-            return 0
-        case "act":
-            return TABLE_WORDS
-        case "prelu":
-            return SLOPE_WORDS * groups(layer.Co)
-        case "add" | "mul":
-            return BS_WORDS * groups(layer.Co)
-        case _:
-            return arithmetic.block_words(layer)
 
 
 def _lanes(block: bytes) -> Array:

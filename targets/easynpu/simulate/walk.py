@@ -15,9 +15,8 @@ from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.ports import port_use
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
-from npuc.targets.easynpu.machine.timing import Followers, chain_cost, weight_words
+from npuc.targets.easynpu.machine.timing import Cost, Followers, chain_cost
 from npuc.targets.easynpu.program.artefact import Contents, Segment
-from npuc.targets.easynpu.simulate.streams import parameter_words
 
 COMBINING = ("add", "mul")
 
@@ -64,22 +63,27 @@ class Chain:
             for stage in computing[kept:]
         )
         words = self.words - len(self.parts) + (SETUP if end is not None else 0)
-        return Followers(len(behind), sum(map(parameter_words, behind)), words, ports)
+        return Followers(len(behind), sum(stage.parameter_words for stage in behind), words, ports)
 
     @property
     def cycles(self) -> int:
         """Cycles by the cycle model."""
+        return int(self.cost.cycles[0])
+
+    @property
+    def cost(self) -> Cost:
+        """Its cycles, computing cycles and bus words, one value each."""
         head = self.stages[0].reshape
         if head is not None:
-            return self.words + SETUP + feature_words(head.Ci, head.Hi, head.Wi) + written_words(head)
+            bus = np.array([feature_words(head.Ci, head.Hi, head.Wi) + written_words(head)])
+            return Cost(self.words + SETUP + bus, 0 * bus, bus)
         y, x = np.array([self.parts[0].y]), np.array([self.parts[0].x])
-        return int(chain_cost(self.parts, y, x, self.machine, self.followers).cycles[0])
+        return chain_cost(self.parts, y, x, self.machine, self.followers)
 
     @property
     def weight_words(self) -> int:
         """Words of the weight stream that it reads."""
-        computing = [stage for stage in self.stages if stage.reshape is None]
-        return sum(parameter_words(stage) + weight_words(stage.layer) for stage in computing)
+        return sum(stage.streamed_words for stage in self.stages)
 
     def written(self, stage: Stage) -> list[Map]:
         """The maps that one of its words writes."""
