@@ -139,6 +139,20 @@ def test_slopes_are_one_or_one_per_channel(shape: tuple[int, ...], refused: bool
     assert bool(support.slope_per_channel(graph, graph.nodes[0])) is refused
 
 
+@pytest.mark.parametrize(
+    ("shape", "refused"),
+    [
+        ((1, 2, 2047), False), ((1, 2, 2048), True), ((1, 2, 23, 89, 4), False), ((1, 2, 2048, 4), True),
+        ((1, 4095, 1), False), ((1, 4096, 1), True),
+    ],
+)  # fmt: skip
+def test_images_that_are_normalised_fit_rows_columns_and_channels(shape: tuple[int, ...], refused: bool) -> None:
+    channels = np.ones(shape[1], np.float32)
+    layer = node("InstanceNormalization", "x s b", "y")
+    graph = network(shape, "y", layer, s=channels, b=channels)
+    assert bool(support.small_images(graph, graph.nodes[0])) is refused
+
+
 def test_a_vector_has_no_channels_for_slopes() -> None:
     graph = network((12,), "y", PRELU, slope=(12,))
     assert support.slope_per_channel(graph, graph.nodes[0])
