@@ -41,9 +41,8 @@ def _random(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def _compiled(model: onnx.ModelProto, target: str, **options: Any) -> Any:
     name, _, precision = target.partition("/")
-    return npuc.compile(
-        model, name, calibration="synthetic", **FAST, **({"precision": precision} if precision else {}), **options
-    )
+    given: dict[str, Any] = {"calibration": "synthetic", **FAST, **({"precision": precision} if precision else {})}
+    return npuc.compile(model, name, **{**given, **options})
 
 
 W = _random(3, 4, 2, 2)
