@@ -11,7 +11,7 @@ from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.calibration.histograms import histograms
-from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
+from npuc.targets.easynpu.network.quantising import FoldShortCuts
 
 C, SIZE = 8, 10
 

@@ -10,7 +10,7 @@ import pytest
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
-from npuc.targets.easynpu.network.resize_to_products import resize_to_products
+from npuc.targets.easynpu.network.passes import resize_to_products
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 pads_to_convs = PadsToConvs(15)

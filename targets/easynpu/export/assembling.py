@@ -198,7 +198,7 @@ def assembled(program: Program, text: bytes) -> Program:
 
 
 def _expect_dumped(listed: Sequence[Line], old: Sequence[Instruction]) -> None:
-    """Raises ArtefactError (E504) for a hexadecimal word that is neither the program's nor that of its line's text."""
+    """Raises ArtefactError (E504) for a hexadecimal word that is neither the program's nor that of its text."""
     known = set(map(encode, old))
     for line in listed:
         if line.dumped is not None and line.dumped not in known | {encode(line.word)}:
