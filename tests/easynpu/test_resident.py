@@ -11,7 +11,7 @@ from npuc.targets.easynpu.layers.views import View
 from npuc.targets.easynpu.machine.memory import Place, high_end, low_end
 from npuc.targets.easynpu.plan.placement import PlacedJob, Placement
 from npuc.targets.easynpu.program.artefact import Segment, Step, TensorMove
-from npuc.targets.easynpu.program.resident import Resident, without_dead_stores
+from npuc.targets.easynpu.program.lowering import Resident, without_dead_stores
 
 WIDTH = 4
 

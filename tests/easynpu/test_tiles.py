@@ -22,9 +22,8 @@ from npuc.targets.easynpu.machine.memory import Place
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.simulate import running as runners
-from npuc.targets.easynpu.simulate.running import Runner
+from npuc.targets.easynpu.simulate.running import Runner, planned
 from npuc.targets.easynpu.simulate.simulator import Simulator
-from npuc.targets.easynpu.simulate.tiles import planned
 from tests.compiled import compilation
 
 WORDS, BLOCK, SAMPLES = 28, 21, 2

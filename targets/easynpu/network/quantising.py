@@ -1,4 +1,7 @@
-"""EasyNPU's quantisation of a network: which nodes become integer, and by which accuracy levels."""
+"""EasyNPU's quantisation of a network: which nodes become integer, and by which accuracy levels.
+
+Short-cuts over a single convolution, folded into a tap: the document's psum + m * ifmap within one word.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
+
 from npuc.flag import POWER_OF_TWO
-from npuc.ir import Graph, Node
+from npuc.frozen import frozen
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION
+from npuc.ops.windows import window_of
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
+from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source, uniform
 from npuc.quantize.improvement.balance import without_data
 from npuc.quantize.improvement.levels import LEVELS
@@ -27,8 +37,111 @@ from npuc.targets.easynpu.layers import support
 from npuc.targets.easynpu.layers.borders import pads_cheaply
 from npuc.targets.easynpu.layers.tables import best_table
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
 from npuc.targets.easynpu.network.limits import IMAGES
+
+STEPS = 24
+"""The number of scales to try for a tensor: four an octave, downwards from the largest value / 127."""
+
+
+@frozen
+class FoldShortCuts:
+    """Add(Conv(x), x) becomes one Conv, whose tap over the pixel itself is larger by 1.
+
+    The convolution has as many outputs as inputs, stride 1 and a tap over the pixel, and only the sum reads it.
+    The result is exact in real numbers, and rounded once instead of once per convolution and sum. But the step of
+    the weights must now suit 1 as well as the other weights: where that costs more accuracy than the rounding, by
+    the histograms of the values, the sum stays. Source: easynpu, Short_cut operator.
+    """
+
+    histograms: Mapping[str, Histogram]
+    __name__ = "fold_short_cuts"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with short-cuts folded into weights where that costs no accuracy."""
+        return rewrite(graph, self._fold)
+
+    def _fold(self, rewriter: Rewriter, node: Node) -> bool:
+        found = _short_cut(rewriter, node)
+        if found is None:
+            return False
+        conv, w = found
+        folded = _with_pixel(conv, w)
+        if not self._pays(conv, node, w, folded):
+            return False
+        activation: dict[str, Attr] = {
+            key: node.attrs[key] for key in ("activation", "min", "max") if key in node.attrs
+        }
+        inputs = (conv.inputs[0], rewriter.constant(folded, f"{node.output}/short_cut"), *conv.inputs[2:])
+        sources = rewriter.sources(conv, node)
+        rewriter.replace(
+            node, Node("Conv", inputs, node.outputs, {**conv.attrs, **activation}, node.name, sources)
+        )
+        return True
+
+    def _pays(self, conv: Node, add: Node, w: Array, folded: Array) -> bool:
+        """Whether the squared error of the folded convolution is at most that of convolution and sum."""
+        names = (conv.inputs[0], conv.output, add.output)
+        if any(name not in self.histograms or not self.histograms[name].energy for name in names):
+            return False
+        x, result, total = (self.histograms[name] for name in names)
+        tied = _scales(max(x.largest, result.largest))
+        shared = float(tied[np.argmin(x.error(tied) + result.error(tied))])
+        own = float(_scales(x.largest)[np.argmin(x.error(_scales(x.largest)))])
+        sums = shared * 2.0 ** np.arange(8)
+        apart = _weight_error(w, shared, shared) * x.energy + float(
+            x.error(np.array([shared]))[0]
+            - x.error(np.array([own]))[0]
+            + result.error(np.array([shared]))[0]
+            + total.error(sums).min()
+        )
+        y = _scales(total.largest)
+        together = _weight_error(folded, own, float(y[np.argmin(total.error(y))])) * x.energy
+        return together + float(total.error(y).min()) <= apart
+
+
+def _short_cut(rewriter: Rewriter, node: Node) -> tuple[Node, Array] | None:
+    """The convolution and its weights, if the node adds the convolution's input to its result."""
+    if node.op != "Add" or ACTIVATION(node) not in ("", "Relu", "Clip"):
+        return None
+    for index in (0, 1):
+        conv = rewriter.private(node.inputs[index])
+        if conv is None or conv.op != "Conv" or conv.inputs[0] != node.inputs[1 - index] or ACTIVATION(conv):
+            continue
+        w = rewriter.constants.get(conv.inputs[1])
+        if w is None or rewriter.shape(conv.inputs[0]) != rewriter.shape(conv.output) or w.dtype != np.float32:
+            continue
+        if all(name in rewriter.constants for name in conv.inputs[2:] if name) and _pixel(conv, w) is not None:
+            return conv, w
+    return None
+
+
+def _pixel(conv: Node, w: Array) -> tuple[int, ...] | None:
+    """The tap over the output's own pixel, or None."""
+    window = window_of(conv, w.shape[2:])
+    taps = tuple(begin // dilation for begin, dilation in zip(window.begins, window.dilations, strict=True))
+    meets = all(begin % dilation == 0 for begin, dilation in zip(window.begins, window.dilations, strict=True))
+    inside = all(tap < extent for tap, extent in zip(taps, w.shape[2:], strict=True))
+    return taps if meets and inside and set(window.strides) == {1} else None
+
+
+def _with_pixel(conv: Node, w: Array) -> Array:
+    """The weights (Co, Ci/group, *kernel) with 1 added to each channel's tap over its own pixel."""
+    channels = np.arange(len(w))
+    folded = w.copy()
+    folded[(channels, channels % w.shape[1], *(_pixel(conv, w) or ()))] += 1
+    return folded
+
+
+def _scales(largest: float) -> Array:
+    return largest / 127 * np.exp2(-np.arange(STEPS) / 4)
+
+
+def _weight_error(w: Array, x_scale: float, y_scale: float) -> float:
+    """The squared error that rounding the weights causes, per unit of squared input."""
+    found = quantise_weights(w, None, x_scale, y_scale)
+    step = np.exp2(-found.shift.astype(np.float64)) * y_scale / x_scale
+    error = found.w * step.reshape(-1, *(1 for _ in w.shape[1:])) - w
+    return float(np.sum(error**2)) / len(w)
 
 
 def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:

@@ -1,25 +1,281 @@
-"""The execution of a program's steps: host steps in numpy, segments on a simulator."""
+"""The execution of a program's steps: host steps in numpy, segments on a simulator.
+
+Tiles that run side by side: segments of one geometry that neither read each other's results nor share a memory.
+
+A program runs its segments one after the other, and what one leaves in the memories, the next may read. Segments
+that read only what the host loads could run on machines of their own, each with these loads. Of those that also
+load no tensor which another of them stores, all of one geometry are one run of their words, on as many machines as
+there are tiles: they compute what they compute one after the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.frozen import frozen
 from npuc.host.manifest import outputs_among
 from npuc.host.step import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
 from npuc.system.budget import expect_room
 from npuc.target import Observer
-from npuc.targets.easynpu.program.artefact import Contents, Segment
+from npuc.targets.easynpu.machine.memory import LANES, Map
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.program.artefact import Contents, Segment, Step, TensorMove
 from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
-from npuc.targets.easynpu.simulate.simulator import Simulator, State
-from npuc.targets.easynpu.simulate.tiles import Tiles, Wave, planned
+from npuc.targets.easynpu.simulate.simulator import Simulator, State, Word, side_by_side
+
+
+@frozen
+class Decoded:
+    """A segment with its number among the program's, its words, and the transfers before and behind them."""
+
+    number: int
+    words: tuple[Word, ...]
+    loads: tuple[TensorMove, ...]
+    stores: tuple[TensorMove, ...]
+
+
+Part = tuple[Decoded, ...]
+"""Consecutive segments that share what is in the memories."""
+
+
+@frozen
+class Tiles:
+    """Parts of a program that run side by side."""
+
+    parts: tuple[Part, ...]
+    words: tuple[tuple[Word, ...], ...]
+    """The words of the first segments of all parts, then of the second, and so on."""
+    resumes: bool = False
+    """Its part has segments on both sides of a host step, and needs the memories as they were left."""
+
+    def pieces(self, most: int) -> Iterator[Tiles]:
+        """The same in pieces of at most so many parts."""
+        for first in range(0, len(self.parts), most):
+            tiles = slice(first, first + most)
+            words = tuple(tuple(word.tiles(tiles) for word in each) for each in self.words)
+            yield replace(self, parts=self.parts[tiles], words=words)
+
+
+Wave = tuple[Tiles, ...]
+"""Tiles that may run in any order."""
+
+
+def planned(steps: Sequence[Step], simulator: Simulator) -> list[HostStep | Wave]:
+    """The steps of a program in order, its segments as tiles.
+
+    Raises ArtefactError (E503) for words that no machine executes.
+    """
+    decoder, memories = simulator.state(0), _Memories(simulator.machine)
+    runs: list[HostStep | list[int]] = []
+    for step in steps:
+        if isinstance(step, HostStep):
+            runs.append(step)
+            memories.host_runs()
+            continue
+        number = memories.add(step, simulator.decoded(step, decoder))
+        if runs and isinstance(runs[-1], list):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    segments, firsts = memories.segments()
+    heads = [run[0] for run in runs if isinstance(run, list)]
+    crossing = {firsts[head] for head in heads if firsts[head] < head}
+    found: list[HostStep | Wave] = []
+    for run in runs:
+        if isinstance(run, HostStep):
+            found.append(run)
+            continue
+        parts = [tuple(segments[at] for at in part) for _, part in groupby(run, firsts.__getitem__)]
+        for resumes, group in groupby(parts, lambda part: firsts[part[0].number] in crossing):
+            several = list(group)
+            found += [(_tiles([part], resumes=True),) for part in several] if resumes else _waves(several)
+    return found
+
+
+NEVER = -1
+"""In place of the number of a segment: at power-up."""
+
+
+class _Memories:
+    """Who wrote what is in the memories, from segment to segment."""
+
+    def __init__(self, machine: Machine) -> None:
+        words = {name: machine.capacity_words(name) for name in ("fmap", "skip")}
+        self.writers = {name: np.zeros((1, count), np.int64) for name, count in words.items()}
+        """The last writer of each word, a number in `events`."""
+        self.events: list[tuple[int, TensorMove | None]] = [(NEVER, None)]
+        """The number of a segment, and what it loads; None for its words."""
+        self.stored: dict[str, int] = {}
+        """The last segment that stores each host tensor."""
+        self.touched: dict[str, int] = {}
+        """The last segment that loads it, also again, or stores it."""
+        self.since = 0
+        """The first segment behind the last host step, which may have changed or read any tensor."""
+        self.decoded: list[tuple[Segment, tuple[Word, ...]]] = []
+        self.wanted: list[int] = []
+        """For every segment the first one of whose results it reads something."""
+        self.repeatable: list[dict[TensorMove, int]] = []
+        """For every segment what earlier ones, with these numbers, load for it."""
+        self.stores: list[list[TensorMove]] = []
+        """What each segment stores; what a later one would store of its results, it stores itself."""
+
+    def host_runs(self) -> None:
+        """A host step follows."""
+        self.since = len(self.decoded)
+
+    def add(self, segment: Segment, words: Sequence[Word]) -> int:
+        """The next segment; returns its number."""
+        number = len(self.decoded)
+        self.decoded.append((segment, tuple(words)))
+        self.stores.append([])
+        for move in segment.loads:
+            self._write(number, move, move.map)
+        self.touched |= {move.tensor: number for move in segment.loads}
+        read = set[int]()
+        for word in words:
+            read.update(writer for where in word.reads for writer in self._writers(where))
+            for where in (*word.stored, *word.ofmap):
+                self._write(number, None, where)
+        for move in segment.stores:
+            pieces = self._pieces(number, move)
+            for at, piece in pieces:
+                self.stores[at].append(piece)
+            if not pieces:
+                self.stores[number].append(move)
+                read.update(self._writers(move.map))
+            self.touched[move.tensor] = number
+        first = max(number - 1, 0) if words and words[0].stage.takes else number
+        loads: dict[TensorMove, int] = {}
+        for writer, move in map(self.events.__getitem__, sorted(read)):
+            since = number if move is None else max(self.stored.get(move.tensor, NEVER) + 1, self.since)
+            if move is not None and since <= writer < number:
+                loads[move] = writer
+                self.touched[move.tensor] = number
+            elif writer > NEVER:
+                first = min(first, writer)
+        self.wanted.append(first)
+        self.repeatable.append(loads)
+        self.stored |= {move.tensor: number for move in segment.stores}
+        return number
+
+    def _pieces(self, number: int, move: TensorMove) -> list[tuple[int, TensorMove]]:
+        """What each segment may store of a map that several computed; empty where they may not."""
+        written = move.map.words(self.writers[move.place.memory])[0]
+        found: list[tuple[int, TensorMove]] = []
+        for event in np.unique(written).tolist():
+            at, loaded = self.events[event]
+            inside = np.nonzero(written == event)
+            box = [(int(each.min()), int(each.max()) + 1) for each in inside]
+            whole = prod(stop - start for start, stop in box) == len(inside[0])
+            if loaded is not None or at < self.since or self.touched.get(move.tensor, NEVER) >= at or not whole:
+                return []
+            found.append((at, _piece(move, box)))
+        return found if {at for at, _ in found} != {number} else []
+
+    def segments(self) -> tuple[list[Decoded], list[int]]:
+        """The segments, and for each the first one of its part.
+
+        The first of a part repeats what segments before it loaded for the part.
+        """
+        firsts = _joined(self.wanted)
+        repeated: list[dict[TensorMove, int]] = [{} for _ in firsts]
+        for first, loads in zip(firsts, self.repeatable, strict=True):
+            repeated[first] |= {move: writer for move, writer in loads.items() if writer < first}
+        found: list[Decoded] = []
+        for number, ((segment, words), stores) in enumerate(zip(self.decoded, self.stores, strict=True)):
+            earlier = sorted(repeated[number].items(), key=lambda each: each[1])
+            loads = (*(move for move, _ in earlier), *segment.loads)
+            found.append(Decoded(number, words, loads, tuple(stores)))
+        return found, firsts
+
+    def _write(self, number: int, move: TensorMove | None, where: Map) -> None:
+        self.events.append((number, move))
+        where.words(self.writers[where.place.memory])[...] = len(self.events) - 1
+
+    def _writers(self, where: Map) -> Sequence[int]:
+        written = where.words(self.writers[where.place.memory])
+        low, high = int(written.min()), int(written.max())
+        return (low,) if low == high else np.unique(written).tolist()
+
+
+def _piece(move: TensorMove, box: Sequence[tuple[int, int]]) -> TensorMove:
+    """A part of a transfer. box: the first and the end of its rows, columns and groups of channels."""
+    (top, bottom), (left, right), (low, high) = box
+    place, (channel, row, column) = move.place, move.start
+    base = place.base + top * place.row + left * place.pixel + low * place.group
+    return replace(
+        move,
+        place=replace(place, base=base),
+        channels=min(LANES * high, move.channels) - LANES * low,
+        height=bottom - top,
+        width=right - left,
+        start=(channel + LANES * low, row + top, column + left),
+    )
+
+
+def _joined(wanted: Sequence[int]) -> list[int]:
+    """For every segment the first one of its part, which reaches back as far as any of its segments wants."""
+    firsts: list[int] = []
+    for number, first in enumerate(wanted):
+        firsts.append(number)
+        while firsts[number] > first:
+            before = firsts[firsts[number] - 1]
+            firsts[before:] = [before] * (number + 1 - before)
+    return firsts
+
+
+def _waves(parts: Sequence[Part]) -> list[Wave]:
+    """The parts in their order, as waves: in a wave none loads what another stores, and none stores it again."""
+    found: list[Wave] = []
+    wave: list[Part] = []
+    loaded, stored = set[str](), dict[str, Array]()
+    for part in parts:
+        loads = {move.tensor for each in part for move in each.loads}
+        stores = [move for each in part for move in each.stores]
+        names = {move.tensor for move in stores}
+        again = any(move.tensor in stored and stored[move.tensor][move.window[1:]].any() for move in stores)
+        if again or not names.isdisjoint(loaded | loads) or not loads.isdisjoint(stored):
+            found += _grouped(wave)
+            wave, loaded, stored = [], set(), {}
+        wave.append(part)
+        loaded |= loads
+        for move in stores:
+            stored.setdefault(move.tensor, np.zeros(move.map_shape, bool))[move.window[1:]] = True
+    return found + _grouped(wave)
+
+
+def _grouped(wave: Sequence[Part]) -> list[Wave]:
+    groups: dict[tuple[object, ...], list[Part]] = {}
+    for part in wave:
+        groups.setdefault(tuple(map(_geometry, part)), []).append(part)
+    return [tuple(map(_tiles, groups.values()))] if groups else []
+
+
+def _geometry(each: Decoded) -> tuple[object, ...]:
+    """What segments that run side by side have in common."""
+    moves = (
+        (move.tensor, move.shape, move.place.memory, move.channels, move.height, move.width)
+        for move in (*each.loads, *each.stores)
+    )
+    return *moves, len(each.loads), *(word.geometry for word in each.words)
+
+
+def _tiles(parts: Sequence[Part], *, resumes: bool = False) -> Tiles:
+    words = tuple(
+        tuple(side_by_side(word) for word in zip(*(each.words for each in segments), strict=True))
+        for segments in zip(*parts, strict=True)
+    )
+    return Tiles(tuple(parts), words, resumes)
 
 
 class Executor(Protocol):
