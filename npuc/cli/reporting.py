@@ -177,15 +177,23 @@ def trace(
 
 
 def _measured(artefact: Artefact, data: tuple[Path, ...], chip_model: str) -> Sequence[int]:
-    """Cycles of each layer on a chip model, for a sample of the data or a synthetic one."""
+    """Cycles of each layer on the hardware description, for a sample of the data or a synthetic one.
+
+    Raises Mismatch (E602) unless they add up to those of the cycle model.
+    """
+    from npuc.errors import Mismatch
     from npuc.target import layer_cycles_of
 
-    target = artefact.target
-    runner = target.runner(artefact.program, chip_model)
-    runner(_samples(artefact, data).first(1).inputs)
-    found = layer_cycles_of(runner)
+    target, found = artefact.target, None
+    if chip_model == "rtl":
+        runner = target.runner(artefact.program, chip_model)
+        runner(_samples(artefact, data).first(1).inputs)
+        found = layer_cycles_of(runner)
     if found is None:
         raise click.UsageError(f"{target.name}: the chip model '{chip_model}' counts no cycles of single layers")
+    took, cycles = sum(found), artefact.program.report["cycles"]
+    if took != cycles:
+        raise Mismatch("E602", f"the chip model took {took} cycles", limit=f"{cycles} of the cycle model")
     return found
 
 
