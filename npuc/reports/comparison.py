@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from npuc import running
+from npuc.account import account_of, reasons
 from npuc.driver import compile_model
 from npuc.errors import ArtefactError, DataError, ModelError, NpucError
 from npuc.frozen import frozen
@@ -220,12 +221,19 @@ def name_of(point: Mapping[str, Any]) -> str:
 
 
 def compiled_point(task: Task) -> dict[str, Any]:
-    """The row of a point; its machine is passed as a file, like a user's."""
+    """The row of a point; its machine is passed as a file, like a user's.
+
+    A machine that leaves nodes to the host for their form or size is refused: it does not run the model.
+    """
     allowed = budget.limited(task.limits.memory, task.limits.seconds)
     with TemporaryDirectory() as folder, allowed:
         path = Path(folder) / "machine.toml"
         path.write_text(as_toml(task.machine), encoding="utf-8")
-        _, row = compiled(task.subject, Candidate(task.target, str(path)), task.options)
+        candidate = Candidate(task.target, str(path))
+        program, row = compiled(task.subject, candidate, task.options)
+        left = () if program is None else [each.problem for each in reasons(account_of(program.manifest))]
+        if problems := [each for each in left if each.code.startswith("E")]:
+            row = _refused(candidate, NpucError.of(problems))
     return {**row, "machine": task.machine["name"], "parameters": dict(task.parameters)}
 
 

@@ -231,7 +231,7 @@ OURS = {
         ("verilog.py", "label"), ("verilog.py", "text"),
     },
     "identifiers of C: an artefact with any other is refused (Contents._check_regions)": {
-        ("copies.py", "region"),
+        ("kernel.py", "region"),
     },
 }  # fmt: skip
 """By file and expression: why it needs no escape there."""
