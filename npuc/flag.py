@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from npuc.frozen import frozen
 
 POWER_OF_TWO = "power-of-two"
+SYNTHETIC = "synthetic"
+"""In place of files: samples that npuc draws."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "level": ("0", "1", "2"),
     "method": ("mse", "output", "minmax", "percentile", "entropy"),

@@ -17,10 +17,10 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from npuc.api import Compiled, Data, compile
 from npuc.errors import DataError, NpucError
+from npuc.flag import SYNTHETIC
 from npuc.frontend.reading import NEWEST_OPSET
 from npuc.frontend.widening import HALF
 from npuc.ir import Array
-from npuc.samples.sources import SYNTHETIC
 from npuc.samples.structured import objects, row
 from npuc.target import FLOATING, Options, usual_options
 

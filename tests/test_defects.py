@@ -68,7 +68,7 @@ def test_a_defect_is_one_block_with_its_own_code(
     assert isinstance(caught.value.__cause__, TypeError | KeyError | ArtefactError)
     monkeypatch.delenv("NPUC_TRACEBACK")
     onnx.save(model, tmp_path / "m.onnx")
-    for verb, *more in (("compile", "-o", tmp_path / "o"), ("check",)):
+    for verb, *more in (("compile", "--calibration", "synthetic", "-o", tmp_path / "o"), ("check",)):
         asked = command(verb, tmp_path / "m.onnx", "--target", "easynpu", *more)
         assert told in asked.refused("E901") and "a defect" in asked.err
         (problem,) = command(verb, tmp_path / "m.onnx", "--target", "easynpu", *more, "--json").json["errors"]

@@ -24,7 +24,7 @@ from npuc.cli.options import (
 )
 from npuc.cli.output import print_json, say
 from npuc.cli.paths import PATH
-from npuc.samples.sources import SYNTHETIC
+from npuc.flag import SYNTHETIC
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from glob import escape, glob, has_magic
 from pathlib import Path
 
 from npuc.errors import DataError
+from npuc.flag import SYNTHETIC
 from npuc.frozen import frozen
 from npuc.images.pictures import FORMATS, is_picture
 from npuc.system.budget import given
@@ -22,10 +23,6 @@ class Source:
 
     path: Path
     label: str | None = None
-
-
-SYNTHETIC = "synthetic"
-"""In place of files: samples that npuc draws."""
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:

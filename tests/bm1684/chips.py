@@ -21,7 +21,7 @@ class Run:
     """The result of a kernel: system memory (bytes,) uint8, the calls it made and their cost."""
 
     memory: Array
-    simulator: tuple[Call, ...]
+    calls: tuple[Call, ...]
     cost: Cost
 
 

@@ -24,6 +24,8 @@ def _report(tmp_path: Path, images: int, *options: str, body: str = CONV) -> dic
         "bm1684",
         "-o",
         tmp_path / "a.npu",
+        "--calibration",
+        "synthetic",
         *options,
         "--json",
     )

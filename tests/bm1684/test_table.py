@@ -276,7 +276,9 @@ def test_a_hostile_manifest_ends_in_a_refusal(small: Program, path: tuple[Any, .
 def test_a_sealed_extent_that_the_model_has_not_ends_in_no_traceback(precision: str, extent: int) -> None:
     need_compiler()
     model = Path(__file__).parents[2] / "models" / "digits.onnx"
-    program = npuc.compile(model, "bm1684", level="0", proof="off", precision=precision).program
+    program = npuc.compile(
+        model, "bm1684", level="0", proof="off", precision=precision, calibration="synthetic"
+    ).program
     refused: list[str] = []
     for at in range(len(program.manifest["results"])):
         manifest = json.loads(json.dumps(program.manifest))

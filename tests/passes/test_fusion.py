@@ -16,8 +16,8 @@ from npuc.passes.fusion.mark_residual_add import mark_residual_add
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
 from npuc.quantize.calibration.histograms import histograms
-from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
 from npuc.targets.easynpu.network.passes import limit_at_zero
+from npuc.targets.easynpu.network.quantising import FoldShortCuts
 from npuc.targets.nvdla.network.passes import upper_limits_to_minima
 from tests.passes.networks import assert_same_meaning, becomes, network, node, operators, sources
 

@@ -24,7 +24,7 @@ from npuc.passes.expansion.resizes import (
     resize_to_copies,
 )
 from npuc.reference import graph_session
-from npuc.targets.easynpu.network.resize_to_products import resize_to_products
+from npuc.targets.easynpu.network.passes import resize_to_products
 from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.passes import space_to_depth_to_convs
