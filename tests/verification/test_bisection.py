@@ -108,7 +108,9 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
 
 
 def _blamed(model: Path, x: Any, target: str, fault: Fault, patch: pytest.MonkeyPatch) -> dict[str, Any] | None:
-    """The layer that is named for a fault."""
+    """The layer that is named for a fault; BM1684 has no zero points: -128 says that its words are unsigned."""
+    if (target, fault.kind) == ("bm1684", "zero point"):
+        return None
     with patch.context() as planted:
         planted.setattr(GraphBuilder, "add", partialmethod(_add, fault))
         planted.setattr(GraphBuilder, "result", partialmethod(_result, fault))
@@ -147,8 +149,9 @@ def test_a_fault_of_the_compiler_is_named_by_its_layer(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "bm1684"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "target"), [("resnet8", "easynpu"), ("ds_cnn", "bm1684"), ("detector", "nvdla-small")]
+)
 def test_faults_of_every_layer_in_turn_are_named(
     networks: dict[str, tuple[Path, Any]], name: str, target: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
