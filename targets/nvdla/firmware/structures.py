@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import Field, field, fields
+from functools import cache
 from typing import Any, TypeVar
 
 from npuc.errors import ArtefactError, EncodingError
@@ -48,9 +49,10 @@ def unused(count: int) -> Any:
     return numbers("B", count)
 
 
-def places(cls: type[Any]) -> list[tuple[str, Place]]:
+@cache
+def places(cls: type[Any]) -> tuple[tuple[str, Place], ...]:
     """The fields of a structure in order, each with its storage."""
-    return [(each.name, each.metadata.get("place") or _nested(each)) for each in fields(cls)]
+    return tuple((each.name, each.metadata.get("place") or _nested(each)) for each in fields(cls))
 
 
 def _nested(each: Field[Any]) -> Place:

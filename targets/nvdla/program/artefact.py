@@ -9,7 +9,6 @@ for bits of GLB.S_INTR_STATUS, which the driver then clears.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from math import prod
 from typing import Any
 
@@ -163,7 +162,7 @@ def engines_as_json(operations: Iterable[Iterable[Described]]) -> dict[str, Any]
     tables: dict[of.Lut, int] = {}
     entries = [
         [
-            asdict(
+            vars(
                 Engine(
                     each.engine, numbers_of(each.op), numbers_of(each.surfaces),
                     None if each.lut is None else tables.setdefault(each.lut, len(tables)),
