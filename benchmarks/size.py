@@ -36,7 +36,7 @@ CEILINGS = {
     "targets/bm1684": 9_750,
     "targets/easynpu": 17_000,
     "targets/nvdla": 20_850,
-    "tests": 63_850,
+    "tests": 63_650,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

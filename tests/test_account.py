@@ -18,7 +18,7 @@ from npuc.driver import compile_model
 from npuc.models import MODELS
 from npuc.onnx_files.subgraphs import within
 from npuc.target import Options, Request, target
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 from tests.onnx_models import network, parse
 
 TARGETS = ("easynpu", "nvdla-small", "bm1684")
@@ -77,20 +77,9 @@ def test_commands_name_only_nodes_that_the_model_has(network: str, machine: str,
     names = _names(model)
     options = ("--target", machine, "-O0", "--proof", "off")
     found = [
+        npuc("compile", *SYNTHETIC, tmp_path / "m.onnx", *options, "-o", tmp_path / "a", "--json").json,
         npuc(
-            "compile", "--calibration", "synthetic", tmp_path / "m.onnx", *options, "-o", tmp_path / "a", "--json"
-        ).json,
-        npuc(
-            "compile",
-            "--calibration",
-            "synthetic",
-            tmp_path / "m.onnx",
-            *options,
-            "-o",
-            tmp_path / "b",
-            "--deny",
-            "Relu",
-            "--json",
+            "compile", *SYNTHETIC, tmp_path / "m.onnx", *options, "-o", tmp_path / "b", "--deny", "Relu", "--json"
         ).json,
         npuc("check", tmp_path / "m.onnx", "--target", machine, "--json").json,
         npuc("diff", tmp_path / "a", tmp_path / "b", "--json").json,

@@ -16,6 +16,7 @@ from npuc.frontend.importers import IMPORTERS
 from npuc.ir import Graph
 from npuc.regions import planning
 from npuc.targets.easynpu.program import lowering
+from tests.cli.process import SYNTHETIC
 from tests.cli.process import npuc as command
 from tests.onnx_models import parse
 
@@ -68,7 +69,7 @@ def test_a_defect_is_one_block_with_its_own_code(
     assert isinstance(caught.value.__cause__, TypeError | KeyError | ArtefactError)
     monkeypatch.delenv("NPUC_TRACEBACK")
     onnx.save(model, tmp_path / "m.onnx")
-    for verb, *more in (("compile", "--calibration", "synthetic", "-o", tmp_path / "o"), ("check",)):
+    for verb, *more in (("compile", *SYNTHETIC, "-o", tmp_path / "o"), ("check",)):
         asked = command(verb, tmp_path / "m.onnx", "--target", "easynpu", *more)
         assert told in asked.refused("E901") and "a defect" in asked.err
         (problem,) = command(verb, tmp_path / "m.onnx", "--target", "easynpu", *more, "--json").json["errors"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npuc.errors import CODES, REMEDIES, ModelError, Problem
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 
 
 @pytest.mark.parametrize("code", [code for code in CODES if code.startswith("E")])
@@ -27,7 +27,5 @@ def test_the_usual_remedy_names_the_target() -> None:
 
 def test_an_empty_model_file_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "empty.onnx").touch()
-    outcome = npuc(
-        "compile", "--calibration", "synthetic", tmp_path / "empty.onnx", "--target", "easynpu", "--json"
-    )
+    outcome = npuc("compile", *SYNTHETIC, tmp_path / "empty.onnx", "--target", "easynpu", "--json")
     assert outcome.code == 1 and outcome.json["errors"][0]["remedy"] == REMEDIES["E102"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 from tests.onnx_models import parse
 
 TEXT = "g (float[{n},64,8,8] x) => (float[{n},64,8,8] y) {{ {body} }}"
@@ -24,8 +24,7 @@ def _report(tmp_path: Path, images: int, *options: str, body: str = CONV) -> dic
         "bm1684",
         "-o",
         tmp_path / "a.npu",
-        "--calibration",
-        "synthetic",
+        *SYNTHETIC,
         *options,
         "--json",
     )

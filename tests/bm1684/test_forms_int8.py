@@ -16,7 +16,7 @@ from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options
 from tests.bm1684.kernels import need_compiler, vendor_libraries
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 from tests.compiled import causes
 from tests.runtime import RUNTIME
 
@@ -145,17 +145,7 @@ def test_a_movement_beside_what_the_host_computes_takes_no_product_with_it(tmp_p
         {"w": (16, 16), "v": (16, 16)},
     )
     onnx.save(model, tmp_path / "m.onnx")
-    command = (
-        "compile",
-        "--calibration",
-        "synthetic",
-        tmp_path / "m.onnx",
-        "--target",
-        "bm1684",
-        "--precision",
-        "int8",
-        "--json",
-    )
+    command = ("compile", *SYNTHETIC, tmp_path / "m.onnx", "--target", "bm1684", "--precision", "int8", "--json")
     report = npuc(*command, "-o", tmp_path / "m.npu").json
     npu = sum(each["macs_on_npu"] for each in report["account"])
     shares = {"npu": npu, "host": sum(each["macs"] for each in report["account"]) - npu}

@@ -25,7 +25,7 @@ from npuc.targets.bm1684.simulate import running, simulator
 from npuc.targets.bm1684.target import FIRMWARE_HEADER
 from tests.bm1684 import chips, fix8b
 from tests.bm1684.kernels import need_compiler, vendor_libraries
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 from tests.compiled import causes
 from tests.given import GIVEN as GIVEN_FILES
 from tests.graphs.compiling import HOSTED, Case, check_compile
@@ -146,19 +146,7 @@ def test_a_network_of_all_layers_is_bit_exact(images: int, tmp_path: Path) -> No
     need_compiler()
     onnx.save(network(images), tmp_path / "m.onnx")
     model, out = tmp_path / "m.onnx", tmp_path / "m.npu"
-    npuc(
-        "compile",
-        "--calibration",
-        "synthetic",
-        model,
-        "--target",
-        "bm1684",
-        "--precision",
-        "int8",
-        "-O0",
-        "-o",
-        out,
-    ).done()
+    npuc("compile", *SYNTHETIC, model, "--target", "bm1684", "--precision", "int8", "-O0", "-o", out).done()
     found = npuc("verify", model, out, "--samples", "2", "--json").json
     assert found["bit_exact"] is True
     assert found["outputs"][0]["sqnr_db"] > 12
@@ -189,8 +177,7 @@ def test_four_images_take_as_long_as_one(tmp_path: Path) -> None:
         onnx.save(network(images), model)
         command = (
             "compile",
-            "--calibration",
-            "synthetic",
+            *SYNTHETIC,
             model,
             "--target",
             "bm1684",
@@ -210,8 +197,7 @@ def test_the_exported_c_computes_what_the_table_does(tmp_path: Path) -> None:
     onnx.save(network(2), tmp_path / "m.onnx")
     command = (
         "compile",
-        "--calibration",
-        "synthetic",
+        *SYNTHETIC,
         tmp_path / "m.onnx",
         "--target",
         "bm1684",
@@ -355,8 +341,7 @@ def test_quantised_models_multiply_on_the_chip(name: str, tmp_path: Path) -> Non
         pytest.skip("no folder `shared` with trained models beside the project")
     command = (
         "compile",
-        "--calibration",
-        "synthetic",
+        *SYNTHETIC,
         SHARED / f"{name}.onnx",
         "--target",
         "bm1684",

@@ -12,7 +12,7 @@ import pytest
 from npuc.models.digits import FOLDER
 from npuc.targets.bm1684.simulate import compilation
 from tests.bm1684.kernels import need_compiler
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 from tests.onnx_models import parse
 
 DIGITS = FOLDER / "digits.onnx"
@@ -128,7 +128,7 @@ def test_variants_of_a_prefix_are_numbered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("compile", "--calibration", "synthetic", "--target", "easynpu", "--prefix", "a"),
+        ("compile", *SYNTHETIC, "--target", "easynpu", "--prefix", "a"),
         ("compile", "--target", "bm1684", "--prefix", "é"),
         ("export", "--format", "okkernel", "--prefix", "é"),
         ("export", "--format", "model-explorer", "--model", str(DIGITS), "--prefix", "a"),

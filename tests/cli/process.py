@@ -16,6 +16,8 @@ import pytest
 
 from npuc.cli import main
 
+SYNTHETIC = ("--calibration", "synthetic")
+"""For programs whose accuracy on data is not the subject."""
 PROBLEM = {"code", "node", "op", "tensor", "reason", "limit", "remedy"}
 
 
@@ -68,7 +70,7 @@ def npuc(*arguments: object) -> Outcome:
 
 def compiled(model: Path, output: Path, *options: object) -> Outcome:
     """The outcome of compiling for EasyNPU."""
-    samples = () if "--calibration" in options else ("--calibration", "synthetic")
+    samples = () if "--calibration" in options else SYNTHETIC
     return npuc("compile", model, "--target", "easynpu", *samples, "-o", output, *options)
 
 

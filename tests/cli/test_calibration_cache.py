@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.process import Digits, npuc
+from tests.cli.process import SYNTHETIC, Digits, npuc
 
 
 def _compiled(digits: Digits, output: Path, cache: Path | None, *more: object) -> tuple[dict[str, bytes], str]:
@@ -76,8 +76,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(digits: Digits, tmp_path: Pa
     cache = tmp_path / "no" / "such" / "folder.npz"
     printed = npuc(
         "compile",
-        "--calibration",
-        "synthetic",
+        *SYNTHETIC,
         digits.model,
         "--target",
         "easynpu",
@@ -108,7 +107,7 @@ def test_a_file_of_another_kind_is_not_replaced(digits: Digits, tmp_path: Path) 
     for name, content in (("net.onnx", model), ("data.npz", data), ("note.txt", b"mine")):
         (tmp_path / name).write_bytes(content)
         arguments = ("--target", "easynpu", "-o", tmp_path / "p", "--calibration-cache", tmp_path / name)
-        assert "is not a calibration cache" in npuc(
-            "compile", "--calibration", "synthetic", digits.model, *arguments
-        ).refused("E505")
+        assert "is not a calibration cache" in npuc("compile", *SYNTHETIC, digits.model, *arguments).refused(
+            "E505"
+        )
         assert (tmp_path / name).read_bytes() == content

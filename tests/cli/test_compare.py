@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.cli.process import PROBLEM, Digits, WriteModel, compiled, npuc
+from tests.cli.process import PROBLEM, SYNTHETIC, Digits, WriteModel, compiled, npuc
 
 CONV = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
     y = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
@@ -108,9 +108,7 @@ def test_csv_has_a_column_per_figure_and_per_memory(digits: Digits) -> None:
 
 def test_wrong_models_data_and_targets_are_no_rows(digits: Digits, tmp_path: Path) -> None:
     npuc("compare", tmp_path / "missing.onnx").refused("E101")
-    npuc(
-        "compare", digits.model, "--target", "easynpu", "--calibration", "synthetic", "--data", digits.model
-    ).refused("E401")
+    npuc("compare", digits.model, "--target", "easynpu", *SYNTHETIC, "--data", digits.model).refused("E401")
     assert "Did you mean 'easynpu'?" in npuc("compare", digits.model, "--targets", "easynp").usage()
     assert "Did you mean 'easynpu'?" in npuc("compare", digits.model, "--target", "easynp").usage()
     npuc("compare", digits.model, "--targets", "easynpu:").usage()
@@ -120,8 +118,6 @@ def test_wrong_models_data_and_targets_are_no_rows(digits: Digits, tmp_path: Pat
 def test_the_tables_fit_a_terminal(digits: Digits) -> None:
     """80 columns; a machine stands where it is not the usual one; scores have a table of their own."""
     targets = "easynpu,easynpu:large,nvdla-small,nvdla-full,bm1684"
-    out = npuc(
-        "compare", digits.model, "--targets", targets, "--calibration", "synthetic", "--data", digits.few
-    ).out
+    out = npuc("compare", digits.model, "--targets", targets, *SYNTHETIC, "--data", digits.few).out
     assert max(map(len, out.splitlines())) <= 80
     assert "easynpu:large" in out and "nvdla-small:" not in out and out.count("nvdla-full ") == 2

@@ -9,7 +9,7 @@ import pytest
 
 from npuc import load
 from npuc.errors import ArtefactError
-from tests.cli.process import PROBLEM, Digits, WriteModel, compiled, npuc
+from tests.cli.process import PROBLEM, SYNTHETIC, Digits, WriteModel, compiled, npuc
 
 TWO_KEPT = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
     a = Relu(x)
@@ -286,4 +286,4 @@ def test_a_shape_that_onnxruntime_infers_otherwise_is_calibrated(
         y = Resize <mode = "nearest", nearest_mode = "floor"> (a, , , s)
     }"""
     options = ("--target", target, "-o", tmp_path / "o.npu", "--json")
-    assert npuc("compile", "--calibration", "synthetic", write(text), *options).json["status"] == "ok"
+    assert npuc("compile", *SYNTHETIC, write(text), *options).json["status"] == "ok"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from npuc.reports.difference import changed_lines
-from tests.cli.process import Digits, WriteModel, compiled, npuc
+from tests.cli.process import SYNTHETIC, Digits, WriteModel, compiled, npuc
 
 CHAIN = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
     a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
@@ -75,7 +75,7 @@ def test_what_is_no_program_is_refused(digits: Digits, tmp_path: Path) -> None:
 
 def test_with_the_model_the_accuracy_of_both_is_told(digits: Digits, tmp_path: Path) -> None:
     options = ("--target", "bm1684", "-q", "-o", tmp_path / "float.npu")
-    npuc("compile", "--calibration", "synthetic", digits.model, *options).done()
+    npuc("compile", *SYNTHETIC, digits.model, *options).done()
     command = ("diff", digits.program, tmp_path / "float.npu", "--model", digits.model)
     found = npuc(*command, "--data", digits.few, "--json").json["accuracy"]
     assert found["sqnr_db"][0] < 60 < found["sqnr_db"][1] and found["top1"] == [1.0, 1.0]

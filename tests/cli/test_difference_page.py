@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from tests.cli.pages import NEEDS_CHROMIUM, Structure, opened
-from tests.cli.process import Digits, npuc
+from tests.cli.process import SYNTHETIC, Digits, npuc
 
 CLICKS = """<script>
 const found = [], pair = [...document.querySelectorAll(".graph")];
@@ -75,8 +75,7 @@ def test_names_are_text_and_never_markup(digits: Digits, tmp_path: Path) -> None
         options = ("--machine", "large") if number == "1" else ()
         npuc(
             "compile",
-            "--calibration",
-            "synthetic",
+            *SYNTHETIC,
             tmp_path / "m.onnx",
             "--target",
             "easynpu",

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 
 from npuc.reports.disassembly import image_rows
 from npuc.view import MemoryAnnotation
-from tests.cli.process import Digits, WriteModel, npuc
+from tests.cli.process import SYNTHETIC, Digits, WriteModel, npuc
 
 CONV = """<ir_version: 8, opset_import: ["": 17]> g (float[1,20,6,6] x) => (float[1,24,6,6] y) {
     y = Conv <kernel_shape = [2, 2], pads = [0, 0, 1, 1]> (x, w, b)
@@ -58,7 +58,7 @@ def test_a_weight_of_easynpu_stands_where_the_view_says(write: WriteModel, tmp_p
     weights[18, 7, 1, 0] = 1.0
     for name, values in (("w", weights), ("b", bias)):
         model.graph.initializer.append(numpy_helper.from_array(values, name))
-    npuc("compile", "--calibration", "synthetic", write(model), "--target", "easynpu", "-o", tmp_path / "o").done()
+    npuc("compile", *SYNTHETIC, write(model), "--target", "easynpu", "-o", tmp_path / "o").done()
     found = npuc("dump", tmp_path / "o", "--image", "weight", "--json").json["rows"]
     held = {row["what"].partition(": ")[2]: bytes.fromhex(row["hex"]) for row in found}
     # two groups of 16 output channels: 5 words each of bias and shift, then 20 inputs x 4 taps x 2 groups

@@ -10,7 +10,7 @@ import pytest
 from npuc.account import nodes_named
 from npuc.errors import ArtefactError
 from npuc.reports.explanation import other_names
-from tests.cli.process import Digits, WriteModel, compiled, npuc
+from tests.cli.process import SYNTHETIC, Digits, WriteModel, compiled, npuc
 
 NETWORK = """g (float[1,16,8,8] x) => (float[1,4] y) {
     a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
@@ -59,9 +59,7 @@ def test_a_result_that_a_window_reads_is_said_to_lie_in_memory_for_that(program:
 
 def test_so_it_is_by_a_convolution_of_another_target(write: WriteModel, tmp_path: Path) -> None:
     model = write(NETWORK, w=(16, 16, 3, 3), v=(4, 16, 8, 8))
-    npuc(
-        "compile", "--calibration", "synthetic", model, "--target", "nvdla-small", "-O0", "-o", tmp_path / "o"
-    ).done()
+    npuc("compile", *SYNTHETIC, model, "--target", "nvdla-small", "-O0", "-o", tmp_path / "o").done()
     (tensor,) = _explained(tmp_path / "o", "Conv_2")["tensors"]
     assert tensor["readers"] == ["Add_4"]  # which is fused with Conv_3
     assert "'Add_4' reads a window of it" in tensor["kept"]

@@ -10,7 +10,7 @@ import pytest
 
 from npuc.program import MANIFEST, canonical_json, sha256
 from npuc.storage.machine_files import LARGEST_FILE
-from tests.cli.process import Digits, npuc
+from tests.cli.process import SYNTHETIC, Digits, npuc
 
 
 def grown(artefact: Path, name: str, size: int) -> None:
@@ -59,7 +59,7 @@ def test_raw_words_are_listed_as_far_as_there_is_room(tmp_path: Path) -> None:
 def test_a_machine_file_that_takes_long_to_read_is_refused(digits: Digits, tmp_path: Path, text: str) -> None:
     (tmp_path / "m.toml").write_text(text)
     options = ("--target", "easynpu", "--machine", tmp_path / "m.toml", "-o", tmp_path / "a.npu")
-    npuc("compile", "--calibration", "synthetic", digits.model, *options).refused("E305")
+    npuc("compile", *SYNTHETIC, digits.model, *options).refused("E305")
 
 
 def test_a_large_input_has_fewer_synthetic_samples() -> None:

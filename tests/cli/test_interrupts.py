@@ -20,7 +20,7 @@ import pytest
 from npuc.cli import npuc as entry
 from npuc.program import load
 from npuc.system import interrupts
-from tests.cli.process import Digits, npuc
+from tests.cli.process import SYNTHETIC, Digits, npuc
 
 ROOT = Path(__file__).resolve().parents[2]
 HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -77,13 +77,13 @@ def commands(digits: Digits) -> dict[str, tuple[object, ...]]:
     return {
         "compile": ("compile", model, "--target", "easynpu", "--calibration", digits.calibration, "-o", "out.npu"),
         "bm1684": ("compile", model, "--target", "bm1684", "-o", "out.npu"),
-        "nvdla": ("compile", "--calibration", "synthetic", model, "--target", "nvdla-small", "-o", "out.npu"),
+        "nvdla": ("compile", *SYNTHETIC, model, "--target", "nvdla-small", "-o", "out.npu"),
         "run": ("run", program, "--data", digits.test, "-o", "y.npz"),
         "verify": ("verify", model, program, "--data", digits.test),
         "report": ("report", program, "-o", "r.html"),
         "export": ("export", program, "--format", "c", "-o", "c"),
         "dump": ("dump", program),
-        "quantize": ("quantize", "--calibration", "synthetic", model, "--target", "easynpu", "-o", "q.onnx"),
+        "quantize": ("quantize", *SYNTHETIC, model, "--target", "easynpu", "-o", "q.onnx"),
         "sweep": ("sweep", model, "--target", "easynpu", "--grid", "pe_rows=1,2,3,4", "--jobs", "2"),
         "accuracy": ("accuracy", model, program, "--data", digits.test),
         "assemble": ("assemble", digits.program.parent / "listing.txt", "--images", program, "-o", "out.npu"),

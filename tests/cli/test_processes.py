@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.process import Digits, npuc
+from tests.cli.process import SYNTHETIC, Digits, npuc
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,11 +44,9 @@ def test_the_readme_s_commands_work_as_processes(digits: Digits, tmp_path: Path)
 
 
 def test_errors_go_to_stderr_and_json_to_stdout(tmp_path: Path) -> None:
-    text = process("compile", "--calibration", "synthetic", tmp_path / "none.onnx", "--target", "easynpu")
+    text = process("compile", *SYNTHETIC, tmp_path / "none.onnx", "--target", "easynpu")
     assert (text.returncode, text.stdout) == (1, b"") and text.stderr.startswith(b"error[E101]")
-    both = process(
-        "compile", "--calibration", "synthetic", tmp_path / "none.onnx", "--target", "easynpu", "--json"
-    )
+    both = process("compile", *SYNTHETIC, tmp_path / "none.onnx", "--target", "easynpu", "--json")
     assert both.returncode == 1 and json.loads(both.stdout)["errors"][0]["code"] == "E101"
     usage = process("compile", "--json")
     assert usage.returncode == 2 and json.loads(usage.stdout)["errors"][0]["code"] == "usage"
@@ -91,17 +89,7 @@ def test_names_that_the_terminal_cannot_show_are_escaped(digits: Digits, tmp_pat
     model = tmp_path / "größe→.onnx"
     model.write_bytes(digits.model.read_bytes())
     output = tmp_path / "größe→.npu"
-    text = process(
-        "compile",
-        "--calibration",
-        "synthetic",
-        model,
-        "--target",
-        "easynpu",
-        "-o",
-        output,
-        PYTHONIOENCODING=encoding,
-    )
+    text = process("compile", *SYNTHETIC, model, "--target", "easynpu", "-o", output, PYTHONIOENCODING=encoding)
     assert text.returncode == 0
     assert "größe→.npu".encode(encoding, "backslashreplace") in text.stdout
     found = process("check", model, "--target", "easynpu", "--json", PYTHONIOENCODING=encoding)
@@ -140,19 +128,8 @@ def test_paths_that_may_not_be_looked_at_are_refused(
     monkeypatch.chdir(tmp_path)
     Path("locked").mkdir(mode=0)
     commands = [
-        (
-            "compile",
-            "--calibration",
-            "synthetic",
-            digits.model,
-            "--target",
-            "easynpu",
-            "--machine",
-            name,
-            "-o",
-            "o",
-        ),
-        ("compile", "--calibration", "synthetic", name, "--target", "easynpu", "-o", "o"),
+        ("compile", *SYNTHETIC, digits.model, "--target", "easynpu", "--machine", name, "-o", "o"),
+        ("compile", *SYNTHETIC, name, "--target", "easynpu", "-o", "o"),
         ("dump", name),
         ("run", digits.program, "--data", name, "-o", "o"),
         ("run", name, "--data", digits.few, "-o", "o"),

@@ -13,7 +13,7 @@ import pytest
 
 import npuc as package
 from npuc.errors import DataError
-from tests.cli.process import Digits, npuc
+from tests.cli.process import SYNTHETIC, Digits, npuc
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_manifest_and_verify_say_where_ranges_come_from(digits: Digits, tmp_
     told = f"activation ranges: 4 samples of {digits.few.name} ({digest[:12]})"
     assert told in npuc(*command).done()
     assert told in npuc("accuracy", *command[1:]).done()
-    npuc("compile", digits.model, *target, "--calibration", "synthetic", "-o", tmp_path / "s").done()
+    npuc("compile", digits.model, *target, *SYNTHETIC, "-o", tmp_path / "s").done()
     assert _manifest(tmp_path / "s") == {"origin": "synthetic", "files": [], "samples": 8, "sha256": ""}
     assert "8 synthetic samples, no data" in npuc("verify", digits.model, tmp_path / "s").done()
 
@@ -83,7 +83,7 @@ def test_a_mismatch_names_what_it_likely_comes_from(digits: Digits, tmp_path: Pa
     assert npuc(*command, "--data", digits.few, "--json").json["causes"] == []
     far = npuc(*command, "--data", tmp_path / "far.npz", "--json").json
     assert far["status"] == "mismatch" and "beyond the calibrated range" in far["causes"][0]["cause"]
-    npuc("compile", digits.model, "--target", "easynpu", "--calibration", "synthetic", "-o", tmp_path / "s").done()
+    npuc("compile", digits.model, "--target", "easynpu", *SYNTHETIC, "-o", tmp_path / "s").done()
     poor = ("verify", digits.model, tmp_path / "s", "--data", tmp_path / "far.npz")
     assert "likely: the activation ranges come from synthetic samples" in npuc(*poor).out
     other = onnx.load(digits.model)
@@ -94,5 +94,5 @@ def test_a_mismatch_names_what_it_likely_comes_from(digits: Digits, tmp_path: Pa
 
 
 def test_synthetic_samples_and_files_exclude_each_other(digits: Digits, tmp_path: Path) -> None:
-    given = ("--calibration", "synthetic", "--calibration", digits.few)
+    given = (*SYNTHETIC, "--calibration", digits.few)
     npuc("compile", digits.model, "--target", "easynpu", *given, "-o", tmp_path / "o").refused("E401")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.pages import NEEDS_CHROMIUM, Structure, opened
-from tests.cli.process import Digits, npuc
+from tests.cli.process import SYNTHETIC, Digits, npuc
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,7 @@ def test_names_are_text_and_never_markup(digits: Digits, tmp_path: Path) -> None
     for node in model.graph.node:
         node.name = f"<script>alert({node.name!r})</script>"
     onnx.save(model, tmp_path / "<b>.onnx")
-    npuc(
-        "compile", "--calibration", "synthetic", tmp_path / "<b>.onnx", "--target", "easynpu", "-o", tmp_path / "o"
-    ).done()
+    npuc("compile", *SYNTHETIC, tmp_path / "<b>.onnx", "--target", "easynpu", "-o", tmp_path / "o").done()
     npuc("report", tmp_path / "o", "-o", tmp_path / "p.html").done()
     text = (tmp_path / "p.html").read_text(encoding="utf-8")
     assert "<script>alert" not in text and "&lt;script&gt;alert" in text and "<h1>&lt;b&gt;.onnx" in text

@@ -6,7 +6,7 @@ import json
 from math import frexp
 from pathlib import Path
 
-from tests.cli.process import Digits, npuc
+from tests.cli.process import SYNTHETIC, Digits, npuc
 
 TARGETS = ("easynpu", "nvdla-small")
 
@@ -30,18 +30,7 @@ def test_a_machine_file_demands_it_and_the_option_overrides_the_file(digits: Dig
     bad = tmp_path / "bad.toml"
     bad.write_text('scales = "integer"')
     for target in TARGETS:
-        arguments = (
-            "compile",
-            "--calibration",
-            "synthetic",
-            digits.model,
-            "--target",
-            target,
-            "--machine",
-            bad,
-            "-o",
-            program,
-        )
+        arguments = ("compile", *SYNTHETIC, digits.model, "--target", target, "--machine", bad, "-o", program)
         message = npuc(*arguments).refused("E305")
         assert "scales = 'integer'" in message
         assert "free, power-of-two" in message
@@ -49,15 +38,5 @@ def test_a_machine_file_demands_it_and_the_option_overrides_the_file(digits: Dig
 
 def test_it_can_be_asked_only_of_what_has_scales(digits: Digits) -> None:
     for target, *precision in (("bm1684",), ("nvdla-full", "--precision", "fp16")):
-        asked = (
-            "compile",
-            "--calibration",
-            "synthetic",
-            digits.model,
-            "--target",
-            target,
-            *precision,
-            "--scales",
-            "power-of-two",
-        )
+        asked = ("compile", *SYNTHETIC, digits.model, "--target", target, *precision, "--scales", "power-of-two")
         assert "has no scales" in npuc(*asked).usage()

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from npuc.models import resnet8
-from tests.cli.process import Digits, WriteModel, npuc
+from tests.cli.process import SYNTHETIC, Digits, WriteModel, npuc
 from tests.cli.trace_processor import answers
 
 TARGETS = {
@@ -59,7 +59,7 @@ def check(program: Path, target: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_digits(target: str, digits: Digits, tmp_path: Path) -> None:
-    npuc("compile", "--calibration", "synthetic", digits.model, "--target", target, "-o", tmp_path / "o").done()
+    npuc("compile", *SYNTHETIC, digits.model, "--target", target, "-o", tmp_path / "o").done()
     check(tmp_path / "o", target, tmp_path)
 
 
@@ -67,16 +67,7 @@ def test_digits(target: str, digits: Digits, tmp_path: Path) -> None:
 def test_resnet8(target: str, tmp_path: Path) -> None:
     onnx.save(resnet8.build(), tmp_path / "m.onnx")
     npuc(
-        "compile",
-        "--calibration",
-        "synthetic",
-        tmp_path / "m.onnx",
-        "--target",
-        target,
-        "-o",
-        tmp_path / "o",
-        "--proof",
-        "off",
+        "compile", *SYNTHETIC, tmp_path / "m.onnx", "--target", target, "-o", tmp_path / "o", "--proof", "off"
     ).done()
     check(tmp_path / "o", target, tmp_path)
 
@@ -98,7 +89,5 @@ FIRE = """g (float[1,8,12,12] x) => (float[1,24,4,4] y) {
 @pytest.mark.parametrize("target", ["easynpu", "nvdla-full", "bm1684"])
 def test_fire(target: str, write: WriteModel, tmp_path: Path) -> None:
     model = write(FIRE, w=(4, 8, 1, 1), v=(12, 4, 1, 1), u=(12, 4, 3, 3))
-    npuc(
-        "compile", "--calibration", "synthetic", model, "--target", target, "-o", tmp_path / "o", "--proof", "off"
-    ).done()
+    npuc("compile", *SYNTHETIC, model, "--target", target, "-o", tmp_path / "o", "--proof", "off").done()
     check(tmp_path / "o", target, tmp_path)

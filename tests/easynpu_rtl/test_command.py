@@ -22,6 +22,7 @@ from npuc.program import load
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import build, core, port, resources
 from npuc.targets.easynpu.simulate.walk import segments_of
+from tests.cli.process import SYNTHETIC
 from tests.easynpu_rtl.rig import needed
 
 pytestmark = pytest.mark.slow
@@ -59,12 +60,7 @@ def digits(small: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 def compiled(folder: Path, *options: str) -> str:
     """The program of digits."""
     out = str(folder / "digits.npu")
-    assert (
-        invoke(
-            "compile", "--calibration", "synthetic", MODEL, "--target", "easynpu", *options, "-o", out
-        ).exception
-        is None
-    )
+    assert invoke("compile", *SYNTHETIC, MODEL, "--target", "easynpu", *options, "-o", out).exception is None
     return out
 
 

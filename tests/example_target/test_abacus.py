@@ -13,7 +13,7 @@ from onnx import numpy_helper
 import npuc as package
 from npuc.registry import names
 from npuc.target import Target, target
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 
 HERE = Path(__file__).resolve().parent
 
@@ -59,7 +59,7 @@ def test_the_command_line_compiles_verifies_runs_and_lists_for_an_installed_targ
     model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "perceptron.npu"
-    report = npuc("compile", "--calibration", "synthetic", model, "--target", "abacus", "-o", out, "--json").done()
+    report = npuc("compile", *SYNTHETIC, model, "--target", "abacus", "-o", out, "--json").done()
     assert '"macs": 340' in report
     verified = npuc("verify", model, out, "--json").json
     assert verified["status"] == "ok" and verified["bit_exact"] is True
@@ -80,7 +80,7 @@ def test_its_flags_are_options_of_the_commands(model: Path, tmp_path: Path) -> N
     out = tmp_path / "perceptron.npu"
 
     def cycles(*arguments: str) -> int:
-        return npuc("compile", "--calibration", "synthetic", model, "-o", out, "--json", *arguments).json["cycles"]
+        return npuc("compile", *SYNTHETIC, model, "-o", out, "--json", *arguments).json["cycles"]
 
     assert cycles("--target", "abacus") == 2 * cycles("--busy-hands", "two", "--target=abacus") == 340
     assert (
@@ -88,18 +88,13 @@ def test_its_flags_are_options_of_the_commands(model: Path, tmp_path: Path) -> N
     )
     row = npuc("compare", model, "--targets", "abacus:default", "--busy-hands", "two", "--json").json["rows"][0]
     assert row["cycles"] == 170
-    assert (
-        "Hands that move beads"
-        in npuc("compile", "--calibration", "synthetic", "--target", "abacus", "--help").out
-    )
+    assert "Hands that move beads" in npuc("compile", *SYNTHETIC, "--target", "abacus", "--help").out
     assert (
         "Did you mean 'two'"
-        in npuc(
-            "compile", "--calibration", "synthetic", model, "--target", "abacus", "--busy-hands", "tow"
-        ).usage()
+        in npuc("compile", *SYNTHETIC, model, "--target", "abacus", "--busy-hands", "tow").usage()
     )
     for other in ("easynpu", "nobody"):
-        npuc("compile", "--calibration", "synthetic", model, "--target", other, "--busy-hands", "two").usage()
+        npuc("compile", *SYNTHETIC, model, "--target", other, "--busy-hands", "two").usage()
 
 
 @pytest.mark.usefixtures("installed")
@@ -115,7 +110,7 @@ def test_it_is_compared_with_npuc_s_own_targets(model: Path) -> None:
 @pytest.mark.usefixtures("installed")
 def test_a_damaged_record_is_found_by_verification(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "perceptron.npu"
-    npuc("compile", "--calibration", "synthetic", model, "--target", "abacus", "-o", out).done()
+    npuc("compile", *SYNTHETIC, model, "--target", "abacus", "-o", out).done()
     records = (out / "records.json").read_text()
     (out / "records.json").write_text(records.replace('"relu": 1', '"relu": 0'))
     found = npuc("verify", model, out, "--allow-modified", "--json")
@@ -126,16 +121,7 @@ def test_a_damaged_record_is_found_by_verification(model: Path, tmp_path: Path) 
 def test_what_the_abacus_cannot_count_is_refused(tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Tanh(x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "tanh.onnx")
-    arguments = (
-        "compile",
-        "--calibration",
-        "synthetic",
-        tmp_path / "tanh.onnx",
-        "--target",
-        "abacus",
-        "-o",
-        tmp_path / "t.npu",
-    )
+    arguments = ("compile", *SYNTHETIC, tmp_path / "tanh.onnx", "--target", "abacus", "-o", tmp_path / "t.npu")
     found = npuc(*arguments, "--strict").refused("E202")
     assert "the abacus only has fully connected layers" in found
     assert "NOTHING runs on the NPU" in npuc(*arguments).done()
@@ -143,17 +129,7 @@ def test_what_the_abacus_cannot_count_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_a_machine_that_it_does_not_have_is_refused(model: Path, tmp_path: Path) -> None:
-    arguments = (
-        "compile",
-        "--calibration",
-        "synthetic",
-        model,
-        "--target",
-        "abacus",
-        "-o",
-        tmp_path / "out.npu",
-        "--machine",
-    )
+    arguments = ("compile", *SYNTHETIC, model, "--target", "abacus", "-o", tmp_path / "out.npu", "--machine")
     assert "no machine 'large'" in npuc(*arguments, "large").refused("E305")
     npuc(*arguments, "default").done()
 
@@ -172,10 +148,7 @@ def test_python_finds_it_too(model: Path) -> None:
 
 
 def test_without_the_package_there_is_no_abacus(model: Path) -> None:
-    assert (
-        "'abacus' is not one of 'easynpu'"
-        in npuc("compile", "--calibration", "synthetic", model, "--target", "abacus").usage()
-    )
+    assert "'abacus' is not one of 'easynpu'" in npuc("compile", *SYNTHETIC, model, "--target", "abacus").usage()
 
 
 def test_a_package_that_cannot_be_imported_is_named(
@@ -183,6 +156,4 @@ def test_a_package_that_cannot_be_imported_is_named(
 ) -> None:
     install(tmp_path / "site", "broken", "no_such_module:TARGET")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert "no_such_module:TARGET" in npuc(
-        "compile", "--calibration", "synthetic", model, "--target", "broken"
-    ).refused("E507")
+    assert "no_such_module:TARGET" in npuc("compile", *SYNTHETIC, model, "--target", "broken").refused("E507")

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from npuc.program import Program
 from npuc.regions.planning import passes_of
 from npuc.target import Options, Request, target
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 from tests.compiled import compilation
 from tests.example_target.test_abacus import install
 
@@ -57,9 +57,7 @@ def test_it_has_under_60_lines() -> None:
 def test_every_command_works_with_it(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.npu"
     assert (
-        npuc("compile", "--calibration", "synthetic", model, "--target", "slate", "-o", out, "--json").json[
-            "cycles"
-        ]
+        npuc("compile", *SYNTHETIC, model, "--target", "slate", "-o", out, "--json").json["cycles"]
         == 12 * 20 + 20 * 5
     )
     assert npuc("verify", model, out, "--json").json["status"] == "ok"
@@ -79,33 +77,15 @@ def test_every_command_works_with_it(model: Path, tmp_path: Path) -> None:
 
 def test_what_it_has_not_is_refused(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.npu"
-    npuc("compile", "--calibration", "synthetic", model, "--target", "slate", "-o", out).done()
+    npuc("compile", *SYNTHETIC, model, "--target", "slate", "-o", out).done()
     (tmp_path / "l.txt").write_text("multiply\n")
     npuc("assemble", tmp_path / "l.txt", "--images", out, "-o", tmp_path / "o").refused("E504")
-    npuc(
-        "compile",
-        "--calibration",
-        "synthetic",
-        model,
-        "--target",
-        "slate",
-        "-o",
-        tmp_path / "o",
-        "--machine",
-        "large",
-    ).refused("E305")
+    npuc("compile", *SYNTHETIC, model, "--target", "slate", "-o", tmp_path / "o", "--machine", "large").refused(
+        "E305"
+    )
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,3] x) => (float[1,3] y) { y = Tanh(x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "tanh.onnx")
-    arguments = (
-        "compile",
-        "--calibration",
-        "synthetic",
-        tmp_path / "tanh.onnx",
-        "--target",
-        "slate",
-        "-o",
-        tmp_path / "o",
-    )
+    arguments = ("compile", *SYNTHETIC, tmp_path / "tanh.onnx", "--target", "slate", "-o", tmp_path / "o")
     npuc(*arguments, "--strict").refused("E202")
 
 

@@ -23,7 +23,7 @@ from npuc.images.description import PRESETS, bound, described
 from npuc.images.yuv import from_rgb
 from npuc.ir import Array, TensorType
 from npuc.targets.easynpu.export.c_plan import with_frames
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 from tests.images.making import SIZE, network, photos
 
 LAST = (1, SIZE, SIZE, 3)
@@ -266,7 +266,7 @@ def test_variants_take_pictures_in_their_own_batches(tmp_path: Path) -> None:
 def test_pictures_without_pillow_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, out = network(tmp_path), tmp_path / "o"
     monkeypatch.setitem(sys.modules, "PIL", None)
-    given = ("--input", "imagenet", "--calibration", "synthetic", "-o", out)
+    given = ("--input", "imagenet", *SYNTHETIC, "-o", out)
     npuc("compile", model, "--target", "easynpu", *given).done()
     np.savez(tmp_path / "x.npz", x=np.zeros((1, SIZE, SIZE, 3), np.uint8))
     npuc("run", out, "--data", tmp_path / "x.npz").done()

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from npuc.cli import npuc
 from npuc.models import MODELS
+from tests.cli.process import SYNTHETIC
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +23,7 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = folder / "digits.npu"
     arguments = [
         "compile",
-        "--calibration",
-        "synthetic",
+        *SYNTHETIC,
         str(folder / "digits.onnx"),
         "--target",
         "nvdla-small",
@@ -88,16 +88,7 @@ def test_the_report_of_a_compilation_has_the_contracts_fields(artefact: Path) ->
 )
 def test_a_form_of_weights_that_a_target_lacks_is_a_usage_error(target: str, form: str, tmp_path: Path) -> None:
     onnx.save(MODELS["digits"](), tmp_path / "digits.onnx")
-    arguments = [
-        "compile",
-        "--calibration",
-        "synthetic",
-        str(tmp_path / "digits.onnx"),
-        "--target",
-        target,
-        "--weights",
-        form,
-    ]
+    arguments = ["compile", *SYNTHETIC, str(tmp_path / "digits.onnx"), "--target", target, "--weights", form]
     result = CliRunner().invoke(npuc, [*arguments, "-o", str(tmp_path / "out")])
     assert result.exit_code == 2 and f"{target} has no --weights '{form}'" in result.output
     assert not (tmp_path / "out").exists()
@@ -105,15 +96,7 @@ def test_a_form_of_weights_that_a_target_lacks_is_a_usage_error(target: str, for
 
 def test_forms_of_weights_are_told_with_what_each_would_cost(tmp_path: Path) -> None:
     onnx.save(MODELS["digits"](), tmp_path / "digits.onnx")
-    arguments = [
-        "compile",
-        "--calibration",
-        "synthetic",
-        str(tmp_path / "digits.onnx"),
-        "--target",
-        "nvdla-full",
-        "--json",
-    ]
+    arguments = ["compile", *SYNTHETIC, str(tmp_path / "digits.onnx"), "--target", "nvdla-full", "--json"]
     result = CliRunner().invoke(npuc, [*arguments, "-o", str(tmp_path / "out")], catch_exceptions=False)
     layers = [each for each in json.loads(result.stdout)["layers"] if each["op"] == "convolution"]
     for layer in layers:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.cli.process import npuc
+from tests.cli.process import SYNTHETIC, npuc
 from tests.onnx_models import parse
 
 BODY = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n d = CumSum(a, k)\n e = Conv<pads = [1, 1, 1, 1]>(d, v)\n y = Sin(e)"
@@ -139,7 +139,7 @@ def test_a_branch_that_the_shapes_exclude_is_told_and_an_input_bound_to_the_othe
     text = f"g (float[1,C,6,6] x, int64 rate) => (float[1,8,6,6] y) <int64[1] two = {{2}}> {{ {body} }}"
     onnx.save(parse(text, w=(8, 8, 1, 1)), tmp_path / "m.onnx")
     asked = (tmp_path / "m.onnx", "--target", "easynpu", "--input-shape", "x=1,8,6,6")
-    for command in (("check",), ("compile", "--calibration", "synthetic", "-o", tmp_path / "m.npu")):
+    for command in (("check",), ("compile", *SYNTHETIC, "-o", tmp_path / "m.npu")):
         outcome = npuc(*command, *asked, "--json")
         assert outcome.code == 1
         last = outcome.json["errors"][-1]
@@ -154,9 +154,7 @@ def test_deny_and_refusing_the_host_exclude_each_other(folder: Path, tmp_path: P
     assert "--strict refuses" in npuc("compile", folder / "m.onnx", *options, "--fallback", "refuse").usage()
     assert (
         "NAME=VALUE"
-        in npuc(
-            "compile", "--calibration", "synthetic", folder / "m.onnx", "--target", "easynpu", "--bind", "x"
-        ).usage()
+        in npuc("compile", *SYNTHETIC, folder / "m.onnx", "--target", "easynpu", "--bind", "x").usage()
     )
 
 
@@ -164,17 +162,7 @@ def test_an_output_that_no_part_of_the_npu_reaches_must_be_as_in_fp32(tmp_path: 
     body = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n z = Sin(x)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] a, float[1,8,6,6] z) {{ {body} }}"
     onnx.save(parse(text, w=(8, 8, 3, 3)), tmp_path / "m.onnx")
-    npuc(
-        "compile",
-        "--calibration",
-        "synthetic",
-        tmp_path / "m.onnx",
-        "--target",
-        "easynpu",
-        "-o",
-        tmp_path / "m.npu",
-        "-O0",
-    ).done()
+    npuc("compile", *SYNTHETIC, tmp_path / "m.onnx", "--target", "easynpu", "-o", tmp_path / "m.npu", "-O0").done()
     report = npuc("verify", tmp_path / "m.onnx", tmp_path / "m.npu", "--json").json
     assert {each["name"]: each["sqnr_db"] for each in report["criterion"]} == {"a": None, "z": 60.0}
     said = npuc("verify", tmp_path / "m.onnx", tmp_path / "m.npu").done()

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 import npuc
 from npuc.errors import DataError
+from tests.cli.process import SYNTHETIC
 from tests.cli.process import npuc as npuc_run
 from tests.onnx_models import parse
 
@@ -83,9 +84,7 @@ def test_the_command_line_runs_them(tmp_path: Path) -> None:
     onnx.save(_model(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **_data())
     out = tmp_path / "m.npu"
-    compiled = npuc_run(
-        "compile", "--calibration", "synthetic", tmp_path / "m.onnx", "--target", "easynpu", "-o", out
-    )
+    compiled = npuc_run("compile", *SYNTHETIC, tmp_path / "m.onnx", "--target", "easynpu", "-o", out)
     assert compiled.code == 0
     done = npuc_run("run", out, "--data", tmp_path / "d.npz", "-o", tmp_path / "y.npz")
     assert done.code == 0

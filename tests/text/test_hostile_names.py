@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from npuc.program import EVIDENCE, load, save, sealed
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.machine.parameters import Machine
-from tests.cli.process import Outcome, npuc
+from tests.cli.process import SYNTHETIC, Outcome, npuc
 from tests.compiled import compilation
 from tests.fuzz import cases
 
@@ -112,18 +112,7 @@ def hostile(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
     names = list(EVIL[part * 12 : part * 12 + 12])
     onnx.save(renamed(names), folder / "m.onnx")
     expect_tame(
-        npuc(
-            "compile",
-            "--calibration",
-            "synthetic",
-            folder / "m.onnx",
-            "--target",
-            name,
-            "-o",
-            folder / "m.npu",
-            "-v",
-            "-O0",
-        )
+        npuc("compile", *SYNTHETIC, folder / "m.onnx", "--target", name, "-o", folder / "m.npu", "-v", "-O0")
     )
     return name, folder
 
@@ -151,7 +140,7 @@ def test_no_command_runs_a_name_or_shows_it_raw(
     expect_tame(npuc("compare", model, "--target", name))
     expect_tame(npuc("check", model, "--target", name))
     expect_tame(npuc("accuracy", model, program, "--data", "x.npz"), None)
-    expect_tame(npuc("quantize", "--calibration", "synthetic", model, "--target", name, "-o", "q.onnx"), None)
+    expect_tame(npuc("quantize", *SYNTHETIC, model, "--target", name, "-o", "q.onnx"), None)
     listed = expect_tame(npuc("dump", program)).out
     assert instructions(listed) == list(range(len(target(name).listing(load(program)))))
     assert json.loads(npuc("dump", program, "--json").out)["status"] == "ok"
