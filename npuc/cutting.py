@@ -47,8 +47,7 @@ def part_of(request: Request) -> Generator[tuple[Request, Cut | None]]:
         yield request, None
         return
     with TemporaryDirectory() as folder:
-        whole = parsed(request.model)
-        own = {each.name for each in whole.graph.input}
+        own = {each.name for each in parsed(request.model, whole=False).graph.input}
         cut = replace(cut, shapes={name: shape for name, shape in request.shapes.items() if name in own})
         model, files = _files(request.model, cut, request.calibration, Path(folder))
         kept = {each.name for each in parsed(model, whole=False).graph.input}
@@ -155,10 +154,8 @@ def _cut(model: Path, cut: Cut) -> onnx.ModelProto:
             )
     missing = [name for name in own if name in reached and name not in cut.inputs] if cut.inputs else []
     if missing:
-        reason, remedy = (
-            "the part also needs this input of the model",
-            f"--inputs {','.join([*cut.inputs, *missing])}",
-        )
+        reason = "the part also needs this input of the model"
+        remedy = f"--inputs {','.join([*cut.inputs, *missing])}"
         raise ModelError("E109", reason, tensor=missing[0], remedy=remedy)
     inner = onnx.shape_inference.infer_shapes(found).graph if cut.inputs or cut.outputs else graph
     types = {each.name: each for each in (*inner.value_info, *inner.input, *inner.output)}
@@ -204,10 +201,8 @@ def _reached(outputs: Sequence[str], inputs: Collection[str], producers: Mapping
 
 def _typed(name: str, types: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
     if name not in types:
-        reason, remedy = (
-            "the type of this tensor is not known",
-            "simplify the model, or run ONNX's shape inference",
-        )
+        reason = "the type of this tensor is not known"
+        remedy = "simplify the model, or run ONNX's shape inference"
         raise ModelError("E109", reason, tensor=name, remedy=remedy)
     return types[name]
 

@@ -187,7 +187,6 @@ PRESETS: Mapping[str, Description] = {
 COMPUTED = ("input", "shape", "fused")
 """Fields that no file gives."""
 KEYS = ("preset", "scale", *(each.name for each in fields(Description) if each.name not in COMPUTED))  # pyright: ignore
-Source = "str | PathLike[str] | Mapping[str, Any]"
 
 
 def described(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Description, ...]:

@@ -103,8 +103,11 @@ def _expect_apart(before: onnx.ModelProto, after: onnx.ModelProto, batch: int, f
         runs = [_run(model, names, folder) for model in (before, after)]
         single = [values_of(runs[0], names, feed) for feed in feeds]
         found = values_of(runs[1], names, together)
-    except Exception as error:  # onnxruntime raises many unrelated types
-        reason = f"it runs one sample at a time, and not {batch}: {' '.join(str(error).split())[-200:]}"
+    except ModelError as error:
+        (problem,) = error.problems
+        if problem.code != "E105":  # a limit of memory or time
+            raise
+        reason = f"it runs one sample at a time, and not {batch}: {problem.reason[-200:]}"
         raise ModelError("E109", reason, limit=limit, remedy="export it with a batch that is free") from None
     for node in before.graph.node:
         for name in filter(None, node.output):
