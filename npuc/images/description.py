@@ -30,7 +30,7 @@ from npuc.images import yuv
 from npuc.ir import Array, TensorType
 from npuc.system.budget import given
 from npuc.text.encodings import decoded
-from npuc.text.terminal import closest
+from npuc.text.terminal import closest, page
 
 CHANNELS: Mapping[str, str] = {order: order for order in ("rgb", "bgr", "rgba", "bgra")} | {"gray": "y"}
 """The channels of each order, a letter each."""
@@ -39,7 +39,7 @@ INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos")
 PIXEL = 255
 MOST = 1 << 14
 """The most pixels of a side to resize to."""
-REMEDY = "docs/photos.md describes the keys"
+REMEDY = f"{page('photos.md')} describes the keys"
 
 
 @frozen
