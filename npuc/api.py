@@ -245,24 +245,25 @@ def accuracy(
     *,
     metric: str | None = None,
     simulate: int | str | None = None,
-    **asked: Any,
+    **removed: Any,
 ) -> dict[str, Any]:
     """The report that `npuc accuracy --json` prints: the accuracy at the task, next to the model in fp32.
 
     program: compiled, or the folder of an artefact. Labels are `y` in the data. simulate: the number of samples
     whose words are simulated, or "all"; the integer network computes the others (None: 8 are; of a floating-point
-    program all). metric, asked: the options of the command by name. Raises ArtefactError (E501) if the program is
-    from another model, DataError (E401, E402) for data and outputs that cannot be judged, ValueError for an
-    invalid value or an option that the metric does not accept, TypeError for an unknown name.
+    program all). metric: as of the command; removed: what the last version took. Raises ArtefactError (E501) if
+    the program is from another model, DataError (E401, E402) for data and outputs that cannot be judged,
+    ValueError for an invalid value or a removed option, TypeError for an unknown name.
     """
     from npuc.flags import expect_present
     from npuc.verification.accuracy import Subject
     from npuc.verification.accuracy import accuracy as judged
     from npuc.verification.judging.choosing import Asked
 
-    for name, value in asked.items():
+    for name, value in removed.items():
         expect_present(name, value)
-    wanted, program = Asked(metric, **asked), _opened(program)
+        raise TypeError(f"accuracy takes no '{name}'. It takes: metric, simulate")
+    wanted, program = Asked(metric), _opened(program)
     with _part(model, program, inputs) as (path, files), TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
         return judged(Subject(path, Path(folder) / "program"), program.program, files, wanted, simulate=simulate)

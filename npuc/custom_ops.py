@@ -13,7 +13,7 @@ from typing import Any
 
 from npuc.errors import ArtefactError
 
-REMEDY = "give the library that has them with --custom-ops FILE.so"
+REMEDY = "let NPUC_CUSTOM_OPS=FILE.so name the library that has them"
 STANDARD = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Domains of operators that onnxruntime includes."""
 _libraries: ContextVar[tuple[str, ...]] = ContextVar("custom_ops", default=())

@@ -55,8 +55,11 @@ def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[P
     return found, samples[0]
 
 
-def _described(request: Request) -> Request:
-    """The request with its descriptions bound to the inputs of the model. Raises DataError (E405)."""
+def _described(request: Request, *, frames: bool = True) -> Request:
+    """The request with its descriptions bound to the inputs of the model. Raises DataError (E405).
+
+    frames: whether programs take them where a description says nothing else.
+    """
     options = request.options
     if not options.input:
         return request
@@ -64,7 +67,7 @@ def _described(request: Request) -> Request:
     values = bound_values(model, options.bind)
     model = rebatched(model, request.shapes, (), request.model.parent)
     types = input_types(model.graph, {*values, *(each.name for each in model.graph.initializer)}, request.shapes)
-    found = bound(options.input, types, fused=options.input_data == "frame")
+    found = bound(options.input, types, fused=frames)
     return replace(request, options=replace(options, input=found))
 
 
@@ -85,8 +88,8 @@ def quantise_model(request: Request) -> tuple[bytes, Samples]:
     Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model with
     scales of its own, or a target without an integer network.
     """
-    with part_of(replace(request, options=replace(request.options, input_data="float"))) as (inner, _):
-        return _quantised_model(_described(inner))
+    with part_of(request) as (inner, _):
+        return _quantised_model(_described(inner, frames=False))
 
 
 def _quantised_model(request: Request) -> tuple[bytes, Samples]:

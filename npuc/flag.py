@@ -13,12 +13,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "level": ("0", "1", "2"),
     "method": ("mse", "output", "minmax", "percentile", "entropy"),
     "scales": ("free", POWER_OF_TWO),
-    "mixed": ("off", "auto"),
     "proof": ("off", "one", "all"),
-    "input_data": ("frame", "float"),
 }
 """Values of the options that all targets share."""
-
+MIXED = "mixed"
+"""A precision: int8, but for a few layers that the host runs in float."""
 
 OWN_METRIC = "write it as a metric of your own: --metric FILE.py:FUNCTION"
 REMOVED: Mapping[str, str] = {
@@ -27,6 +26,16 @@ REMOVED: Mapping[str, str] = {
     "fallback": "--strict refuses what the target cannot run; without it the host runs that",
     "stepping": "--chip-model rtl counts the cycles of the hardware, and run --trace F.vcd writes its waveforms",
     "full_names": "npuc dump --json has every name in full",
+    "calibration_cache": "npuc quantize chooses the scales once, and compile keeps those of its model",
+    "input_data": 'frame = "float" in the description does the same: --input FILE.toml',
+    "mixed": "--precision mixed runs a few layers on the host, in float",
+    "time_limit": "the environment variable NPUC_TIME_LIMIT has the seconds",
+    "custom_ops": "the environment variable NPUC_CUSTOM_OPS names the library",
+    "okk_libs": "the environment variable NPUC_OKK_LIBS names the folder",
+    "qdq": "the row of the integer network is what npuc quantize writes",
+    "truth": "labels are the truth if the data has some, else fp32 is",
+    "sort": "--bisect names the layer that loses the most; --json has the errors of all",
+    "grep": "npuc dump OUT | grep TEXT, or --layer NAME",
     "layout": OWN_METRIC,
     "box_format": OWN_METRIC,
     "score_threshold": OWN_METRIC,
@@ -36,6 +45,12 @@ REMOVED: Mapping[str, str] = {
     "blank": OWN_METRIC,
 }
 """Options that the last version had, and what to use instead: this version refuses them with that."""
+KEYWORDS: Mapping[str, str] = {
+    "objective": "a keyword of Python's npuc.compile",
+    "weights": "a keyword of Python's npuc.compile",
+    "scales": "a key of machine files, and a keyword of Python's npuc.compile",
+}
+"""Options of a compile that the command line does not have, and what they are instead."""
 
 
 @frozen

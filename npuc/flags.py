@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from typing import Any, TypedDict
 
 from npuc.export.network_name import identifier
-from npuc.flag import CHOICES, REMOVED
+from npuc.flag import CHOICES, MIXED, REMOVED
 from npuc.images.description import described
 from npuc.target import FLOATING, Options, Target, usual_options
 from npuc.text.terminal import closest
@@ -30,12 +30,10 @@ class Flags(TypedDict, total=False):
     level: int | str
     method: str
     scales: str
-    mixed: bool | str
     allow: str | Sequence[str]
     proof: str
     prefix: str
     input: str | PathLike[str] | Mapping[str, Any]
-    input_data: str
 
 
 def _same(name: str) -> str:
@@ -61,10 +59,12 @@ def options_of(
             raise TypeError(f"compile takes no '{name}'.{hint} It takes: {', '.join(known)}")
     flags = {name: value for name, value in flags.items() if value is not None}
     found = options or usual_options(target)
+    if flags.get("precision") == MIXED:
+        flags, found = {**flags, "precision": "int8"}, replace(found, mixed=True)
     read = {name: READ[name](value) if name in READ else value for name, value in flags.items()}
     found = replace(found, **{name: value for name, value in read.items() if name in general})
     for name, values in {**CHOICES, "precision": target.precisions}.items():
-        if name in flags and name != "mixed":
+        if name in flags:
             _expect(target, spelled(name), read[name], values)
     for name in found.allow:
         _expect(target, spelled("allow"), name, target.inexact)
@@ -100,7 +100,7 @@ def _expect_together(
         raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")
     if options.prefix is not None:
         _expect_named(target, flags.get("prefix", options.prefix), options.prefix, spelled("prefix"))
-    mixed = f"{spelled('mixed')} auto"
+    mixed = f"{spelled('precision')} {MIXED}"
     if options.mixed and not target.host_layers:
         raise ValueError(f"the host takes no layers over from {target.name}; {mixed} is not for it")
     if options.mixed and options.precision != "int8":
@@ -125,12 +125,6 @@ def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
 
 
-def _mixed(value: bool | str) -> bool:
-    if isinstance(value, str) and value not in CHOICES["mixed"]:
-        raise ValueError(f"mixed is '{value}'.{closest(value, CHOICES['mixed'])} It is one of off, auto")
-    return value if isinstance(value, bool) else value == "auto"
-
-
 def _truth(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"strict is {value!r}. It is True or False")
@@ -146,7 +140,6 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
     "inputs": _listed,
     "outputs": _listed,
-    "mixed": _mixed,
     "prefix": identifier,
     "input": described,
 }

@@ -20,7 +20,6 @@ from npuc.storage.mapped import trim
 from npuc.view import Heading, MemoryAnnotation, Timeline, by_nodes, in_turn
 
 if TYPE_CHECKING:
-    from npuc.quantize.calibration.histograms import HistogramSource
     from npuc.quantize.improvement.search import Network, Trial
 
 Observer = Callable[[str, Array], None]
@@ -47,8 +46,6 @@ class Options:
     """Called with the steps tried for accuracy."""
     mixed: bool = False
     """Whether a few layers may run on the host for accuracy."""
-    histograms: HistogramSource | None = None
-    """The source of tensors' histograms; None: quantize.calibration.histograms."""
     scales: str | None = None
     """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
     deny: tuple[str, ...] = ()
@@ -57,8 +54,6 @@ class Options:
     """Scalar inputs to be replaced by constants, and their values."""
     input: tuple[Description, ...] = ()
     """The descriptions of image inputs: as given, from `driver` on bound to the model's."""
-    input_data: str = "frame"
-    """What the program takes for a described input: "frame", its pixels, or "float", the model's own values."""
     inputs: tuple[str, ...] = ()
     """The tensors at which the part to compile begins; none: the model's inputs."""
     outputs: tuple[str, ...] = ()
@@ -198,7 +193,7 @@ class Target(Protocol):
     left_out: tuple[str, ...] = ()
     """Names of shared passes that it does without, because it has the operator that they rewrite."""
     host_layers: tuple[str, ...] = ()
-    """Operators of the layers that --mixed may leave to the host, for accuracy; empty if it has none."""
+    """Operators of the layers that --precision mixed may leave to the host, for accuracy; empty if it has none."""
     self_tests: tuple[str, ...] = ()
     """Formats of exports that can include samples and the expected results."""
     named_exports: tuple[str, ...] = ()

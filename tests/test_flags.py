@@ -11,22 +11,22 @@ import pytest
 
 import npuc
 from npuc.cli.compiling import compile_command
-from npuc.flag import CHOICES, REMOVED
+from npuc.flag import CHOICES, KEYWORDS, REMOVED
 from npuc.flags import Flags, options_of
 from npuc.target import Options, target
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "digits.onnx"
 OF_THE_COMMAND = {
-    *("model", "target", "output", "calibration", "shapes", "cache", "dump_after", "memory_limit", "force"),
-    *("verbose", "quiet", "as_json", "time_limit", "custom"),
+    *("model", "target", "output", "calibration", "shapes", "dump_after", "memory_limit", "force"),
+    *("verbose", "quiet", "as_json"),
 }
 """What files, printing and processes are to the command line: Python has arguments of its own, or none."""
 
 
 def test_every_flag_of_compile_is_a_keyword_with_the_same_values() -> None:
-    parameters = {each.name: each for each in compile_command.params if each.name not in REMOVED}
-    assert set(parameters) - OF_THE_COMMAND == set(Flags.__annotations__)
-    for name, values in CHOICES.items():
+    parameters = {each.name: each for each in compile_command.params if each.name not in {*REMOVED, *KEYWORDS}}
+    assert set(parameters) - OF_THE_COMMAND == set(Flags.__annotations__) - set(KEYWORDS)
+    for name, values in CHOICES.items() - {("scales", CHOICES["scales"])}:
         kind = parameters[name].type
         assert isinstance(kind, click.Choice) and tuple(kind.choices) == values
 
@@ -36,12 +36,11 @@ def test_keywords_become_options() -> None:
         target("nvdla-full"),
         None,
         {
-            "precision": "int8",
+            "precision": "mixed",
             "weights": "winograd",
             "level": 2,
             "bind": {"s": 3},
             "deny": "Conv",
-            "mixed": "auto",
         },
     )
     wanted = Options(
@@ -66,13 +65,13 @@ def test_keywords_become_options() -> None:
         ("easynpu", {"level": 3}, ValueError, "no level '3'"),
         ("easynpu", {"proof": "al"}, ValueError, "Did you mean 'all'"),
         ("easynpu", {"method": "entropie"}, ValueError, "Did you mean 'entropy'"),
-        ("easynpu", {"mixed": "automatic"}, ValueError, "mixed is 'automatic'"),
+        ("easynpu", {"mixed": "auto"}, ValueError, "mixed was removed; --precision mixed"),
         ("easynpu", {"deny": ["Conv"], "strict": True}, ValueError, "exclude each other"),
         ("easynpu", {"fallback": "refuse"}, ValueError, "fallback was removed; --strict"),
         ("easynpu", {"max_partitions": 0}, ValueError, "max_partitions was removed; name the nodes"),
         ("easynpu", {"objective": "cycles"}, ValueError, "objective cycles was removed; the default, time"),
-        ("easynpu", {"mixed": True, "strict": True}, ValueError, "strict and mixed auto exclude"),
-        ("bm1684", {"mixed": "auto"}, ValueError, "takes no layers over"),
+        ("easynpu", {"precision": "mixed", "strict": True}, ValueError, "strict and precision mixed exclude"),
+        ("bm1684", {"precision": "mixed"}, ValueError, "takes no layers over"),
         ("bm1684", {"scales": "free"}, ValueError, "has no scales in fp32"),
         ("nvdla-full", {"precision": 16}, ValueError, "nvdla-full has no precision '16'"),
         ("easynpu", {"proof": True}, ValueError, "no proof 'True'"),

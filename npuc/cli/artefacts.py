@@ -51,8 +51,7 @@ FORMATS = ("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable", *OF_MO
     help="Show one node, layer or tensor (a part of its name will do).",
 )
 @click.option("--segment", type=click.IntRange(min=0), metavar="K", help="Show segment K only, counted from 0.")
-@click.option("--grep", metavar="TEXT", help="Show instructions with this text in fields, word, nodes or tensor.")
-@removed_options("full_names")
+@removed_options("full_names", "grep")
 @modified_option
 @limit_options
 def dump(
@@ -63,7 +62,6 @@ def dump(
     target: str | None,
     layer: str | None,
     segment: int | None,
-    grep: str | None,
     allow_modified: bool,
 ) -> None:
     """Disassemble a program, raw words or an NVDLA loadable.
@@ -76,15 +74,15 @@ def dump(
     Examples:
       npuc dump resnet8.npu
       npuc dump resnet8.npu --layer conv2d_1/Conv2D
-      npuc dump resnet8.npu --segment 0 --grep Hk=3
+      npuc dump resnet8.npu --segment 0
       npuc dump resnet8.npu --format csv > words.csv
       npuc dump resnet8.npu --image weight
       npuc dump --layout --target easynpu
     """
     from npuc.reports import tables
 
-    if (layout or image is not None) and (layer, segment, grep) != (None, None, None):
-        raise click.UsageError("--layer, --segment and --grep are for instructions")
+    if (layout or image is not None) and (layer, segment) != (None, None):
+        raise click.UsageError("--layer and --segment are for instructions")
     if layout:
         if path is not None or image is not None:
             raise click.UsageError("--layout takes no PATH and no --image")
@@ -94,7 +92,7 @@ def dump(
     elif image is not None:
         say(_image(opened(path, allow_modified), image, form), exact=form != "text")
     else:
-        found = _chosen(*_disassembled(path, target, allow_modified), layer, segment, grep)
+        found = _chosen(*_disassembled(path, target, allow_modified), layer, segment)
         if form == "text":
             _print(found)
         else:
@@ -147,7 +145,7 @@ def _target_of(path: Path, target: str | None) -> Target:
 
 
 def _chosen(
-    found: Disassembly, manifest: Mapping[str, Any], layer: str | None, segment: int | None, grep: str | None
+    found: Disassembly, manifest: Mapping[str, Any], layer: str | None, segment: int | None
 ) -> Disassembly:
     """The requested part. Raises ArtefactError (E508) for an unknown name or segment."""
     from npuc.account import account_of, nodes_named
@@ -163,7 +161,7 @@ def _chosen(
     if layer is not None:
         others = other_names(manifest.get("report", {}), {}, found.entries)
         found = found.of_nodes(nodes_named(account_of(manifest), layer, others, found.entries))
-    return found if grep is None else found.with_text(grep)
+    return found
 
 
 COLOURS: Mapping[str, Mapping[str, Any]] = {

@@ -13,7 +13,6 @@ from npuc.cli.options import (
     TargetCommand,
     artefact_options,
     calibration_option,
-    custom_ops_option,
     data_option,
     format_options,
     input_option,
@@ -144,7 +143,6 @@ def _outputs(pair: Sequence[Artefact], data: tuple[Path, ...]) -> list[Any]:
 @calibration_option
 @data_option
 @input_option
-@custom_ops_option
 @limit_options
 @format_options("text", "json", "csv")
 def compare(

@@ -15,11 +15,9 @@ from npuc.cli.options import (
     asked,
     bind_option,
     calibration_option,
-    custom_ops_option,
     cut_options,
     force_option,
     format_options,
-    input_data_option,
     input_option,
     json_option,
     limit_options,
@@ -33,7 +31,6 @@ from npuc.cli.options import (
     strict_option,
     target_flags,
     target_option,
-    tell_cache,
 )
 from npuc.cli.output import print_json, say, tell_warnings, with_seconds
 from npuc.cli.paths import PATH, unread
@@ -56,7 +53,6 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
 @calibration_option
 @input_option
-@input_data_option
 @machine_option
 @shapes_option
 @precision_option
@@ -65,7 +61,7 @@ if TYPE_CHECKING:
 @click.option(
     "--deny", metavar="OP|NODE", multiple=True, shell_complete=NODES, help="Run an operator or a node on the host."
 )
-@removed_options("max_partitions", "fallback")
+@removed_options("max_partitions", "fallback", "input_data")
 @bind_option
 @cut_options
 @search_options
@@ -92,7 +88,6 @@ if TYPE_CHECKING:
     " -vv: every pass, and the graph after each change.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only (and --json).")
-@custom_ops_option
 @json_option
 def compile_command(
     model: Path,
@@ -100,7 +95,6 @@ def compile_command(
     output: Path | None,
     calibration: tuple[Path, ...],
     shapes: tuple[dict[str, tuple[int, ...]], ...],
-    cache: Path | None,
     dump_after: tuple[str, ...],
     force: bool,
     verbose: int,
@@ -127,7 +121,6 @@ def compile_command(
     from npuc.account import ACCOUNT, account_of, groups, reasons
     from npuc.driver import compile_variants
     from npuc.program import RANGES
-    from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
     from npuc.reports import summaries
     from npuc.target import Request
@@ -151,15 +144,11 @@ def compile_command(
 
     directory = output or unread(Path(f"{model.stem}.npu"))
     program.expect_replaceable(directory, force=force)
-    said: list[str] = []
-    with (
-        progress("compiling", quiet=quiet) as bar,
-        remembering(replace(options, stage=bar.begin), cache, (model, *calibration), said.append) as remembered,
-    ):
-        request = Request(model, kind, remembered, calibration, hook=hook, synthetic=False)
+    with progress("compiling", quiet=quiet) as bar:
+        shown_stages = replace(options, stage=bar.begin)
+        request = Request(model, kind, shown_stages, calibration, hook=hook, synthetic=False)
         variants, _ = compile_variants(request, shapes)
         compiled = variants[0] if len(variants) == 1 else together(variants)
-    tell_cache(said, verbose=bool(verbose), quiet=quiet)
     program.save(compiled, directory, force=force, final=True)
     if len(variants) > 1:
         _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)
@@ -233,7 +222,6 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @bind_option
 @cut_options
 @format_options("text", "json", "sarif")
-@custom_ops_option
 @limit_options
 @click.option("-v", "--verbose", is_flag=True, help="Show every reason and every node.")
 def check(

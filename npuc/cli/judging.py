@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from npuc.cli.options import (
-    Choice,
     artefact_options,
     data_option,
     labels_option,
@@ -32,18 +31,15 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 @click.argument("model", type=PATH)
 @click.argument("artefact", type=PATH)
 @data_option
-@click.option("--qdq", type=PATH, help="A model from `npuc quantize`; adds a row for it.")
 @click.option(
     "--metric",
     metavar="NAME",
     help="top1, detections, ctc, regression, or FILE.py:FUNCTION, which gives a sample's number for its outputs by"
     " name and its label [default: by the shapes of outputs and labels].",
 )
-@click.option(
-    "--truth", type=Choice(("labels", "fp32")), help="What outputs are compared with [default: labels, if any]."
-)
 @labels_option
-@removed_options("layout", "box_format", "score_threshold", "nms_iou", "background", "score_function", "blank")
+@removed_options("qdq", "truth", "layout", "box_format", "score_threshold", "nms_iou")
+@removed_options("background", "score_function", "blank")
 @click.option(
     "--simulate",
     metavar="N|all",
@@ -56,13 +52,12 @@ def accuracy(
     model: Path,
     artefact: Path,
     data: tuple[Path, ...],
-    qdq: Path | None,
     labels: Path | None,
     simulate: int | str | None,
     scheduler: str | None,
     allow_modified: bool,
     as_json: bool,
-    **asked: str | None,
+    metric: str | None,
 ) -> int:
     """Measure the accuracy of MODEL and its program. The task is to find classes, boxes, sequences or values.
 
@@ -73,7 +68,7 @@ def accuracy(
     \b
     Examples:
       npuc accuracy resnet8.onnx resnet8.npu --data test.npz
-      npuc accuracy resnet8.onnx resnet8.npu --data test.npz --qdq q.onnx --json
+      npuc accuracy resnet8.onnx resnet8.npu --data test.npz --json
       npuc accuracy ssd.onnx ssd.npu --data 'images/*.npz' --metric my.py:map
     """
     from npuc.cutting import compiled_part
@@ -92,11 +87,11 @@ def accuracy(
     if labels is not None:
         program = with_labels(program, labels_of(labels))
     model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
-    subject = judging.Subject(model.absolute(), artefact.absolute(), qdq and qdq.absolute(), allow_modified)
+    subject = judging.Subject(model.absolute(), artefact.absolute(), allow_modified)
     try:
         with progress("accuracy", quiet=as_json) as bar:
             report = judging.accuracy(
-                subject, program, data, Asked(**asked), simulate=simulate, scheduler=scheduler, bar=bar
+                subject, program, data, Asked(metric), simulate=simulate, scheduler=scheduler, bar=bar
             )
     except NotTaken as error:
         raise click.UsageError(str(error)) from None

@@ -6,19 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from npuc.cli.completing import MACHINES
-from npuc.cli.output import say
 from npuc.cli.paths import MACHINE, PATH
-from npuc.flag import CHOICES, REMOVED
+from npuc.custom_ops import custom_ops
+from npuc.flag import CHOICES, KEYWORDS, MIXED, REMOVED
 from npuc.registry import TARGETS, names, target
 from npuc.system import budget
-from npuc.targets.easynpu import flags as easynpu
-from npuc.targets.nvdla import flags as nvdla
+from npuc.targets.easynpu.flags import ISA
 from npuc.text.terminal import closest
 
 if TYPE_CHECKING:
@@ -169,13 +167,39 @@ cut_options = _together(
         "--outputs", metavar="TENSOR,..", help="Compile the part of the model that ends at these tensors."
     ),
 )
+
+
+def option_of(name: str) -> str:
+    """A parameter's spelling on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def removed_options(*names: str) -> Decorator:
+    """Options that the last version had: each is refused with what to use instead."""
+
+    def refuse(_ctx: click.Context, param: click.Parameter, value: object) -> None:
+        if value is not None:
+            raise click.UsageError(f"{param.opts[0]} was removed; {INSTEAD[str(param.name)]}")
+
+    return _together(
+        *(
+            click.option(
+                option_of(name),
+                name,
+                hidden=True,
+                expose_value=False,
+                callback=refuse,
+                is_flag=name in ("full_names", "stepping", "sort"),
+                default=None,
+            )
+            for name in names
+        )
+    )
+
+
+INSTEAD = {**REMOVED, **{name: f"it is {what}" for name, what in KEYWORDS.items()}}
 search_options = _together(
-    click.option(
-        "--calibration-cache",
-        "cache",
-        type=PATH,
-        help="File or folder that keeps calibration results for later compilations.",
-    ),
+    removed_options("calibration_cache", "mixed", "scales"),
     click.option(
         "-O",
         "level",
@@ -188,17 +212,6 @@ search_options = _together(
         "--method",
         type=Choice(CHOICES["method"]),
         help="Calibration method [default: set by -O].",
-    ),
-    click.option(
-        "--scales",
-        type=Choice(CHOICES["scales"]),
-        help="Activation scales to choose from [default: set by the machine]; a quantised model keeps its own.",
-    ),
-    click.option(
-        "--mixed",
-        type=Choice(CHOICES["mixed"]),
-        default="off",
-        help="auto: run the few layers that lose the most accuracy in int8 on the host, in float [default: off].",
     ),
 )
 """Options of the choice of scales."""
@@ -220,11 +233,6 @@ input_option = click.option(
     metavar="PRESET|FILE",
     help="What the image input expects: imagenet, tf, caffe-bgr, yolo, mtcnn, none, or a TOML file.",
 )
-input_data_option = click.option(
-    "--input-data",
-    type=Choice(CHOICES["input_data"]),
-    help="What the program then takes: frame, the pixels themselves [default]; float, the model's own values.",
-)
 labels_option = click.option("--labels", type=PATH, metavar="FILE", help="Names of the classes, one a line.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 scheduler_option = click.option(
@@ -237,8 +245,9 @@ force_option = click.option("--force", is_flag=True, help="Replace an output tha
 strict_option = click.option("--strict", is_flag=True, help="Refuse every host step but input/output conversion.")
 precision_option = click.option(
     "--precision",
-    type=Choice(("int8", "int16", "fp16", "fp32")),
-    help="Number format [default: the target's first].",
+    type=Choice(("int8", "int16", "fp16", "fp32", MIXED)),
+    help="Number format [default: the target's first]; mixed: int8, but the layers that lose the most in float, on"
+    " the host.",
 )
 
 
@@ -246,16 +255,9 @@ def _help(flag: Flag) -> str:
     return f"{flag.help} [default: {flag.values[0]}]"
 
 
-def option_of(name: str) -> str:
-    """A parameter's spelling on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
 target_flags = _together(
-    *(
-        click.option(option_of(flag.name), type=Choice(flag.values), help=_help(flag))
-        for flag in (*easynpu.FLAGS, *nvdla.FLAGS)
-    )
+    click.option(option_of(ISA.name), type=Choice(ISA.values), help=_help(ISA)),
+    removed_options("objective", "weights"),
 )
 """Options that only some targets have."""
 
@@ -296,29 +298,6 @@ def _flags_of(name: str) -> Sequence[Flag]:
     return target(name).flags if name in names() else ()
 
 
-def removed_options(*names: str) -> Decorator:
-    """Options that the last version had: each is refused with what to use instead."""
-
-    def refuse(_ctx: click.Context, param: click.Parameter, value: object) -> None:
-        if value is not None:
-            raise click.UsageError(f"{param.opts[0]} was removed; {REMOVED[str(param.name)]}")
-
-    return _together(
-        *(
-            click.option(
-                option_of(name),
-                name,
-                hidden=True,
-                expose_value=False,
-                callback=refuse,
-                is_flag=name in ("full_names", "stepping"),
-                default=None,
-            )
-            for name in names
-        )
-    )
-
-
 def asked(target: Target, **flags: Any) -> Options:
     """The options of a compilation; missing values are None or empty. Raises UsageError for unsupported flags."""
     from npuc.flags import options_of
@@ -350,32 +329,16 @@ def format_options(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]
     return added
 
 
-def _libraries(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-    """Makes the folder known to code that looks for the vendor's libraries."""
-    if value is not None:
-        os.environ[OKK_LIBRARIES] = value
-
-
-OKK_LIBRARIES = "NPUC_OKK_LIBS"
-
-
 chip_options = _together(
     click.option(
         "--chip-model",
         type=Choice(("own", "quick", "vendor", "rtl")),
         default="own",
         help="own: npuc's chip model [default]; quick: the same with float sums for fp16 (nvdla); "
-        "vendor: the vendor's chip model (bm1684); rtl: the hardware description (easynpu).",
+        "vendor: the vendor's, in the folder $NPUC_OKK_LIBS (bm1684); rtl: the hardware description (easynpu).",
     ),
-    click.option(
-        "--okk-libs",
-        metavar="DIR",
-        callback=_libraries,
-        expose_value=False,
-        help=f"Folder of the vendor's libraries [default: ${OKK_LIBRARIES}].",
-    ),
+    removed_options("okk_libs"),
 )
-"""The chip model, and the folder for the vendor's model of BM1684."""
 
 
 def expect_chip_model(target: Target, chip_model: str) -> None:
@@ -384,8 +347,19 @@ def expect_chip_model(target: Target, chip_model: str) -> None:
         raise click.UsageError(f"{target.name} has no chip model '{chip_model}': {', '.join(target.chip_models)}")
 
 
+def _seconds() -> int | None:
+    """The time limit of the environment. Raises UsageError for anything but a number of seconds."""
+    given = os.environ.get(TIME_LIMIT)
+    if given is not None and (not given.isdecimal() or not 0 < int(given) < 1 << 31):
+        raise click.UsageError(f"{TIME_LIMIT} is '{given}', not a number of seconds")
+    return None if given is None else int(given)
+
+
+TIME_LIMIT, CUSTOM_OPS = "NPUC_TIME_LIMIT", "NPUC_CUSTOM_OPS"
+
+
 def limit_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --memory-limit and --time-limit, which apply to the whole command."""
+    """Adds --memory-limit. It holds for the whole command, as do time limit and operators of the environment."""
 
     @click.option(
         "--memory-limit",
@@ -393,16 +367,11 @@ def limit_options(command: Callable[..., T]) -> Callable[..., T]:
         metavar="BYTES",
         help=f"Memory that a model and its data may use together [default: {budget.MEMORY_LIMIT}].",
     )
-    @click.option(
-        "--time-limit",
-        type=click.IntRange(min=1),
-        metavar="SECONDS",
-        help="CPU time that onnxruntime may use to open a model or host region, and per sample "
-        f"[default: {budget.TIME_LIMIT}].",
-    )
+    @removed_options("time_limit", "custom_ops")
     @wraps(command)
-    def limited(*args: Any, memory_limit: int | None, time_limit: int | None, **options: Any) -> T:
-        with budget.limited(memory_limit, time_limit):
+    def limited(*args: Any, memory_limit: int | None, **options: Any) -> T:
+        given = os.environ.get(CUSTOM_OPS, "")
+        with budget.limited(memory_limit, _seconds()), custom_ops(given.split(os.pathsep) if given else ()):
             return command(*args, **options)
 
     return limited
@@ -416,32 +385,5 @@ prefix_option = click.option(
 modified_option = click.option("--allow-modified", is_flag=True, help="Load files that do not match their sha256.")
 
 
-def tell_cache(said: Sequence[str], *, verbose: bool, quiet: bool) -> None:
-    """Reports the use of the calibration cache on stderr: the last line only if verbose, others unless quiet."""
-    for text in said if verbose else () if quiet else said[:-1]:
-        say(f"note: {text}", err=True)
-
-
-def custom_ops_option(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --custom-ops: the command runs with the operators of these libraries."""
-
-    @click.option(
-        "--custom-ops",
-        "custom",
-        type=PATH,
-        metavar="FILE.so",
-        multiple=True,
-        help="Library of custom operators for onnxruntime on the host. npuc loads it: only name one you trust.",
-    )
-    @wraps(command)
-    def equipped(*args: Any, custom: tuple[Path, ...], **options: Any) -> T:
-        from npuc.custom_ops import custom_ops
-
-        with custom_ops(custom):
-            return command(*args, **options)
-
-    return equipped
-
-
-artefact_options = _together(modified_option, custom_ops_option, limit_options, json_option)
+artefact_options = _together(modified_option, limit_options, json_option)
 """Options of commands that open an artefact and run models."""

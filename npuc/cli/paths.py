@@ -12,10 +12,8 @@ import click
 
 from npuc.errors import NpucError
 
-WRITTEN = ("output", "trace", "cache")
+WRITTEN = ("output", "trace")
 """Parameters that a command writes to."""
-MODELS = ("model", "qdq")
-"""Parameters that name a model, whose external data is read too."""
 
 
 class _Path(click.Path):
@@ -79,7 +77,7 @@ def _files(read: Path, kind: str) -> Iterator[Path]:
 
     yield read
     with suppress(NpucError):  # the command itself reports what is wrong with its inputs
-        if kind in MODELS:
+        if kind == "model":  # its external data is read too
             from npuc.frontend.reading import files_with_data
 
             yield from files_with_data(read)

@@ -12,17 +12,16 @@ from npuc.cli.options import (
     TargetCommand,
     asked,
     calibration_option,
-    custom_ops_option,
     cut_options,
     input_option,
     json_option,
     limit_options,
     machine_option,
+    precision_option,
     search_options,
     shape_option,
     target_flags,
     target_option,
-    tell_cache,
 )
 from npuc.cli.output import print_json, say
 from npuc.cli.paths import PATH
@@ -36,10 +35,10 @@ from npuc.cli.paths import PATH
 @input_option
 @machine_option
 @shape_option
+@precision_option
 @target_flags
 @cut_options
 @search_options
-@custom_ops_option
 @limit_options
 @json_option
 def quantize(
@@ -48,8 +47,8 @@ def quantize(
     target: str,
     calibration: tuple[Path, ...],
     shapes: dict[str, tuple[int, ...]],
-    cache: Path | None,
     level: str,
+    precision: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -63,22 +62,20 @@ def quantize(
       npuc quantize resnet8.onnx -o q.onnx --target nvdla-small -O2
     """
     from npuc import driver
-    from npuc.quantize.calibration.cache import remembering
     from npuc.quantize.improvement.search import Trial
     from npuc.quantize.improvement.search import as_json as steps_of
     from npuc.registry import target as find
     from npuc.storage.files import replacing
-    from npuc.target import Request
+    from npuc.target import FLOATING, Request
 
     kind = find(target)
     if not kind.has_integer_network:
         raise click.UsageError(f"{target} has no integer network that other runtimes could open")
     tried: list[Trial] = []
-    options = replace(asked(kind, level=level, **flags), notify=tried.extend)
-    said: list[str] = []
-    with remembering(options, cache, (model, *calibration), said.append) as remembered:
-        written, _ = driver.quantise_model(Request(model, kind, remembered, calibration, shapes, synthetic=False))
-    tell_cache(said, verbose=False, quiet=False)
+    if precision in FLOATING:
+        raise click.UsageError(f"--precision {precision} has no integers")
+    options = replace(asked(kind, level=level, precision=precision or "int8", **flags), notify=tried.extend)
+    written, _ = driver.quantise_model(Request(model, kind, options, calibration, shapes, synthetic=False))
     with replacing(output) as staging:
         staging.write_bytes(written)
     if as_json:

@@ -169,7 +169,7 @@ def _expect_integer(program: Program, *, others: bool) -> None:
     help="Least cosine of outputs [fp32: 0.9999; else relative to the format's best].",
 )
 @chip_options
-@click.option("--sort", is_flag=True, help="Sort layers by error, largest first.")
+@removed_options("sort")
 @click.option(
     "--bisect", is_flag=True, help="Find the first difference, and write a small case that reproduces it."
 )
@@ -184,7 +184,6 @@ def verify(
     min_sqnr: float | None,
     min_cosine: float | None,
     chip_model: str,
-    sort: bool,
     bisect: bool,
     output: Path | None,
     dump: Path | None,
@@ -195,7 +194,7 @@ def verify(
 
     \b
     Examples:
-      npuc verify resnet8.onnx resnet8.npu --data test.npz --sort
+      npuc verify resnet8.onnx resnet8.npu --data test.npz
       npuc verify resnet8.onnx resnet8.npu --samples 4 --min-sqnr 20 --json
       npuc verify resnet8.onnx resnet8.npu --bisect --allow-modified
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
@@ -228,8 +227,6 @@ def verify(
             bar.begin("finding the first difference")
             folder = output or Path(f"{artefact.stem}.bisect")
             report["bisect"] = _bisected(model, subject, samples, report, folder)
-    if sort:
-        report["layers"] = sorted(report["layers"], key=_decibels)
     answer(report, summaries.verified(shown(report), tolerance), as_json)
     return 0 if report["status"] == "ok" else 1
 
@@ -288,13 +285,6 @@ def _dumped(model: Path, artefact: Artefact, samples: Samples, folder: Path, as_
     }
     answer(report, summaries.dumped(shown(report)), as_json)
     return 0 if difference is None else 1
-
-
-def _decibels(layer: dict[str, Any]) -> float:
-    """Sort key: layers with differing bits first, then by error, then layers that were not compared."""
-    if layer["bit_exact"] is False:
-        return float("-inf")
-    return float("inf") if layer["sqnr_db"] is None else layer["sqnr_db"]
 
 
 def _samples(artefact: Artefact, data: tuple[Path, ...], count: int | None) -> Samples:

@@ -39,9 +39,7 @@ def survey_of(request: Request) -> Survey:
     The model is compiled as `npuc compile -O0` does, on synthetic samples. With `strict`, a layer that the target
     could run but would leave to the host is a problem, E203.
     """
-    options = replace(
-        request.options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None
-    )
+    options = replace(request.options, level="0", method=None, notify=None, stage=None, mixed=False)
     asked = replace(request, options=replace(options, strict=False), calibration=())
     try:
         plan = planned(asked)

@@ -52,7 +52,7 @@ NOISE = "it is hardly more than noise on the samples: the precision does not sui
 COARSE = "it is right to {:.1f} dB on the samples, and {} allows {:.1f} dB: small values may have few digits"
 ENOUGH = 40.0
 """Signal to noise in dB of an output from which on nobody is warned."""
-FIND = "find the layer with `npuc verify --sort`, and --deny it, or use a precision with more bits"
+FIND = "find the layer with `npuc verify --bisect`, and --deny it, or use a precision with more bits"
 CANNOT = ("E507", "E509")
 """Errors of a chip model that cannot run here for lack of a tool or of memory."""
 UNPROVED = "--proof off writes the program although it was not run"

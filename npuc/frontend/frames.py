@@ -40,7 +40,7 @@ def _frame(model: onnx.ModelProto, described: Description) -> None:
     graph = model.graph
     if any(each.name == described.input for each in graph.output):
         reason = "the description of the input: the model gives it as an output"
-        raise DataError("E405", reason, tensor=described.input, remedy="compile with --input-data float")
+        raise DataError("E405", reason, tensor=described.input, remedy='let its description say frame = "float"')
     port = next(each for each in graph.input if each.name == described.input)
     port.type.CopyFrom(helper.make_tensor_type_proto(TensorProto.UINT8, described.frame_shape))
     made = _Nodes(described.input, Names(tensor_names(graph)))

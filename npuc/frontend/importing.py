@@ -148,7 +148,7 @@ def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
     reason = "the operator is not known" if own else f"an operator of the domain {proto.domain!r} is not known"
     remedy = "`npuc operators --target TARGET` lists the known ones; rewrite the model with these"
     if proto.domain not in STANDARD:
-        remedy = "if a library has it, the host runs it: --custom-ops FILE.so"
+        remedy = "if a library has it, the host runs it: NPUC_CUSTOM_OPS=FILE.so"
     return UnsupportedOperator("E201", reason, node=name, op=proto.op_type, remedy=remedy)
 
 

@@ -6,7 +6,7 @@
     mean = [123.675, 116.28, 103.53]        # in units of the pixels, 0 to 255
     std = [58.395, 57.12, 57.375]           # or scale, its reciprocal
     resize = 256                            # pixels of the short side; crop = 224 takes the middle
-    frame = "bgr"                           # channels that the camera gives [order]
+    frame = "bgr"                           # channels that the camera gives [order]; "float": no frame
     layout = "nhwc"                         # of the frame
     labels = "names.txt"                    # names of the classes, or a list of them
 
@@ -34,6 +34,7 @@ from npuc.text.terminal import closest, page
 
 CHANNELS: Mapping[str, str] = {order: order for order in ("rgb", "bgr", "rgba", "bgra")} | {"gray": "y"}
 """The channels of each order, a letter each."""
+FLOAT = "float"
 LAYOUTS = ("nhwc", "nchw")
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos")
 PIXEL = 255
@@ -51,7 +52,7 @@ class Description:
     order: str = "rgb"
     """Channels that the model expects, one of CHANNELS."""
     frame: str = ""
-    """Channels of the frame; empty: those of `order`."""
+    """Channels of the frame; empty: those of `order`. FLOAT: no frame, the program takes what the model reads."""
     layout: str = "nhwc"
     """Axes of the frame, one of LAYOUTS."""
     mean: tuple[float, ...] = (0.0,)
@@ -77,7 +78,7 @@ class Description:
     @property
     def given(self) -> str:
         """The order of the frame's channels."""
-        return self.frame or self.order
+        return self.order if self.frame in ("", FLOAT) else self.frame
 
     @property
     def axis(self) -> int:
@@ -245,7 +246,7 @@ def _read(key: str, value: Any, name: str, folder: Path) -> Any:
     """The value of a key as the field holds it. Raises DataError (E405) for an invalid one."""
     choices = {
         "order": CHANNELS,
-        "frame": (*CHANNELS, *yuv.YUV),
+        "frame": (*CHANNELS, *yuv.YUV, FLOAT),
         "layout": LAYOUTS,
         "interpolation": INTERPOLATIONS,
     }
@@ -324,8 +325,11 @@ def _checked(found: Description) -> Description:
 def bound(
     images: Sequence[Description], types: Mapping[str, TensorType], *, fused: bool
 ) -> tuple[Description, ...]:
-    """The descriptions of these inputs of a model. Raises DataError (E405) for one that does not fit."""
-    return tuple(replace(each, fused=fused).bound_to(types) for each in images)
+    """The descriptions of these inputs of a model. Raises DataError (E405) for one that does not fit.
+
+    fused: whether programs take frames, unless a description says FLOAT.
+    """
+    return tuple(replace(each, fused=fused and each.frame != FLOAT).bound_to(types) for each in images)
 
 
 def _wrong(reason: str, name: str | None, limit: str | None = None, remedy: str = REMEDY) -> DataError:

@@ -13,6 +13,7 @@ from typing import Any
 
 from npuc import running
 from npuc.account import account_of, reasons
+from npuc.custom_ops import custom_ops, libraries
 from npuc.driver import compile_model
 from npuc.errors import ArtefactError, DataError, ModelError, NpucError
 from npuc.frozen import frozen
@@ -169,6 +170,7 @@ class Task:
     parameters: Mapping[str, Any]
     options: Options
     limits: budget.Limits
+    libraries: tuple[str, ...]
 
 
 def sweep(
@@ -186,8 +188,9 @@ def sweep(
     cycles. Raises ModelError and DataError, ArtefactError (E507) if the cluster fails.
     """
     base = target(grid.target).machine_values(grid.machine)
+    surroundings = budget.limits(), libraries()
     tasks = [
-        Task(subject, grid.target, {**base, **point, "name": name_of(point)}, point, options, budget.limits())
+        Task(subject, grid.target, {**base, **point, "name": name_of(point)}, point, options, *surroundings)
         for point in grid.points()
     ]
     if scheduler:
@@ -226,7 +229,7 @@ def compiled_point(task: Task) -> dict[str, Any]:
     A machine that leaves nodes to the host for their form or size is refused: it does not run the model.
     """
     allowed = budget.limited(task.limits.memory, task.limits.seconds)
-    with TemporaryDirectory() as folder, allowed:
+    with TemporaryDirectory() as folder, allowed, custom_ops(task.libraries):
         path = Path(folder) / "machine.toml"
         path.write_text(as_toml(task.machine), encoding="utf-8")
         candidate = Candidate(task.target, str(path))

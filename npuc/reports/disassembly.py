@@ -82,10 +82,6 @@ class Disassembly:
             whole=self.whole or self,
         )
 
-    def with_text(self, asked: str) -> Disassembly:
-        """The instructions that contain a text: in their own text, word, nodes or tensor."""
-        return self.keeping(entry for entry in self.entries if any(asked in each for each in _texts(entry)))
-
     def lines(self, width: int | None = None) -> list[Printed]:
         """The lines to print. width: columns at which lines are broken; None: unlimited."""
         if not self.entries or not (self.entries[0]["word"] or any(entry["nodes"] for entry in self.entries)):
@@ -96,10 +92,6 @@ class Disassembly:
         if width is None or width < NARROWEST:
             return printed
         return [Printed(each.kind, piece) for each in printed for piece in _broken(each, width)]
-
-
-def _texts(entry: Report) -> Iterator[str]:
-    yield from (entry["text"], entry["word"] or "", entry["tensor"] or "", *entry["nodes"])
 
 
 class _Names:

@@ -10,7 +10,7 @@ from npuc.text.escaping import Shown
 from npuc.text.terminal import count, plural, table
 
 WIDTH = 80
-COMPUTATIONS = ("fp32", "qdq", "integer", "simulator")
+COMPUTATIONS = ("fp32", "integer", "simulator")
 Cells = Callable[[Shown], Sequence[object]]
 
 

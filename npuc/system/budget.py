@@ -20,7 +20,7 @@ MEMORY_LIMIT = 1 << 30
 """In bytes; --memory-limit changes it."""
 TIME_LIMIT = 30
 """Seconds of processor time for onnxruntime to open an untrusted model, or to run one sample of it;
---time-limit changes it."""
+NPUC_TIME_LIMIT changes it."""
 NODE_BYTES = 1 << 12
 """Bytes counted for a node with its names and types."""
 REMEDY = "if you trust it, allow more with --memory-limit BYTES"
@@ -104,7 +104,7 @@ def is_exhausted(error: Exception) -> bool:
 
 def too_long() -> ModelError:
     """The error (E111) for a model that exceeded the time limit."""
-    limit, remedy = f"{limits().seconds} seconds", "if you trust it, allow more with --time-limit SECONDS"
+    limit, remedy = f"{limits().seconds} seconds", "if you trust it, allow more: NPUC_TIME_LIMIT=SECONDS"
     return ModelError("E111", "onnxruntime takes longer for it", limit=limit, remedy=remedy)
 
 

@@ -1,7 +1,7 @@
-"""How well a network performs its task: in fp32, as QDQ, as integers, on the machine.
+"""How well a network performs its task: in fp32, as integers, on the machine.
 
-All four computations see the same samples, so the difference from fp32 is a paired one: only samples on which they
-disagree contribute. Each computation leaves a digest per sample, from which the metric makes the report: outputs
+All three see the same samples, so the difference from fp32 is a paired one: only samples on which they disagree
+contribute. Each computation leaves a digest per sample, from which the metric makes the report: outputs
 are not kept, and blocks of samples may be computed anywhere. The simulator interprets the words of the first
 samples only; if these agree with the integer network bit for bit, that network stands for the words on all others.
 """
@@ -16,11 +16,9 @@ from typing import Any
 
 from npuc.custom_ops import custom_ops, libraries
 from npuc.errors import NpucError
-from npuc.frontend.reading import parsed
 from npuc.frozen import frozen
 from npuc.ir import Array
 from npuc.program import Program, load, load_evidence
-from npuc.reference import session, values_of
 from npuc.regions.composite import Composite, parts, target_of
 from npuc.regions.feeding import samples_of
 from npuc.regions.running import CompositeRunner
@@ -38,7 +36,7 @@ from npuc.verification.integer_network import has_integer_network, integer_runne
 from npuc.verification.judging.choosing import Asked, NotTaken, chosen
 from npuc.verification.judging.metric import FP32, Metric, Outputs
 
-COMPUTATIONS = (FP32, "qdq", "integer", "simulator")
+COMPUTATIONS = (FP32, "integer", "simulator")
 BLOCKS = 4
 """Blocks per worker of a cluster: several, so that no worker waits long for the last one."""
 SIMULATED = 8
@@ -64,7 +62,6 @@ class Subject:
 
     model: Path
     directory: Path
-    qdq: Path | None = None
     allow_modified: bool = False
 
 
@@ -97,7 +94,7 @@ def accuracy(
 ) -> dict[str, Any]:
     """The report of `npuc accuracy`.
 
-    Missing computations are None: `qdq` where no such model is given; `integer` for floating-point programs, whose
+    Missing computations are None: `integer` for floating-point programs, whose
     words are simulated on every sample; `simulator` if its words differ from the integer network that computes the
     other samples (the status is then "mismatch"). simulate: the number of samples whose words are simulated, or
     "all"; None: SIMULATED.
@@ -222,7 +219,7 @@ def _block(
     """
     evidence = load_evidence(subject.directory, program, allow_modified=subject.allow_modified)
     program = replace(program, evidence=evidence)
-    runs = _computations(subject, program, metric.judged)
+    runs = _computations(subject, program)
     words = Words(program, simulate, len(samples))
     found: Digests = {name: [] for name in (*runs, "simulator")}
     for batch in samples.batches(batch_of(program)):
@@ -302,22 +299,11 @@ def rows_of(values: Mapping[str, Array]) -> list[dict[str, Array]]:
     return [{name: row(each, at) for name, each in values.items()} for at in range(count)]
 
 
-def _computations(subject: Subject, program: Program, judged: Sequence[str]) -> dict[str, Run]:
+def _computations(subject: Subject, program: Program) -> dict[str, Run]:
     """The computations but the simulator's by name, each giving a batch's outputs. program: with its evidence."""
     original = Original(subject.model, program.bound, program.images)
     found: dict[str, Run] = {FP32: lambda batch: [original.run(feed) for feed in batch.feeds()]}
-    if subject.qdq is not None:
-        found["qdq"] = _by_onnxruntime(parsed(subject.qdq), judged)
     if has_integer_network(program):
         run = integer_runner(program)
         found["integer"] = lambda batch: rows_of(run(batch.inputs))
     return found
-
-
-def _by_onnxruntime(model: Any, judged: Sequence[str]) -> Run:
-    run = session(model, confined=True)
-
-    def outputs(batch: Samples) -> list[Outputs]:
-        return [values_of(run, judged, feed) for feed in batch.feeds()]
-
-    return outputs

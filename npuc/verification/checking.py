@@ -170,7 +170,7 @@ def _causes(
     loss = largest_loss(report, graph)
     if loss is not None:
         alone = "" if loss["single_db"] is None else f", {loss['single_db']:.1f} dB alone"
-        remedy = "-O2 or more samples for scales; --mixed auto or --deny NODE keeps layers in float"
+        remedy = "-O2 or more samples for scales; --precision mixed or --deny NODE keeps layers in float"
         yield f"layer '{loss['layer']}' loses the most: {loss['entire_db']:.1f} dB{alone}", remedy
 
 

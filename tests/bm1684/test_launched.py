@@ -53,7 +53,7 @@ def test_an_exported_launcher_gives_what_run_gives(name: str, options: tuple[str
     x = np.random.default_rng(3).normal(0.4, 1.5, (2, *port.shape[1:])).astype(np.float32)
     np.savez(tmp_path / "x.npz", **{port.name: x})
     arguments = ("--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz", "--chip-model", "vendor")
-    npuc("run", artefact, *arguments, "--okk-libs", libraries).done()
+    npuc("run", artefact, *arguments).done()
     wanted = arrays(tmp_path / "y.npz")[result.name]
     npuc(
         "export", artefact, "--format", "okkernel", "-o", folder, "--self-test", "--data", tmp_path / "x.npz"

@@ -178,15 +178,16 @@ def test_without_the_library_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
     monkeypatch.delenv(running.VARIABLE, raising=False)
     with pytest.raises(ArtefactError, match="not at hand") as caught:
         running.library()
-    assert "--okk-libs" in str(caught.value)
+    assert "NPUC_OKK_LIBS" in str(caught.value)
     with pytest.raises(ArtefactError, match=r"there is no libbackend_bm1684\.so in nowhere"):
         running.library("nowhere")
 
 
-def test_the_report_shows_the_vendors_cycles_beside_ours(libraries: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("libraries")
+def test_the_report_shows_the_vendors_cycles_beside_ours(tmp_path: Path) -> None:
     model = Path(__file__).resolve().parents[2] / "models" / "digits.onnx"
     npuc("compile", model, "--target", "bm1684", "-o", tmp_path / "o").done()
-    flags = ("--model", model, "--chip-model", "vendor", "--okk-libs", libraries)
+    flags = ("--model", model, "--chip-model", "vendor")
     npuc("report", tmp_path / "o", "-o", tmp_path / "o.html", *flags).done()
     shown = re.search("cycles, vendor.*?<dd>([0-9,]+)</dd>", (tmp_path / "o.html").read_text(encoding="utf-8"))
     ours = npuc("verify", model, tmp_path / "o", "--json").json["cycles"]

@@ -85,22 +85,10 @@ def test_the_reproduction_is_a_model_that_runs(digits: Digits, copy: Path, tmp_p
 
 
 def test_without_a_difference_the_largest_loss_is_named(digits: Digits, tmp_path: Path) -> None:
-    outcome = npuc(
-        "verify",
-        digits.model,
-        digits.program,
-        "--data",
-        digits.few,
-        "--bisect",
-        "-o",
-        tmp_path / "b",
-        "--sort",
-        "--json",
-    )
+    asked = ("--data", digits.few, "--bisect", "-o", tmp_path / "b", "--json")
+    outcome = npuc("verify", digits.model, digits.program, *asked)
     assert outcome.code == 0 and outcome.json["bisect"]["kind"] == "loss"
     assert outcome.json["bisect"]["entire_db"] > 0
-    decibels = [each["sqnr_db"] for each in outcome.json["layers"] if each["sqnr_db"] is not None]
-    assert decibels == sorted(decibels)
 
 
 def test_a_folder_with_content_is_not_overwritten(digits: Digits, tmp_path: Path) -> None:

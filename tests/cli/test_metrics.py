@@ -88,8 +88,7 @@ class Made:
         self.exact = [session.run(None, {"x": each[None]}) for each in self.images]
 
     def judged(self, *options: object, **arrays: Any) -> Outcome:
-        if arrays:
-            np.savez(self.data, **{"x": self.images, **arrays})
+        np.savez(self.data, **{"x": self.images, **arrays})
         return npuc("accuracy", self.model, self.program, "--data", self.data, *options)
 
 
@@ -112,19 +111,19 @@ def test_boxes_and_scores_are_a_detector_judged_by_fp32(pair: Made) -> None:
     passed = sum((each[1][0].max(axis=1) >= 0.25).any() for each in pair.exact)
     assert passed <= found["boxes"] <= 2 * 9
     assert found["fp32"]["map50"] == found["fp32"]["recall"] == 1 and found["fp32"]["box_error_px"] == 0
-    assert found["integer"] == found["simulator"] and found["qdq"] is None
+    assert found["integer"] == found["simulator"]
     assert 0 < found["simulator"]["box_error_px"] < 1
     assert found["simulator"]["interval"][0] <= found["simulator"]["map50"] <= 1
 
 
 def test_words_of_a_first_block_are_simulated_and_the_integer_network_computes_the_others(pair: Made) -> None:
-    usual = pair.judged("--truth", "fp32", "--json").json
+    usual = pair.judged("--json").json
     assert usual["simulated"] == {"samples": 8, "bit_exact": True, "others": "integer network"}
-    every = pair.judged("--truth", "fp32", "--simulate", "all", "--json").json
+    every = pair.judged("--simulate", "all", "--json").json
     assert every["simulated"] == {"samples": 9, "bit_exact": True, "others": None}
-    assert pair.judged("--truth", "fp32", "--simulate", "9", "--json").json == every
+    assert pair.judged("--simulate", "9", "--json").json == every
     assert every["simulator"] == usual["simulator"]
-    text = " ".join(pair.judged("--truth", "fp32", "--simulate", "1").done().split())
+    text = " ".join(pair.judged("--simulate", "1").done().split())
     assert "the words of the first sample, bit-exact" in text or "the words of the first 1 sample" in text
     assert "the integer network computed the others" in text
     for wrong in ("0", "-1", "some", "1.5", ""):
@@ -137,7 +136,7 @@ def test_words_that_differ_from_the_integer_network_are_a_mismatch(tmp_path: Pat
     data = bytearray(words.read_bytes())
     data[80] ^= 0x40  # a weight: bias and scale are the first five words
     words.write_bytes(data)
-    command = ("--metric", "regression", "--truth", "fp32", "--allow-modified")
+    command = ("--metric", "regression", "--allow-modified")
     part, every = (made.judged(*command, "--simulate", count, "--json") for count in ("2", "all"))
     assert part.code == every.code == 1 and part.json["status"] == every.json["status"] == "mismatch"
     assert part.json["simulated"] == {"samples": 2, "bit_exact": False, "others": "integer network"}
@@ -163,7 +162,6 @@ def test_the_detections_of_fp32_given_as_labels_are_found_and_others_are_not(pai
     assert same["fp32"]["map50"] == 1
     away = np.where(labels[..., :1] >= 0, labels + np.array([0, 100, 100, 100, 100]), -1)
     assert pair.judged("--json", y=away).json["fp32"]["map50"] == 0
-    assert pair.judged("--json", "--truth", "fp32").json["truth"] == "fp32"
 
 
 def _overlap(one: Any, other: Any) -> float:
@@ -178,10 +176,10 @@ def test_tables_fit_80_columns_and_say_what_is_assumed(pair: Made, steps: Made) 
         (pair, (), boxes),
         (steps, ("--metric", "ctc"), ("CER", "20 steps", "first class is blank")),
     ):
-        text = made.judged("--truth", "fp32", *options).done()
+        text = made.judged(*options).done()
         assert all(word in text for word in words), text
         assert max(map(len, text.splitlines())) <= 80, text
-    text = pair.judged("--metric", "regression", "--truth", "fp32").done()
+    text = pair.judged("--metric", "regression").done()
     assert "Pearson" in text and "scores" in text and max(map(len, text.splitlines())) <= 80, text
 
 
@@ -209,30 +207,30 @@ def test_a_metric_of_ones_own_is_a_function_of_a_sample(pair: Made, tmp_path: Pa
     file = tmp_path / "own.py"
     file.write_text(OWN)
     exact = np.array([(each[0][0][:, 2] - each[0][0][:, 0]).mean() for each in pair.exact])
-    found = pair.judged("--metric", f"{file}:area", "--truth", "fp32", "--json").json
+    found = pair.judged("--metric", f"{file}:area", "--json").json
     assert found["truth"] == "fp32" and found["metric"] == f"{file}:area"
     assert found["fp32"]["mean"] == pytest.approx(exact.mean(), rel=1e-5) and found["fp32"]["difference"] == 0
     low, high = found["simulator"]["interval"]
     assert low <= found["simulator"]["mean"] <= high and found["simulator"] == found["integer"]
     labelled = pair.judged("--metric", f"{file}:area", "--json", y=np.full(9, 2.0)).json
     assert labelled["truth"] == "labels" and labelled["fp32"]["mean"] == pytest.approx(exact.mean() - 2, rel=1e-4)
-    assert "mean" in pair.judged("--metric", f"{file}:area", "--truth", "fp32").done()
+    assert "mean" in pair.judged("--metric", f"{file}:area").done()
     for function, said in (
         ("fails", "KeyError"),
         ("nan", "finite"),
         ("none", "no function"),
         ("other", "no function"),
     ):
-        assert said in pair.judged("--metric", f"{file}:{function}", "--truth", "fp32").refused("E402")
-    assert "does not run" in pair.judged("--metric", f"{tmp_path}/no.py:f", "--truth", "fp32").refused("E402")
+        assert said in pair.judged("--metric", f"{file}:{function}").refused("E402")
+    assert "does not run" in pair.judged("--metric", f"{tmp_path}/no.py:f").refused("E402")
     for wrong in (f"{file}", f"{file}:", "own:f", f"{file}:1"):
         assert "FILE.py:FUNCTION" in pair.judged("--metric", wrong).usage()
     np.savez(pair.data, x=pair.images)
 
 
 def test_steps_and_classes_are_a_sequence(steps: Made) -> None:
-    assert "no probabilities" in steps.judged("--truth", "fp32").refused("E402")
-    found = steps.judged("--json", "--metric", "ctc", "--truth", "fp32").json
+    assert "no probabilities" in steps.judged().refused("E402")
+    found = steps.judged("--json", "--metric", "ctc").json
     assert found["truth"] == "fp32" and found["fp32"]["cer"] == 0
     read = [_collapsed(each[0][0]) for each in steps.exact]
     assert found["characters"] == sum(map(len, read))
@@ -296,7 +294,7 @@ def test_one_value_is_a_regression(tmp_path: Path) -> None:
                 "--box-format",
             )
         ),
-        (("--metric", "top1", "--truth", "fp32"), "the metric top1 takes no --truth"),
+        (("--truth", "fp32"), "--truth was removed; labels are the truth if the data has some"),
         (("--metric", "map"), "--metric"),
         (("--scheduler", "cluster"), "tcp://HOST:PORT"),
     ],
@@ -321,7 +319,6 @@ def test_what_a_metric_does_not_take_is_a_usage_error(
         ({"y": np.zeros((9, 3))}, ("--metric", "regression"), "E402"),
         ({"y": np.zeros((9, 3))}, ("--metric", "ctc"), "E402"),
         ({}, ("--metric", "top1"), "E401"),
-        ({}, ("--truth", "labels"), "E401"),
         ({"x": np.full((9, 3, 16, 16), np.nan)}, (), "E402"),
         ({"x": np.zeros((0, 3, 16, 16))}, (), "E402"),
         ({"x": np.zeros((9, 3, 16, 15))}, (), "E402"),
@@ -342,12 +339,11 @@ def test_labels_that_only_some_files_have_are_not_left_out_in_silence(pair: Made
     np.savez(folder / "000.npz", x=pair.images[:4], y=labels)
     command = ("accuracy", pair.model, pair.program, "--data", folder)
     npuc(*command).refused("E401")
-    assert npuc(*command, "--truth", "fp32", "--json").json["truth"] == "fp32"
 
 
 def test_a_cluster_needs_dask(pair: Made) -> None:
     with patch.dict(sys.modules, {"distributed": None}):
-        command = ("accuracy", pair.model, pair.program, "--data", pair.data, "--truth", "fp32")
+        command = ("accuracy", pair.model, pair.program, "--data", pair.data)
         assert "npuc[dask]" in npuc(*command, "--scheduler", "tcp://127.0.0.1:1").refused("E507")
 
 

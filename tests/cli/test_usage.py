@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from shutil import copytree
 
+import click
 import pytest
 
+from npuc.cli import npuc as commands
 from tests.cli.process import PROBLEM, Digits, compiled, npuc
 
 
@@ -84,13 +86,12 @@ def test_an_unknown_level_is_a_usage_error(level: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--target", "easynpu", "--strict"), "--strict and --mixed auto exclude each other"),
+        (("--target", "easynpu", "--strict"), "--strict and --precision mixed exclude each other"),
         (("--target", "bm1684"), "the host takes no layers over from bm1684"),
-        (("--target", "nvdla-full", "--precision", "int16"), "--mixed auto is for int8"),
     ],
 )
 def test_where_the_host_may_take_nothing_over_mixed_is_refused(arguments: tuple[str, ...], reason: str) -> None:
-    assert reason in npuc("compile", "model.onnx", "--mixed", "auto", *arguments).usage()
+    assert reason in npuc("compile", "model.onnx", "--precision", "mixed", *arguments).usage()
 
 
 def test_an_empty_path_is_not_the_current_folder(digits: Digits, tmp_path: Path) -> None:
@@ -131,3 +132,36 @@ def test_a_closed_standard_output_is_no_defect(arguments: str, digits: Digits) -
     command = f"{shlex.quote(sys.executable)} -m npuc {asked} >&-"
     outcome = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (("compile", "--max-partitions", "2"), "--deny"),
+        (("compile", "--calibration-cache", "c"), "npuc quantize"),
+        (("compile", "--input-data", "float"), 'frame = "float"'),
+        (("quantize", "--mixed", "auto"), "--precision mixed"),
+        (("compile", "--scales", "free"), "machine files"),
+        (("check", "--weights", "direct"), "npuc.compile"),
+        (("sweep", "--objective", "traffic"), "npuc.compile"),
+        (("run", "--time-limit", "1"), "NPUC_TIME_LIMIT"),
+        (("verify", "--custom-ops", "a.so"), "NPUC_CUSTOM_OPS"),
+        (("report", "--okk-libs", "a"), "NPUC_OKK_LIBS"),
+        (("verify", "--sort"), "--bisect"),
+        (("dump", "--grep", "a"), "| grep"),
+        (("accuracy", "--qdq", "q.onnx"), "integer network"),
+    ],
+)
+def test_a_removed_option_is_refused_with_what_to_use_instead(arguments: tuple[str, ...], instead: str) -> None:
+    message = " ".join(npuc(*arguments).usage().split())
+    assert f"{arguments[1]} was removed; " in message and instead in message
+
+
+def test_the_command_line_stays_small() -> None:
+    """Options that a user sees; those that every command has included."""
+    options = {
+        name: {each.opts[0] for each in command.params if isinstance(each, click.Option) and not each.hidden}
+        for name, command in commands.commands.items()
+    }
+    assert len(options["compile"]) <= 24
+    assert len(set().union(*options.values(), {"--help", "--version"})) <= 55

@@ -144,8 +144,8 @@ def test_frames_cost_no_accuracy(
 ) -> None:
     folder, model = photos(tmp_path), network(tmp_path, pad=pad)
     made = {
-        data: api.compile(model, target, precision=precision, calibration=folder, input=keys, input_data=data)
-        for data in ("frame", "float")
+        data: api.compile(model, target, precision=precision, calibration=folder, input=described)
+        for data, described in (("frame", keys), ("float", {**keys, "frame": "float"}))
     }
     exact = run(model, made["float"].samples(folder).inputs["x"])
     found = {data: each.run(folder)["y"].reshape(-1, 4) for data, each in made.items()}

@@ -89,7 +89,7 @@ def test_a_region_gets_no_more_memory_than_the_limit(name: str) -> None:
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_region_that_never_ends_is_ended(name: str) -> None:
     (problem,) = refusal(parser.parse_model(f"{HEAD} {{ {ENDLESS[name]} }}")).problems
-    assert (problem.code, problem.limit) == ("E509", "1 seconds") and "--time-limit" in (problem.remedy or "")
+    assert (problem.code, problem.limit) == ("E509", "1 seconds") and "NPUC_TIME_LIMIT" in (problem.remedy or "")
 
 
 @linux
@@ -228,11 +228,10 @@ def test_a_limit_of_the_system_below_npucs_own_stays() -> None:
 
 
 @linux
-def test_the_command_line_says_it_in_one_error(tmp_path: Path) -> None:
+def test_the_command_line_says_it_in_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(program_of(parser.parse_model(f"{HEAD} {{ {LOOP} }}")), tmp_path / "a.npu")
     np.savez(tmp_path / "x.npz", x=np.ones((1, 4), np.float32))
-    outcome = npuc(
-        "run", tmp_path / "a.npu", "--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz", "--time-limit", "1"
-    )
+    monkeypatch.setenv("NPUC_TIME_LIMIT", "1")
+    outcome = npuc("run", tmp_path / "a.npu", "--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz")
     assert outcome.code == 1 and outcome.err.startswith("error[E509] 'host/region_0.onnx': ")
     assert not (tmp_path / "y.npz").exists()

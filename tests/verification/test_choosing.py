@@ -111,7 +111,6 @@ def test_labels_come_before_shapes() -> None:
         ([(1, 20, 4)], {"metric": "detections"}, DataError),
         ([(1, 2, 3, 4)], {"metric": "ctc"}, DataError),
         ([(-1, 20)], {"metric": "regression"}, DataError),
-        ([(1, 20)], {"metric": "top1", "truth": "labels"}, NotTaken),
         ([(1, 20)], {"metric": "no.py:function"}, DataError),
     ],
 )
@@ -123,7 +122,7 @@ def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    "options", [{"metric": "map"}, {"metric": "a.py:"}, {"metric": "a:f"}, {"metric": "a.py:1"}, {"truth": "mine"}]
+    "options", [{"metric": "map"}, {"metric": "a.py:"}, {"metric": "a:f"}, {"metric": "a.py:1"}]
 )
 def test_values_that_there_are_not_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(NotTaken):

@@ -1,4 +1,4 @@
-"""The choice of a few layers that the host computes in float (`--mixed auto`): int8 costs them most.
+"""The choice of a few layers that the host computes in float (`--precision mixed`): int8 costs them most.
 
 Functions at the network's ends, such as the Sigmoid of a detector's scores, are moved first, unless noise rises
 by a dB: they take no multiply-accumulates, and unrounded scores near 1 keep their order, on which suppression
@@ -38,7 +38,7 @@ WORTH = 10**-0.05
 MOST_SAMPLES = 16
 MOST_MEASURED = 8
 """The number of candidates measured individually."""
-REASON = "int8 would cost accuracy here (--mixed auto)"
+REASON = "int8 would cost accuracy here (--precision mixed)"
 """The reason reported for such a layer."""
 
 Host = frozenset[str]

@@ -20,8 +20,6 @@ from npuc.verification.judging.sequences import Sequences
 from npuc.verification.judging.values import Values
 
 METRICS = ("top1", "detections", "ctc", "regression")
-BY_FP32 = "fp32"
-TRUTHS = ("labels", BY_FP32)
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 """Strides, in pixels of the image, of the feature maps of single-output detectors."""
 ANCHORS = (1, 3)
@@ -45,14 +43,11 @@ class Asked:
 
     metric: str | None = None
     """One of METRICS, or FILE.py:FUNCTION."""
-    truth: str | None = None
 
     def __post_init__(self) -> None:
         """Raises NotTaken for an invalid value."""
         if self.metric is not None and self.metric not in METRICS and self.own is None:
             raise NotTaken(f"--metric is {self.metric!r}, and may be {', '.join(METRICS)} or FILE.py:FUNCTION")
-        if self.truth not in (None, *TRUTHS):
-            raise NotTaken(f"--truth is {self.truth!r}, and may be {', '.join(TRUTHS)}")
 
     @property
     def own(self) -> tuple[str, str] | None:
@@ -64,11 +59,10 @@ class Asked:
 def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, str, Array | None]:
     """The metric, the reason for choosing it, and the labels that it uses, if any.
 
-    Raises DataError (E401, E402) if the shapes are ambiguous or do not fit the options; NotTaken for --truth with
-    top1.
+    Raises DataError (E401, E402) if the shapes are ambiguous or do not fit the options.
     """
     if asked.own is not None:
-        truths = _truths(samples, asked.truth)
+        truths = _truths(samples)
         loaded(*asked.own)
         return (
             Own(tuple(port.name for port in program.outputs), truths is not None, *asked.own),
@@ -77,10 +71,8 @@ def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, st
         )
     name, why = (asked.metric, "--metric") if asked.metric else _recognised(program, samples)
     if name == "top1":
-        if asked.truth is not None:
-            raise NotTaken("the metric top1 takes no --truth")
         return _classes(program, samples), why, samples.labels
-    truths = _truths(samples, asked.truth)
+    truths = _truths(samples)
     match name:
         case "detections":
             return _detections(program, certain=asked.metric is not None), why, truths
@@ -91,13 +83,11 @@ def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, st
             return _values(program, labelled=truths is not None), why, truths
 
 
-def _truths(samples: Samples, asked: str | None) -> Array | None:
-    """The labels, of any shape; None if fp32 is the reference. Raises DataError (E401) for missing labels."""
-    if asked == BY_FP32 or (asked is None and samples.truth is None and not samples.left_out):
-        return None
-    if samples.truth is None:
-        reason = samples.left_out or "the data has no labels 'y'"
-        raise DataError("E401", reason, tensor="y", remedy="save them in every file, or compare with --truth fp32")
+def _truths(samples: Samples) -> Array | None:
+    """The labels; None: fp32 is the reference. Raises DataError (E401) if only some samples have one."""
+    if samples.truth is None and samples.left_out:
+        remedy = "save them in every file, or in none to compare with fp32"
+        raise DataError("E401", samples.left_out, tensor="y", remedy=remedy)
     return samples.truth
 
 

@@ -22,11 +22,6 @@ class Classes:
     classes: int
     name: str = "top1"
 
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """The name of the first output."""
-        return (self.output,)
-
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> tuple[int, int]:  # noqa: ARG002
         """The rank of the labelled class, and the class with the largest element."""
         values = outputs[self.output].reshape(1, -1)

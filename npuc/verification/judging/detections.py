@@ -36,11 +36,6 @@ class Detections:
     """Whether the user or two outputs establish that these are boxes; otherwise fp32's must be in pixels."""
     name: str = "detections"
 
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """The outputs of boxes and scores, which may be the same."""
-        return tuple(dict.fromkeys((self.decoding.boxes, self.decoding.scores)))
-
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Decoded:  # noqa: ARG002
         """The detections of the sample, in the model's own units."""
         return decoded(outputs, self.decoding)

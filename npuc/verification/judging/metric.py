@@ -26,11 +26,6 @@ class Metric(Protocol):
         """The name, as for --metric."""
         ...
 
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """Names of the outputs that are judged."""
-        ...
-
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Any:
         """The data of one sample that the report needs: plain values and small arrays.
 

@@ -33,11 +33,6 @@ class Own:
         """As given to --metric."""
         return f"{self.file}:{self.function}"
 
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """All outputs."""
-        return self.outputs
-
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> float:
         """The function's number. Raises DataError (E402) if it fails, or returns anything else."""
         function = loaded(self.file, self.function)

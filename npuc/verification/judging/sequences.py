@@ -43,11 +43,6 @@ class Sequences:
     """Whether user or labels establish that these are sequences; otherwise fp32's probabilities must show it."""
     name: str = "ctc"
 
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """The name of the output."""
-        return (self.output,)
-
     def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Read:  # noqa: ARG002
         """The result of greedy decoding."""
         values = finite(outputs[self.output], self.output)

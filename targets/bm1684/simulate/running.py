@@ -50,7 +50,7 @@ def library(folder: str | None = None) -> Path:
     """
     wanted = folder or os.environ.get(VARIABLE)
     known = page("bm1684.md")
-    remedy = f"unpack the package tpu_mlir and name its lib folder with --okk-libs or {VARIABLE} ({known})"
+    remedy = f"unpack the package tpu_mlir and name its lib folder with {VARIABLE} ({known})"
     if not wanted:
         raise ArtefactError("E507", "the vendor's chip model is not at hand", remedy=remedy)
     found = Path(wanted) / LIBRARY

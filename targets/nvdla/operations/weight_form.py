@@ -41,7 +41,7 @@ DIRECT = WeightForm()
 
 
 def asked_forms(machine: Machine) -> tuple[str, ...]:
-    """The values of --weights: auto chooses by cost; direct has neither images nor any option."""
+    """The values of `weights`: auto chooses by cost; direct has neither images nor any option."""
     winograd, sparse = ["winograd"] * machine.winograd, ["sparse"] * machine.compression
     return ("auto", "direct", *winograd, *sparse)
 
@@ -53,5 +53,5 @@ def expect_asked(machine: Machine, asked: str) -> None:
             "E202",
             f"machine {machine.name} has no {asked} weights",
             limit=", ".join(asked_forms(machine)),
-            remedy="leave --weights out",
+            remedy="leave weights out",
         )
