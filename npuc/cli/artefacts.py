@@ -23,7 +23,7 @@ from npuc.cli.options import (
     prefix_option,
     removed_options,
 )
-from npuc.cli.output import Artefact, announce_synthetic, answer, opened, say, write_folder
+from npuc.cli.output import Artefact, announce_synthetic, answer, note, opened, quiet, say, write_folder
 from npuc.cli.paths import PATH
 from npuc.text.escaping import printed, terminal
 
@@ -176,7 +176,7 @@ def _print(found: Disassembly) -> None:
     """Prints the disassembly, on a terminal in colour and truncated to its width."""
     terminal = sys.stdout.isatty()
     lines = found.lines(get_terminal_size().columns if terminal else None)
-    if not terminal or os.environ.get("NO_COLOR"):
+    if quiet() or not terminal or os.environ.get("NO_COLOR"):
         say("\n".join(each.text for each in lines))
         return
     for each in lines:
@@ -240,7 +240,7 @@ def _of_model(artefact: Artefact, form: str, model: Path, data: tuple[Path, ...]
         report = {**report, "layers": list(layers_of(report, checked))}
     if artefact.program.model.sha256 != file_sha256(model):
         told = f"{terminal(str(artefact.path))} was compiled from another file than {terminal(str(model))}"
-        say(f"warning: {told}", err=True)
+        note(f"warning: {told}")
     with showing(artefact.path):
         if form == EXPLORED:
             known = node_data(found, report, entries)

@@ -21,7 +21,7 @@ from npuc.cli.options import (
     strict_option,
     target_flags,
 )
-from npuc.cli.output import Artefact, answer, opened, say
+from npuc.cli.output import Artefact, answer, opened, say, verbose, working
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 from npuc.text.terminal import closest
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     "--model", type=PATH, help="The model that both were compiled from; compares their accuracy on --data."
 )
 @click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with both networks side by side.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the fields and instructions of every changed layer.")
 @artefact_options
 def diff(
     first: Path,
@@ -46,7 +45,6 @@ def diff(
     data: tuple[Path, ...],
     model: Path | None,
     output: Path | None,
-    verbose: bool,
     allow_modified: bool,
     as_json: bool,
 ) -> None:
@@ -74,13 +72,13 @@ def diff(
         report["outputs"] = _outputs(pair, data)
     if model is not None:
         report["accuracy"] = _accuracy(pair, data, model)
-    told = summaries.difference(shown(report), first, second, verbose=verbose)
+    told = summaries.difference(shown(report), first, second, verbose=verbose() > 0)
     if output is not None:
         page = _page(pair, report).encode()
         with replacing(output) as staging:
             staging.write_bytes(page)
         told = f"{output}: {len(page):,} bytes"
-    answer(report, told, as_json)
+    answer({**report, "output": None if output is None else str(output)}, told, as_json)
 
 
 def _page(pair: tuple[Artefact, Artefact], report: dict[str, Any]) -> str:
@@ -175,12 +173,11 @@ def compare(
     from npuc.reports.comparison import Subject
     from npuc.reports.comparison import compare as compared
     from npuc.target import Options
-    from npuc.text.progress import progress
 
     found = _candidates(named, targets, machines)
     own = {name: value for name, value in flags.items() if value is not None}
     subject = Subject(model, shapes, calibration, data)
-    with progress("comparing") as bar:
+    with working("comparing") as bar:
         images = () if input is None else described(input)
         report = compared(subject, found, Options(strict=strict, flags=own, input=images), bar)
     say(tables.comparison(report, form), exact=form != "text")

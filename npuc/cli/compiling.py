@@ -32,7 +32,7 @@ from npuc.cli.options import (
     target_flags,
     target_option,
 )
-from npuc.cli.output import print_json, say, tell_warnings, with_seconds
+from npuc.cli.output import print_json, say, tell_warnings, verbose, with_seconds, working
 from npuc.cli.paths import PATH, unread
 from npuc.flag import CHOICES
 from npuc.text.escaping import shown
@@ -80,14 +80,6 @@ if TYPE_CHECKING:
 @prefix_option
 @limit_options
 @force_option
-@click.option(
-    "-v",
-    "--verbose",
-    count=True,
-    help="Show passes that changed the graph, their rewrites with costs, and a line per layer;"
-    " -vv: every pass, and the graph after each change.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="Print errors only (and --json).")
 @json_option
 def compile_command(
     model: Path,
@@ -97,8 +89,6 @@ def compile_command(
     shapes: tuple[dict[str, tuple[int, ...]], ...],
     dump_after: tuple[str, ...],
     force: bool,
-    verbose: int,
-    quiet: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -115,8 +105,6 @@ def compile_command(
         --input-shape x=1,3,320,320 --input-shape x=1,3,640,640
       npuc compile net.onnx --target bm1684 -o net.npu --json --quiet
     """
-    if quiet and verbose:
-        raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program
     from npuc.account import ACCOUNT, account_of, groups, reasons
     from npuc.driver import compile_variants
@@ -124,7 +112,6 @@ def compile_command(
     from npuc.registry import target as find
     from npuc.reports import summaries
     from npuc.target import Request
-    from npuc.text.progress import progress
     from npuc.variants import together
 
     kind = find(target)
@@ -132,26 +119,27 @@ def compile_command(
     options = replace(asked(kind, **flags), notify=tried.extend)
     _expect_passes(kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
+    more = verbose()
 
     def hook(name: str, before: Graph, after: Graph, seconds: float) -> None:
-        if verbose > 1 or (verbose and after is not before):
+        if more > 1 or (more and after is not before):
             change = f"{len(before.nodes)} -> {len(after.nodes)} nodes"
             say(f"pass {name:<24} {seconds * 1e3:7.2f} ms  {change}", err=True)
-        if verbose and after is not before:
+        if more and after is not before:
             changes.append((name, before, after))
-        if name in dump_after or (verbose > 1 and after is not before):
+        if name in dump_after or (more > 1 and after is not before):
             say(f"after {name}:\n{after}", err=True)
 
     directory = output or unread(Path(f"{model.stem}.npu"))
     program.expect_replaceable(directory, force=force)
-    with progress("compiling", quiet=quiet) as bar:
+    with working("compiling") as bar:
         shown_stages = replace(options, stage=bar.begin)
         request = Request(model, kind, shown_stages, calibration, hook=hook, synthetic=False)
         variants, _ = compile_variants(request, shapes)
         compiled = variants[0] if len(variants) == 1 else together(variants)
     program.save(compiled, directory, force=force, final=True)
     if len(variants) > 1:
-        _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)
+        _tell_variants(compiled, variants, directory, as_json=as_json)
         return
     entries = account_of(compiled.manifest)
     told = {
@@ -159,22 +147,25 @@ def compile_command(
         "groups": groups(reasons(entries)),
         RANGES: asdict(compiled.ranges),
     }
-    report: dict[str, Any] = {"status": "ok", "warnings": [], **compiled.manifest["report"], **told}
-    if not quiet:
-        tell_warnings(report["warnings"])
-    if verbose:
+    report: dict[str, Any] = {
+        "status": "ok",
+        "output": str(directory),
+        "warnings": [],
+        **compiled.manifest["report"],
+        **told,
+    }
+    tell_warnings(report["warnings"])
+    if more:
         report = with_seconds(report, tried)
         done = driver.rewrites_of(changes, kind, options)
         report["rewrites"] = [{**asdict(each), "text": str(each)} for each in done]
     if as_json:
         print_json(report)
-    elif not quiet:
-        say(summaries.compiled(shown(report), entries, directory, verbose=verbose > 0))
+    else:
+        say(summaries.compiled(shown(report), entries, directory, verbose=more > 0))
 
 
-def _tell_variants(
-    compiled: Program, variants: Sequence[Program], directory: Path, *, quiet: bool, as_json: bool
-) -> None:
+def _tell_variants(compiled: Program, variants: Sequence[Program], directory: Path, *, as_json: bool) -> None:
     """Prints the results of a compile for several input shapes: each program, and the files they share."""
     from npuc.account import account_of
     from npuc.reports import summaries
@@ -187,9 +178,9 @@ def _tell_variants(
     if as_json:
         described = [{**asdict(variant), "report": report} for variant, report in zip(told, reports, strict=True)]
         target = compiled.manifest["target"]
-        print_json({"status": "ok", "target": target, "bytes": held, "variants": described})
-    if quiet:
-        return
+        print_json(
+            {"status": "ok", "target": target, "output": str(directory), "bytes": held, "variants": described}
+        )
     for variant, each, report in zip(told, variants, reports, strict=True):
         tell_warnings(report["warnings"])
         if not as_json:
@@ -223,14 +214,12 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
 @cut_options
 @format_options("text", "json", "sarif")
 @limit_options
-@click.option("-v", "--verbose", is_flag=True, help="Show every reason and every node.")
 def check(
     model: Path,
     target: str,
     shapes: dict[str, tuple[int, ...]],
     strict: bool,
     form: str,
-    verbose: bool,
     **flags: Any,
 ) -> int:
     """Count the nodes that a target runs, and list the others. They are grouped by cause.
@@ -270,5 +259,5 @@ def check(
         say("\n".join(str(each.problem) for each in wrong), err=True)
     hosted = [each for each in found if each not in wrong]
     if form == "text" and (survey.entries or hosted) and not (strict and wrong):
-        say(checked(survey.entries, hosted, f"{model}: {target}", verbose=verbose))
+        say(checked(survey.entries, hosted, f"{model}: {target}", verbose=verbose() > 0))
     return 1 if wrong else 0

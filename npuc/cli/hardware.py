@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuc.cli.options import Choice, json_option, limit_options, machine_option, modified_option
-from npuc.cli.output import announce_synthetic, opened, write_folder
+from npuc.cli.output import announce_synthetic, opened, working, write_folder
 from npuc.cli.paths import PATH
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def rtl(
       npuc rtl resnet8.npu -o core --data test.npz
     """
     from npuc.registry import target
-    from npuc.text.progress import progress
 
     if artefact is None:
         if data:
@@ -62,7 +61,7 @@ def rtl(
     if not described.has_hardware:
         raise click.UsageError(f"{described.name} has no hardware description")
     samples = None if program is None else _samples(program, data)
-    with progress("rtl", quiet=as_json) as bar:
+    with working("rtl") as bar:
         bar.begin("writing Verilog" + (" and estimating resources" if resources else ""))
         files = described.hardware(machine, program, samples, resources)
     write_folder(files, output, as_json)

@@ -13,7 +13,7 @@ from npuc.cli.options import (
     removed_options,
     scheduler_option,
 )
-from npuc.cli.output import answer, opened
+from npuc.cli.output import answer, opened, working
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 
@@ -75,7 +75,6 @@ def accuracy(
     from npuc.images.description import labels_of
     from npuc.program import with_labels
     from npuc.reports import judgements
-    from npuc.text.progress import progress
     from npuc.variants import chosen
     from npuc.verification import accuracy as judging
     from npuc.verification.judging.choosing import Asked, NotTaken
@@ -89,7 +88,7 @@ def accuracy(
     model, data = click.get_current_context().with_resource(compiled_part(model, program, data))
     subject = judging.Subject(model.absolute(), artefact.absolute(), allow_modified)
     try:
-        with progress("accuracy", quiet=as_json) as bar:
+        with working("accuracy") as bar:
             report = judging.accuracy(
                 subject, program, data, Asked(metric), simulate=simulate, scheduler=scheduler, bar=bar
             )

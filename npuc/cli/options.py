@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from npuc.cli.completing import MACHINES
+from npuc.cli.output import QUIET, VERBOSE
 from npuc.cli.paths import MACHINE, PATH
 from npuc.custom_ops import custom_ops
 from npuc.flag import CHOICES, KEYWORDS, MIXED, REMOVED
@@ -234,7 +235,38 @@ input_option = click.option(
     help="What the image input expects: imagenet, tf, caffe-bgr, yolo, mtcnn, none, or a TOML file.",
 )
 labels_option = click.option("--labels", type=PATH, metavar="FILE", help="Names of the classes, one a line.")
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+
+
+def _volume(ctx: click.Context, param: click.Parameter, value: int) -> None:
+    """Keeps how much is asked for. Raises UsageError for less and more at once."""
+    if value:
+        ctx.meta[{"quiet": QUIET, "verbose": VERBOSE}[str(param.name)]] = value
+    if ctx.meta.get(QUIET) and ctx.meta.get(VERBOSE):
+        raise click.UsageError("--quiet and --verbose exclude each other")
+
+
+volume_options = _together(
+    click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        expose_value=False,
+        callback=_volume,
+        help="Print more: details, and on stderr each stage with its seconds.",
+    ),
+    click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        expose_value=False,
+        callback=_volume,
+        help="Print errors only (and --json).",
+    ),
+)
+json_option = _together(
+    volume_options, click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+)
+"""What every command has that reports."""
 scheduler_option = click.option(
     "--scheduler",
     metavar="ADDRESS",
@@ -319,6 +351,7 @@ def format_options(*forms: str) -> Callable[[Callable[..., T]], Callable[..., T]
         @click.option(
             "--format", "form", type=Choice(forms), default=forms[0], help=f"Output format [default: {forms[0]}]."
         )
+        @volume_options
         @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
         @wraps(command)
         def formatted(*args: Any, form: str, as_json: bool, **options: Any) -> T:

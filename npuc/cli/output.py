@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -13,9 +14,8 @@ import click
 
 from npuc.frozen import frozen
 from npuc.text.escaping import printed
-from npuc.text.progress import CLEAR
-from npuc.text.terminal import as_json as as_text
-from npuc.text.terminal import folded
+from npuc.text.progress import CLEAR, Progress, progress
+from npuc.text.terminal import folded, report_json
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -28,11 +28,44 @@ class CannotPrint(OSError):
     """Standard output or error cannot be written."""
 
 
+QUIET, VERBOSE = f"{__name__}.quiet", f"{__name__}.verbose"
+"""Keys of a context's metadata: whether -q was given, and how often -v."""
+
+
+def _asked(key: str) -> int:
+    ctx = click.get_current_context(silent=True)
+    return ctx.meta.get(key, 0) if ctx else 0
+
+
+def quiet() -> bool:
+    """Whether only errors are printed, and what other programs read."""
+    return bool(_asked(QUIET))
+
+
+def verbose() -> int:
+    """How much more is printed: 0, 1 with -v, 2 with -vv."""
+    return _asked(VERBOSE)
+
+
+def working(label: str) -> AbstractContextManager[Progress]:
+    """The progress of a command: with -v its stages, with -q nothing."""
+    return progress(label, quiet=quiet(), stages=verbose() > 0)
+
+
+def note(text: str) -> None:
+    """Prints what is no error on stderr, unless quiet."""
+    if not quiet():
+        say(text, err=True)
+
+
 def say(text: str, *, err: bool = False, exact: bool = False) -> None:
     """Prints lines; characters that a terminal would not show are escaped, and its lines end between words.
 
-    exact: for other programs to read; only a terminal gets escapes.
+    err: an error. exact: for other programs to read; only a terminal gets escapes. Other text is for people, and
+    not printed if quiet.
     """
+    if quiet() and not err and not exact:
+        return
     stream = sys.stderr if err else sys.stdout
     if stream.isatty() and not exact:
         text = folded(text, get_terminal_size().columns)
@@ -43,12 +76,12 @@ def say(text: str, *, err: bool = False, exact: bool = False) -> None:
         raise CannotPrint(error.errno, error.strerror) from None
 
 
-def print_json(value: object) -> None:
+def print_json(value: Mapping[str, Any]) -> None:
     """Prints the single JSON object of a command."""
-    say(as_text(value), exact=True)
+    say(report_json(value), exact=True)
 
 
-def answer(report: object, text: str, as_json: bool) -> None:
+def answer(report: Mapping[str, Any], text: str, as_json: bool) -> None:
     """Prints a command's result: the report as JSON, or the text."""
     if as_json:
         print_json(report)
@@ -70,8 +103,7 @@ def announce_synthetic(done: str, remedy: str, samples: Sized | None, kind: str 
     """Reports on stderr that synthetic data were used. samples: if known; kind: a description of the data."""
     number = "" if samples is None else f"{len(samples)} "
     noun = "sample" if number == "1 " else "samples"
-    note = f"note: {done} on synthetic data ({number}{kind} {noun}, fixed seed); give real data with {remedy}"
-    say(note, err=True)
+    note(f"note: {done} on synthetic data ({number}{kind} {noun}, fixed seed); give real data with {remedy}")
 
 
 SHOWN = 3
@@ -83,24 +115,24 @@ def tell_warnings(warnings: Sequence[Mapping[str, Any]]) -> None:
     from npuc.errors import Problem
 
     for each in warnings[:SHOWN]:
-        say(str(Problem(**each)), err=True)
+        note(str(Problem(**each)))
     if len(warnings) > SHOWN:
-        say(f"warning: {len(warnings) - SHOWN} more like these (--json lists them all)", err=True)
+        note(f"warning: {len(warnings) - SHOWN} more like these (--json lists them all)")
 
 
 def announce_left_out(samples: Samples) -> None:
     """Reports on stderr that labels of the data are not used, and why."""
     if samples.left_out:
-        say(f"note: {samples.left_out}; they are left out", err=True)
+        note(f"note: {samples.left_out}; they are left out")
 
 
 def with_seconds(report: Mapping[str, Any], tried: Sequence[Trial]) -> dict[str, Any]:
     """A compile report with CPU seconds for every accuracy step."""
-    quantisation = report.get("quantisation")
-    if quantisation is None:
+    found = report.get("quantization")
+    if found is None:
         return dict(report)
-    steps = [{**said, "seconds": step.seconds} for said, step in zip(quantisation["steps"], tried, strict=True)]
-    return {**report, "quantisation": {**quantisation, "steps": steps}}
+    steps = [{**said, "seconds": step.seconds} for said, step in zip(found["steps"], tried, strict=True)]
+    return {**report, "quantization": {**found, "steps": steps}}
 
 
 def write_folder(files: Mapping[str, bytes], folder: Path, as_json: bool) -> None:
@@ -167,7 +199,7 @@ def opened(path: Path, allow_modified: bool) -> Artefact:
         warnings.simplefilter("always")
         loaded = program.load(path, allow_modified=allow_modified)
     for each in caught:
-        say(f"warning: {each.message}", err=True)
+        note(f"warning: {each.message}")
     if found := variants_of(loaded.manifest):
         raise undecided(path, found)
     return Artefact(path, loaded, target_of(loaded), allow_modified)

@@ -80,6 +80,6 @@ def quantize(
         staging.write_bytes(written)
     if as_json:
         report = {"level": level, "steps": steps_of(tried)}
-        print_json({"status": "ok", "output": str(output), "bytes": len(written), "quantisation": report})
+        print_json({"status": "ok", "output": str(output), "bytes": len(written), "quantization": report})
     else:
         say(f"{output}  {len(written):,} bytes")

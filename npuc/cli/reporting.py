@@ -11,7 +11,7 @@ import click
 
 from npuc.cli.completing import LAYERS
 from npuc.cli.options import artefact_options, chip_options, data_option, expect_chip_model, removed_options
-from npuc.cli.output import Artefact, answer, opened, written
+from npuc.cli.output import Artefact, answer, opened, working, written
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown
 
@@ -59,13 +59,12 @@ def report(
       npuc report resnet8.npu -o r.html --model resnet8.onnx --data samples.npz
     """
     from npuc.program import showing
-    from npuc.text.progress import progress
 
     found = opened(artefact, allow_modified)
     expect_chip_model(found.target, chip_model)
     if chip_model != "own" and model is None:
         raise click.UsageError(f"--chip-model {chip_model} needs --model")
-    with progress("reporting", quiet=as_json) as bar:
+    with working("reporting") as bar:
         bar.begin("simulating" if model is None else "simulating and verifying")
         if form == "html":
             from npuc.page.page import page

@@ -15,7 +15,7 @@ from npuc.cli.options import (
     labels_option,
     removed_options,
 )
-from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened
+from npuc.cli.output import Artefact, announce_left_out, announce_synthetic, answer, opened, verbose, working
 from npuc.cli.paths import PATH
 from npuc.text.escaping import shown, terminal
 
@@ -70,7 +70,6 @@ def run(
     from npuc.reports import summaries
     from npuc.samples.loading import save
     from npuc.target import cycles_of
-    from npuc.text.progress import progress
     from npuc.variants import chosen
     from npuc.verification.answers import Reader, answers, pictured
     from npuc.verification.integer_network import integer_runner
@@ -90,7 +89,7 @@ def run(
         raise click.UsageError(f"{target.name} has no waveforms for --trace")
     samples = found.samples(data)
     reader = Reader.of(program, labels_of(labels) if labels is not None else ())
-    with progress("running", quiet=as_json) as bar:
+    with working("running") as bar:
         bar.begin("simulating", len(samples))
         runner = integer_runner(found.with_evidence()) if integer else traced or target.runner(program, chip_model)
         outputs = running.run_batches(runner, samples, bar.advance, running.batch_of(program))
@@ -110,12 +109,13 @@ def run(
         lines += [f"{terminal(name)}: {shape} -> {output}" for name, shape in shapes.items()]
     lines += _answered(files, said)
     told = [{"sample": str(files[at]) if files else at, **each} for at, each in enumerate(said)]
-    report = {"status": "ok", "samples": len(samples), "outputs": shapes, **counts}
+    where = None if output is None else str(output)
+    report = {"status": "ok", "output": where, "samples": len(samples), "outputs": shapes, **counts}
     answer(report | ({"answers": told} if told else {}), "\n".join(lines), as_json)
 
 
 ANSWERED = 20
-"""The most samples whose answers are printed; --json has all of them."""
+"""The most samples whose answers are printed; -v prints all, as --json does."""
 
 
 def _answered(files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -123,10 +123,11 @@ def _answered(files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> list[
     from npuc.verification.answers import as_text
 
     lines: list[str] = []
-    for at, each in enumerate(said[:ANSWERED]):
+    most = len(said) if verbose() else ANSWERED
+    for at, each in enumerate(said[:most]):
         lines.append(terminal(str(files[at])) if files else f"sample {at}")
         lines += [f"  {terminal(line)}" for line in as_text(each)]
-    return [*lines, f"{len(said) - ANSWERED} more (--json lists them all)"] if len(said) > ANSWERED else lines
+    return [*lines, f"{len(said) - most} more (-v shows them all)"] if len(said) > most else lines
 
 
 def _draw(output: Path, reader: Reader, files: Sequence[Path], said: Sequence[Mapping[str, Any]]) -> None:
@@ -201,7 +202,6 @@ def verify(
     """
     from npuc.cutting import compiled_part
     from npuc.reports import summaries
-    from npuc.text.progress import progress
     from npuc.variants import chosen
     from npuc.verification import checking
     from npuc.verification.criterion import tolerance as tolerance_of
@@ -216,7 +216,7 @@ def verify(
     samples = _samples(subject, data, count)
     if dump is not None:
         return _dumped(model, subject, samples, dump, as_json)
-    with progress("verifying", quiet=as_json) as bar:
+    with working("verifying") as bar:
         bar.begin("what rounding allows")
         tolerance = tolerance_of(model, program, samples, min_sqnr, min_cosine)
         report = checking.verify(

@@ -22,7 +22,7 @@ from npuc.cli.options import (
     target_flags,
     target_option,
 )
-from npuc.cli.output import print_json, say
+from npuc.cli.output import print_json, say, working
 from npuc.cli.paths import PATH
 from npuc.flag import SYNTHETIC
 from npuc.text.terminal import closest
@@ -92,14 +92,13 @@ def sweep(
     from npuc.reports import tables
     from npuc.reports.comparison import Subject
     from npuc.reports.comparison import sweep as swept
-    from npuc.text.progress import progress
 
     grid = _grid(target, machine, axes)
     chosen = _costs(grid, costs)
     files = tuple(each if str(each) == SYNTHETIC else each.absolute() for each in calibration)
     subject = Subject(model.absolute(), shapes, files)
     options = asked(find(target), strict=strict, **flags)
-    with progress("sweeping") as bar:
+    with working("sweeping") as bar:
         bar.begin("compiling for every machine", len(grid.points()))
         report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, bar.advance)
         if output is not None:

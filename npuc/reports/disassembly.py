@@ -17,7 +17,7 @@ from npuc.frozen import frozen
 from npuc.program import Program
 from npuc.text.escaping import listing as in_listing
 from npuc.text.escaping import terminal
-from npuc.text.terminal import as_json, closest, csv_table
+from npuc.text.terminal import closest, csv_table, report_json
 from npuc.view import Heading, Line, MemoryAnnotation, Name, by_nodes
 
 Report = Mapping[str, Any]
@@ -221,7 +221,7 @@ def image_rows(data: bytes, held: Iterable[MemoryAnnotation]) -> list[dict[str, 
 def image_view(name: str, size: int, found: Sequence[Mapping[str, Any]], form: str) -> str:
     """The rows as text, JSON or CSV."""
     if form == "json":
-        return as_json({"status": "ok", "image": name, "bytes": size, "rows": list(found)})
+        return report_json({"status": "ok", "image": name, "bytes": size, "rows": list(found)})
     if form == "csv":
         lines = ((row["address"], row["hex"], row["what"], " ".join(row["nodes"])) for row in found)
         return csv_table(("address", "hex", "what", "nodes"), lines)

@@ -11,7 +11,7 @@ from npuc.program import Ranges
 from npuc.reports.accounts import PLACES, accounted, fate, named
 from npuc.reports.difference import changes_line
 from npuc.reports.layers import figure_text, layer_facts, value_text
-from npuc.reports.tables import Column
+from npuc.reports.tables import Column, as_text
 from npuc.text.escaping import Shown
 from npuc.text.terminal import count, plural, short, table
 
@@ -66,11 +66,13 @@ def compiled(report: Shown, entries: Sequence[Entry], directory: Path, *, verbos
     if report.get("padding_cycles"):
         lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")
     lines += [f"  {_proof(report['proof'])}"] if "proof" in report else []
+    origin = str(Ranges(**report.get("ranges", {})))
+    lines += [f"  activation ranges: {origin}"] if origin else []
     lines += [f"  {each}" for each in accounted(entries, [*reasons(entries)], verbose=verbose)]
     if verbose:
         done = [each["text"] for each in report.get("rewrites", [])]
         lines += ["", *done] if done else []
-        lines += _accuracy(report.get("quantisation"))
+        lines += _accuracy(report.get("quantization"))
         lines += ["", _layers(report["layers"])]
     return "\n".join(lines)
 
@@ -98,35 +100,33 @@ def _capacity(use: Shown) -> str:
     return "" if use["capacity_bytes"] is None else f" of {count(use['capacity_bytes'])}"
 
 
-def _accuracy(quantisation: Shown | None) -> list[str]:
+def _accuracy(quantization: Shown | None) -> list[str]:
     """The steps tried for accuracy, one line each."""
-    if not quantisation or not quantisation["steps"]:
+    if not quantization or not quantization["steps"]:
         return []
     header = ("tried for accuracy", "kept", "before dB", "with it dB", "CPU s")
     rows = [
         (step["name"], "yes" if step["kept"] else "no", step["before_db"], step["after_db"], step["seconds"])
-        for step in quantisation["steps"]
+        for step in quantization["steps"]
     ]
     return ["", table(header, rows)]
 
 
 def _layers(layers: Sequence[Shown]) -> str:
-    shown = [column for column in COLUMNS if all(column.key in layer for layer in layers)]
-    rows = [[column.value(layer) for column in shown] for layer in layers]
-    return table([column.header for column in shown], rows)
+    return as_text(layers, [column for column in COLUMNS if all(column.key in layer for layer in layers)])
 
 
 COLUMNS = (
     Column("layer", "name", lambda layer: short(layer["name"])),
     Column("op", "op"),
     Column("tile", "tile", lambda layer: f"{layer['tile'][0]}x{layer['tile'][1]}"),
-    Column("candidates", "tile_candidates"),
+    Column("tried", "tile_candidates"),
     Column("MACs", "macs"),
     Column("cycles", "cycles"),
     Column("BDC", "bdc_cycles"),
     Column("GDMA", "gdma_cycles"),
     Column(
-        "utilization",
+        "util.",
         "ideal_cycles",
         lambda layer: layer["ideal_cycles"] / layer["cycles"] if layer["macs"] and layer["cycles"] else None,
     ),

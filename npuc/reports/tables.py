@@ -7,7 +7,7 @@ from typing import Any
 
 from npuc.frozen import frozen
 from npuc.text.escaping import Shown, shown, terminal
-from npuc.text.terminal import as_json, csv_table, table
+from npuc.text.terminal import csv_table, report_json, table
 
 Row = Mapping[str, Any]
 NOT_IN_CSV = ("memory", "errors", "parameters", "front")
@@ -55,7 +55,7 @@ def comparison(report: Mapping[str, Any], form: str) -> str:
     """The results of `npuc compare`, as text, JSON or CSV."""
     rows = report["rows"]
     if form == "json":
-        return as_json(report)
+        return report_json(report)
     if form == "csv":
         return as_csv(rows)
     rows = shown(report)["rows"]
@@ -148,7 +148,7 @@ def listing(entries: Sequence[Report], form: str) -> str:
     """A disassembly for other programs: JSON or CSV."""
     if form == "json":
         told = [{key: each for key, each in entry.items() if key != BRIEF} for entry in entries]
-        return as_json({"status": "ok", "instructions": told})
+        return report_json({"status": "ok", "instructions": told})
     rows = [(e["index"], e["word"], e["text"], " ".join(e["nodes"]), e["tensor"] or "") for e in entries]
     return csv_table(("index", "word", "text", "nodes", "tensor"), rows)
 
@@ -157,7 +157,7 @@ def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
     """The fields of every instruction word."""
     header = ("bits", "field", "width", "stored", "meaning")
     if form == "json":
-        return as_json({"status": "ok", "words": words})
+        return report_json({"status": "ok", "words": words})
     if form == "csv":
         rows = [(name, *(field[key] for key in header)) for name, fields in words.items() for field in fields]
         return csv_table(("word", *header), rows)

@@ -30,11 +30,17 @@ SILENT = Progress()
 
 
 @contextmanager
-def progress(label: str, *, quiet: bool = False) -> Generator[Progress]:
+def progress(label: str, *, quiet: bool = False, stages: bool = False) -> Generator[Progress]:
     """Shows progress on a terminal's stderr: what is done, its steps if they are counted, and the elapsed time.
 
-    It disappears at the end. In a pipe, or if quiet, nothing is shown.
+    It disappears at the end. In a pipe, or if quiet, nothing is shown. stages: each part of the work is a line on
+    stderr instead, with the seconds that it took.
     """
+    if stages and not quiet:
+        told = _Stages(label)
+        yield told
+        told.end()
+        return
     if quiet or not sys.stderr.isatty():
         yield SILENT
         return
@@ -42,6 +48,24 @@ def progress(label: str, *, quiet: bool = False) -> Generator[Progress]:
         yield _Line(label)
     finally:
         print(CLEAR, end="", file=sys.stderr, flush=True)
+
+
+class _Stages(Progress):
+    """A line for each part of the work when it is done."""
+
+    def __init__(self, label: str) -> None:
+        self.label, self.what, self.start = label, "", monotonic()
+
+    def begin(self, what: str, total: int | None = None) -> None:
+        self.end()
+        self.what = what if total is None else f"{what} ({total})"
+
+    def end(self) -> None:
+        """Reports the part that is done."""
+        now = monotonic()
+        if self.what:
+            print(terminal(f"{self.label}: {self.what}, {now - self.start:.1f} s"), file=sys.stderr, flush=True)
+        self.start = now
 
 
 class _Line(Progress):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -17,7 +18,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], width: int | 
     """Columns as wide as their widest cell; numbers to the right.
 
     width: the characters of a line [those of a terminal, any number in a pipe]. A wider table has cells of several
-    lines, broken between words; where that does not do, a row is a block with a line for each cell.
+    lines, broken between words; where that does not do, the first cell of a row stands above the others, and at
+    last each is a line.
 
     >>> print(table(("op", "cycles"), [("conv", 12), ("add", 3456)]))
     op    cycles
@@ -38,7 +40,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], width: int | 
         least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
         widths = _narrowed(widths, least, limit - GAP * (len(widths) - 1))
         if not widths:
-            return _blocks(cells, limit)
+            return _blocks(cells, right, limit)
     return "\n".join(line for row in cells for line in _lines(row, widths, right))
 
 
@@ -70,14 +72,19 @@ def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> 
         yield "  ".join(cell.rjust(width) if end else cell.ljust(width) for cell, width, end in aligned).rstrip()
 
 
-def _blocks(cells: Sequence[Sequence[str]], limit: int) -> str:
-    """A block of lines for each row: the first cell, then the others under it by their headers."""
+def _blocks(cells: Sequence[Sequence[str]], right: Sequence[bool], limit: int) -> str:
+    """A block of lines for each row: the first cell, then the others under it, in columns or by their headers."""
+    widths = [max(map(len, column)) for column in [*zip(*cells, strict=True)][1:]]
+    inside = sum(widths) + GAP * len(widths) <= limit
     header, *rows = cells
     lines: list[str] = []
-    for first, *others in rows:
-        lines.append(first)
-        lines += [_fold(f"  {name}: {cell}", limit) for name, cell in zip(header[1:], others, strict=True)]
-    return "\n".join(lines)
+    for first, *others in cells if inside else rows:
+        lines += _wrap(first, limit, "  ")
+        if inside:
+            lines += [f"  {line}" for line in _lines(others, widths, right[1:])]
+        else:
+            lines += [_fold(f"  {name}: {cell}", limit) for name, cell in zip(header[1:], others, strict=True)]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def folded(text: str, width: int) -> str:
@@ -97,11 +104,18 @@ def _fold(line: str, width: int) -> str:
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """Lines of whole words; indent: of all but the first."""
+    """Lines of whole words; longer ones are broken behind `/` and `;`, as in names. indent: of all but one."""
     if len(text) <= width:
         return [text]
-    found = TextWrapper(max(width, 1), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    found = _Wrapper(max(width, 1), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return found.wrap(text) or [""]
+
+
+class _Wrapper(TextWrapper):
+    def _split(self, text: str) -> list[str]:
+        room = self.width - len(self.subsequent_indent)
+        parts = ([each] if len(each) <= room else re.split("(?<=[/;])", each) for each in super()._split(text))
+        return [part for found in parts for part in found if part]
 
 
 def page(name: str) -> Path:
@@ -174,6 +188,15 @@ def short(name: str, width: int = 40) -> str:
 def as_json(value: object) -> str:
     """The value as indented JSON in ASCII, safe for every terminal and pipe."""
     return json_text(value)
+
+
+VERSION = 1
+"""Of the reports that docs/output-schema.json describes: a change of a key or its meaning raises it."""
+
+
+def report_json(report: Mapping[str, Any]) -> str:
+    """A command's report as JSON, with the version of its schema."""
+    return as_json({"version": VERSION, **report})
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -124,7 +124,7 @@ class Bm1684(Target):
         ]
         contents = report.contents(quantised.graph, lowered, machine, ports, steps)
         manifest = report.manifest(quantised.graph, lowered, kernel, machine, contents, dtype)
-        manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(tried)}
+        manifest["report"]["quantization"] = {"level": options.level, "steps": as_json(tried)}
         files: dict[str, Content] = {
             TABLE_FILE: report.table_of(kernel).data(contents.places, machine),
             WEIGHTS_FILE: lowered.weights,

@@ -104,7 +104,7 @@ class EasyNpu(Target):
         if options.strict:
             expect_conversions(lowered.steps)
         manifest, files = report.manifest(lowered, machine, documented=documented)
-        manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(steps)}
+        manifest["report"]["quantization"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:

@@ -128,7 +128,7 @@ class Nvdla(Target):
         if precision in FLOATING:
             proof = float_evidence(graph, written.graph)
         else:
-            manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(tried)}
+            manifest["report"]["quantization"] = {"level": options.level, "steps": as_json(tried)}
             proof = evidence(lowered.quantised)
         return Program({**manifest, **signature(graph)}, files, proof)
 

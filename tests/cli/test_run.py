@@ -33,7 +33,8 @@ def test_outputs_have_the_model_s_name_shape_and_almost_its_values(digits: Digit
 
 def test_the_report_names_outputs_and_shapes(digits: Digits, tmp_path: Path) -> None:
     command = ("run", digits.program, "--data", digits.few, "-o", tmp_path / "y.npz")
-    assert npuc(*command, "--json").json == {"status": "ok", "samples": 4, "outputs": {"n11_Gemm": [4, 10]}}
+    told = {"status": "ok", "output": str(tmp_path / "y.npz"), "samples": 4, "outputs": {"n11_Gemm": [4, 10]}}
+    assert npuc(*command, "--json").json == told
     assert npuc(*command).done() == f"n11_Gemm: [4, 10] -> {tmp_path / 'y.npz'}\n"
 
 

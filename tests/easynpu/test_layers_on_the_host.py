@@ -1,4 +1,4 @@
-"""--mixed auto: a few layers in float on the host."""
+"""--precision mixed: a few layers in float on the host."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_resnet8_gains_with_layers_on_the_host_and_stays_bit_exact(
         report = verify(model, directory, program.load(directory), EASYNPU, samples, Tolerance(0, 0))
         assert report["bit_exact"]
         assert any(each.get("op") == "Conv" for each in compiled.manifest["steps"]) == on_host
-    *_, step = mixed.manifest["report"]["quantisation"]["steps"]
+    *_, step = mixed.manifest["report"]["quantization"]["steps"]
     assert step["kept"] and step["after_db"] > step["before_db"] + 0.5
 
 

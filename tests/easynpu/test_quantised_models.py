@@ -223,4 +223,4 @@ def test_what_npuc_quantised_compiles_without_data_to_the_weights_it_had(tmp_pat
     (tmp_path / "q.onnx").write_bytes(written)
     second = compilation(Request(tmp_path / "q.onnx", EASYNPU, Options())).program
     assert second.files["weight.bin"] == first.files["weight.bin"]
-    assert second.manifest["report"]["quantisation"]["steps"] == []
+    assert second.manifest["report"]["quantization"]["steps"] == []

@@ -65,7 +65,7 @@ def test_the_usual_level_has_half_the_noise_of_the_least(tmp_path: Path, calibra
     for level in ("0", "1"):
         made = compilation(Request(tmp_path / "m.onnx", SMALL, Options(level=level), [calibration])).program
         errors[level] = _error(made.evidence["reference.onnx"], model)
-        tried = made.manifest["report"]["quantisation"]
+        tried = made.manifest["report"]["quantization"]
         assert tried["level"] == level
         assert bool(tried["steps"]) == (level == "1")
     assert errors["1"] < 0.5 * errors["0"]

@@ -218,7 +218,7 @@ def test_a_product_of_two_zero_points_loses_one_bit_of_the_gate(tmp_path: Path) 
     assert report["outputs"][0]["sqnr_db"] > 30
 
 
-# --mixed auto on NVDLA: a few layers in float on the host
+# --precision mixed on NVDLA: a few layers in float on the host
 
 
 SMALL = target("nvdla-small")
@@ -260,9 +260,9 @@ def test_a_network_gains_with_layers_on_the_host_and_stays_bit_exact(
 
 
 def test_the_report_names_the_layers_their_share_and_the_gain(mixed: Program) -> None:
-    step = mixed.manifest["report"]["quantisation"]["steps"][-1]
+    step = mixed.manifest["report"]["quantization"]["steps"][-1]
     layers = _on_host(mixed)
-    assert {each["reason"] for each in layers} == {"int8 would cost accuracy here (--mixed auto)"}
+    assert {each["reason"] for each in layers} == {"int8 would cost accuracy here (--precision mixed)"}
     assert all(f"'{each['node']}'" in step["name"] for each in layers)
     assert step["name"].endswith("% of the MACs")
     assert float(step["name"].rsplit(", ", 1)[1].split()[0]) <= 10

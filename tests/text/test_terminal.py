@@ -49,10 +49,19 @@ def test_a_narrow_table_breaks_between_words_alone(rows: list[tuple[object, ...]
     wide, narrow = table(("x", "y", "z w"), rows), table(("x", "y", "z w"), rows, width)
     longest = max(map(len, re.split(r"\s+", wide)))
     assert all(len(line) <= max(width, longest + len("  z w: ") + 4) for line in narrow.split("\n"))
-    if narrow.startswith("x"):
+    if narrow.startswith("x "):
         assert all(len(line) <= width for line in narrow.split("\n"))
     words = [each for row in rows for cell in row for each in table(("",), [(cell,)]).split()]
     assert not Counter(words) - Counter(re.split(r"\s+", narrow))
+
+
+def test_where_columns_do_not_fit_the_first_stands_above_the_others_and_long_names_break_at_their_parts() -> None:
+    rows = [("model/conv2d_1/Relu;model/conv2d_1/BiasAdd", "conv", 12), ("x", "add", 3456)]
+    assert table(("layer", "op", "cycles"), rows, 24).splitlines() == [
+        *("layer", "  op    cycles"),
+        *("model/conv2d_1/Relu;", "  model/conv2d_1/BiasAdd", "  conv      12"),
+        *("x", "  add    3,456"),
+    ]
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
