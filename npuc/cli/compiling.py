@@ -151,6 +151,7 @@ def compile_command(
         "status": "ok",
         "output": str(directory),
         "warnings": [],
+        **dict.fromkeys(("traffic_bytes", "clock_mhz")),  # of a program that the host runs
         **compiled.manifest["report"],
         **told,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ REFUSED = "g (float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Sin(x)\n b = Relu(a)
 def _log(path: Path, code: int, *options: str) -> dict[str, Any]:
     outcome = npuc("check", path, "--target", "easynpu", "--format", "sarif", *options)
     assert outcome.code == code
-    log = outcome.json
+    log = json.loads(outcome.out)
     jsonschema.validate(log, LOG, format_checker=jsonschema.FormatChecker())
     return log
 
