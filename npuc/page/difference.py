@@ -15,7 +15,7 @@ from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.reports.difference import aligned, changes_line
 from npuc.reports.layers import figure_text, layers_of
-from npuc.text.escaping import Shown
+from npuc.text.escaping import Shown, html_json, shown
 from npuc.text.terminal import count, short
 
 Report = Mapping[str, Any]
@@ -53,6 +53,7 @@ def difference_page(first: Side, second: Side, report: Report) -> str:
         "networks": [(side.name, Markup(_drawn(side, at, groups, shades))) for at, side in enumerate(sides)],
         "shades": [(key, name) for key, name in SHADES.items() if any(each.get(key) for each in shades)],
         "rows": rows,
+        "data": Markup(html_json(shown({"layers": [{"name": _named(key), "nodes": []} for key in keys]}))),
         "unchanged": count(report["unchanged_layers"]),
         "footer": f"npuc {__version__}; layers stand beside one another where they share nodes of the model.",
     }
@@ -107,6 +108,11 @@ def _drawn(side: Side, at: int, groups: Sequence[Pair], shades: Sequence[Mapping
 def _key(layers: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     """The names of a group's layers in both programs."""
     return tuple(map(tuple, layers))
+
+
+def _named(key: Sequence[Sequence[str]]) -> str:
+    """A group in a link: its layers' names, the first program's if it has any."""
+    return " + ".join(key[0] or key[1])
 
 
 def _row(number: int, group: Report, names: Mapping[str, str]) -> dict[str, Any]:

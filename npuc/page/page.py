@@ -126,6 +126,7 @@ def _summary(program: Program, timeline: Timeline, verification: Report | None) 
         "figures": _figures(report, timeline, verification),
         "memories": report["memory"],
         "placed": accounted(entries, [*reasons(entries)], verbose=False),
+        "ranges": str(program.ranges),
         "partitions": parts if len(parts := report.get("partitions", ())) > 1 else (),
         "costliest": [_costly(each, layers[each["layer"]], names) for each in costliest(layers)],
     }

@@ -51,7 +51,7 @@ function choose(next = {}) {
   for (const element of all("#network [data-node]")) if (inside.has(element.dataset.node)) element.classList.add("chosen");
   reveal();
   describe(node, node ? undefined : layers[layer]);
-  if (told) remember();
+  if (layers.length) remember();
 }
 function reveal() {
   for (const view of all(".scroll, .pane")) {
@@ -80,6 +80,7 @@ function follow() {
   const node = nodes.findIndex((each) => each.name === asked.node || (asked.tensor !== undefined && Object.hasOwn(each.tensors, asked.tensor)));
   if (node >= 0) choose({ node });
   else if (layer >= 0) choose({ layer });
+  if (!told) document.querySelector("tr.chosen")?.scrollIntoView({ block: "center" });
 }
 
 // What the selection is: facts as text, names as links to other selections.

@@ -37,12 +37,12 @@ class Structure(HTMLParser):
         assert self.open.pop() == tag
 
 
-def opened(page: Path, folder: Path) -> str:
+def opened(page: Path, folder: Path, link: str = "") -> str:
     """The page as Chromium has it once its scripts have run, without a message on its console."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
     flags += ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"]
     done = subprocess.run(
-        ["chromium", *flags, f"--user-data-dir={folder}", "--dump-dom", page.as_uri()],
+        ["chromium", *flags, f"--user-data-dir={folder}", "--dump-dom", page.as_uri() + link],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "CONSOLE" not in done.stderr, done.stderr

@@ -6,6 +6,7 @@ import json
 import re
 from html import unescape
 from pathlib import Path
+from urllib.parse import quote
 
 import onnx
 import pytest
@@ -19,7 +20,7 @@ const changed = document.querySelector("tr[data-layer]").dataset.layer;
 const has = (each) => each.querySelectorAll(".chosen").length > 0;
 for (const one of pair) {
   one.querySelector(`[data-layer="${changed}"] rect`).dispatchEvent(new MouseEvent("click", { bubbles: true }));
-  found.push([pair.map(has), document.querySelectorAll("tr.chosen").length]);
+  found.push([pair.map(has), document.querySelectorAll("tr.chosen").length, location.hash]);
   document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
 }
 const widths = () => pair.map((each) => each.firstElementChild.width.baseVal.value);
@@ -98,8 +99,21 @@ def test_a_click_chooses_a_layer_in_both_networks(page: Path, tmp_path: Path) ->
     clicking.write_text(page.read_text(encoding="utf-8").replace("</body>", CLICKS), encoding="utf-8")
     (told,) = re.findall(r'data-found="([^"]*)"', opened(clicking, tmp_path))
     first, second, factors = json.loads(unescape(told))
-    assert first == second == [[True, True], 1]
+    assert first == second
+    where, rows, link = first
+    assert (where, rows) == ([True, True], 1) and link.startswith("#layer=")
     assert factors == pytest.approx([1.25, 1.25])
+
+
+@NEEDS_CHROMIUM
+def test_a_link_chooses_its_layer_when_the_page_opens(page: Path, digits: Digits, tmp_path: Path) -> None:
+    (group, *_) = npuc("diff", digits.program, page.parent / "large.npu", "--json").json["layers"]
+    name = " + ".join(group["layers"][0])
+    asks = "document.body.dataset.found = document.querySelector('tr.chosen td').textContent;"
+    asking = tmp_path / "asking.html"
+    asking.write_text(page.read_text("utf-8").replace("</body>", f"<script>{asks}</script></body>"), "utf-8")
+    (told,) = re.findall(r'data-found="([^"]*)"', opened(asking, tmp_path / "profile", f"#layer={quote(name)}"))
+    assert group["layers"][0][0] in unescape(told)
 
 
 @NEEDS_CHROMIUM

@@ -70,6 +70,8 @@ def test_the_manifest_and_verify_say_where_ranges_come_from(digits: Digits, tmp_
     told = f"activation ranges: 4 samples of {digits.few.name} ({digest[:12]})"
     assert told in npuc(*command).done()
     assert told in npuc("accuracy", *command[1:]).done()
+    npuc("report", tmp_path / "d", "-o", tmp_path / "d.html").done()
+    assert told in (tmp_path / "d.html").read_text("utf-8").replace("Activation", "activation")
     npuc("compile", digits.model, *target, *SYNTHETIC, "-o", tmp_path / "s").done()
     assert _manifest(tmp_path / "s") == {"origin": "synthetic", "files": [], "samples": 8, "sha256": ""}
     assert "8 synthetic samples, no data" in npuc("verify", digits.model, tmp_path / "s").done()
