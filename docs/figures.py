@@ -1,6 +1,6 @@
-"""Measures what the README's first table says of the shipped models, and writes both.
+"""Measures what README and pages say of cycles, and writes docs/figures.json and the README's first table.
 
-python docs/figures.py writes docs/figures.json and the table; tests/test_readme.py measures digits anew.
+tests/test_readme.py measures some of it anew, and looks for all of it in the pages.
 """
 
 from __future__ import annotations
@@ -33,6 +33,36 @@ NAMES = {
     "mobilenet_v1_025": "MobileNetV1-0.25, 96 x 96",
 }
 """The models in the table. All but digits have random weights, and samples of noise."""
+TINY = "tiny_resnet8_fp32.onnx"
+"""MLPerf Tiny's ResNet-8, in the folder `shared` beside the project."""
+PAGES: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, str, dict[str, Any]]]]] = {
+    "nvdla.md": (
+        ("cycles", "traffic_bytes"),
+        {
+            "small, direct": (TINY, "nvdla-small", {"weights": "direct"}),
+            "small, auto": (TINY, "nvdla-small", {}),
+            "full, direct": (TINY, "nvdla-full", {"weights": "direct"}),
+            "full, auto": (TINY, "nvdla-full", {}),
+            "full, winograd": (TINY, "nvdla-full", {"allow": "winograd"}),
+        },
+    ),
+    "bm1684.md": (
+        ("cycles", "busier_engine_cycles", "network_bound_cycles"),
+        {
+            "small_cnn": ("small_cnn", "bm1684", {}),
+            "mobilenet_v2": ("mobilenet_v2", "bm1684", {}),
+            "four images": ("mobilenet_v2", "bm1684", {"input_shapes": {"input": (4, 3, 224, 224)}}),
+        },
+    ),
+    "bm1684-int8.md": (
+        ("cycles",),
+        {
+            "resnet8": ("resnet8", "bm1684", {"precision": "int8"}),
+            "mobilenet_v2": ("mobilenet_v2", "bm1684", {"precision": "int8"}),
+        },
+    ),
+}
+"""For each page the figures of a report that a line of it states together, and of which compilations."""
 
 Figures = dict[str, dict[str, dict[str, float | int | None]]]
 
@@ -65,6 +95,15 @@ def measure(name: str) -> dict[str, dict[str, float | int | None]]:
     return found
 
 
+def stated(page: str, name: str) -> dict[str, int]:
+    """The figures of a page for one of its compilations, with synthetic samples."""
+    keys, compilations = PAGES[page]
+    model, target, options = compilations[name]
+    source = ROOT.parent / "shared" / "models" / model if model == TINY else MODELS[model]()
+    report = compile_model(source, target=target, calibration="synthetic", proof="off", **options).report
+    return {key: report[key] for key in keys}
+
+
 def _right(outputs: Array, labels: Any) -> float:
     return float((outputs.argmax(axis=1) == labels).mean())
 
@@ -85,7 +124,8 @@ def table(figures: Figures) -> str:
 
 if __name__ == "__main__":
     found = {name: measure(name) for name in NAMES}
-    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    pages = {page: {name: stated(page, name) for name in rows} for page, (_, rows) in PAGES.items()}
+    FILE.write_text(json.dumps({**found, "pages": pages}, indent=1) + "\n", encoding="utf-8")
     page = ROOT / "README.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(MARK)
     page.write_text(before + MARK + table(found) + rest[rest.index("\n\n") + 1 :], encoding="utf-8")

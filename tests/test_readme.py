@@ -58,6 +58,19 @@ def test_the_figures_of_the_shipped_models_are_measured() -> None:
     assert figures.measure("digits") == known["digits"]
 
 
+def test_the_figures_of_the_pages_are_measured() -> None:
+    known = json.loads(figures.FILE.read_text(encoding="utf-8"))["pages"]
+    assert known.keys() == figures.PAGES.keys()
+    for page, rows in known.items():
+        lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+        for name, row in rows.items():
+            numbers = [f"{each:,}" for each in row.values()]
+            assert any(all(each in line for each in numbers) for line in lines), (page, name, numbers)
+    assert figures.stated("bm1684.md", "small_cnn") == known["bm1684.md"]["small_cnn"]
+    if (ROOT.parent / "shared").is_dir():
+        assert figures.stated("nvdla.md", "full, auto") == known["nvdla.md"]["full, auto"]
+
+
 def test_the_links_hold_on_an_index() -> None:
     """As the build rewrites them: each leads to the tag in the repository that the project names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ from npuc.ir import Array
 from tests.nvdla.networks import compiled
 from tests.onnx_models import network, node, weights
 
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "nvdla.md").read_text("utf-8")
 LIMITS = {  # clocks at 8 bytes a clock on the nv_small RTL, of an earlier program or one by hand; what is allowed
     "resnet8": (228569, 227500),
     "resnet8 without adds": (210987, 211000),
@@ -128,6 +129,7 @@ def test_a_network_takes_about_what_the_best_schedule_took_on_the_rtl(name: str,
     assert macs <= report["macs"] // 64 < 1.001 * macs  # the last convolution is one over blocks of the average
     clocks, most = LIMITS[name]
     assert 0.95 * clocks < report["cycles"] <= most  # less than that the RTL would not believe
+    assert name == "resnet8 without adds" or f"| {report['cycles']:,} |" in PAGE
 
 
 @pytest.mark.parametrize("name", HALF)
@@ -135,7 +137,8 @@ def test_memory_that_a_machine_file_states_slower_takes_what_it_took_on_the_rtl(
     machine = tmp_path / "tree.toml"
     machine.write_text("bytes_per_clock = 4\n")
     clocks, most = HALF[name]
-    assert 0.95 * clocks < _report(name, tmp_path, str(machine))["cycles"] <= most
+    cycles = _report(name, tmp_path, str(machine))["cycles"]
+    assert 0.95 * clocks < cycles <= most and f"| {cycles:,} |" in PAGE
 
 
 def _report(name: str, folder: Path, machine: str | None = None) -> dict[str, Any]:
