@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import click
+import onnx
 import pytest
 
 from npuc.cli import npuc as commands
-from npuc.text.progress import progress
+from npuc.text.progress import CLEAR, progress
 from tests.cli.process import Digits, compiled, npuc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +63,44 @@ def test_quiet_prints_nothing_and_keeps_the_json(digits: Digits, tmp_path: Path)
     compiled(digits.model, tmp_path / "o", "-q", "-v").usage()
 
 
+@pytest.mark.parametrize("name", sorted(commands.commands.keys() - {"completion"}))
+def test_every_command_that_reports_takes_quiet_verbose_and_json(name: str) -> None:
+    options = {opt: each for each in commands.commands[name].params for opt in each.opts}
+    assert {"-q", "--quiet", "-v", "--verbose", "--json"} <= options.keys()
+    assert options.get("-o") is options.get("--output")
+    assert {str(getattr(options[each], "help", "")) for each in ("-q", "-v")} == {
+        "Print errors only (and --json).",
+        "Print more: details, and on stderr each stage with its seconds.",
+    }
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "targets",
+        "operators --target easynpu",
+        "check {0} --target easynpu",
+        "verify {0} {1}",
+        "run {1} --data {2}",
+        "dump {1}",
+        "explain {1} 3",
+        "report {1} -o {3}/r.html",
+        "diff {1} {1}",
+    ],
+)
+def test_quiet_leaves_the_exit_code_and_the_files(command: str, digits: Digits, tmp_path: Path) -> None:
+    arguments = command.format(digits.model, digits.program, digits.few, tmp_path).split()
+    found = npuc(*arguments, "-q")
+    assert (found.done(), found.err) == ("", "")
+    assert npuc(*arguments, "-q", "--json").json["status"] == "ok"
+    assert npuc(*arguments).done() != "" and len(list(tmp_path.iterdir())) == ("-o" in arguments)
+
+
+def test_verbose_names_each_stage_with_its_seconds(digits: Digits, tmp_path: Path) -> None:
+    said = npuc("report", digits.program, "-o", tmp_path / "r.html", "-v").err
+    assert re.findall(r"^reporting: (\w+), \d+\.\d s$", said, re.MULTILINE) == ["simulating", "drawing"]
+
+
 def test_twice_verbose_also_prints_the_graph_after_every_pass_that_changed_it(
     digits: Digits, tmp_path: Path
 ) -> None:
@@ -73,11 +113,50 @@ def test_twice_verbose_also_prints_the_graph_after_every_pass_that_changed_it(
     assert printed and set(printed) == set(changed)
 
 
-def test_progress_has_no_colours() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+@pytest.fixture(scope="module")
+def long_names(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the digits, whose nodes have names as of TensorFlow's exporter, and two programs."""
+    folder = tmp_path_factory.mktemp("long")
+    model = onnx.load(digits.model)
+    for node in model.graph.node:
+        node.name = (
+            f"model/activation/Relu;model/batch_normalization/FusedBatchNormV3;model/conv/Biases/{node.name}"
+        )
+    onnx.save(model, folder / "m.onnx")
+    for name, machine in (("a", "default"), ("b", "large")):
+        compiled(folder / "m.onnx", folder / name, "--machine", machine, "--calibration", digits.few).done()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "verify {0}/m.onnx {0}/a --data {1} --bisect -o {2}/b",
+        "compile {0}/m.onnx --target nvdla-small --calibration {1} -o {2}/o -v",
+        "check {0}/m.onnx --target easynpu -v",
+        "explain {0}/a 3",
+        "diff {0}/a {0}/b -v",
+        "diff {0}/a {0}/b",
+        "dump {0}/a",
+        "targets",
+        "operators --target nvdla-full",
+    ],
+)
+def test_nothing_is_wider_than_a_terminal(command: str, long_names: Path, digits: Digits, tmp_path: Path) -> None:
+    arguments = command.format(long_names, digits.few, tmp_path).split()
+    size = patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1"})
+    with size, patch.object(io, "StringIO", Terminal):
+        found = npuc(*arguments)
+    said = found.err.replace(CLEAR, "\n") + found.done()
+    assert [line for line in said.splitlines() if len(line) > 80] == [] and len(said.splitlines()) > 1
+
+
+def test_progress_has_no_colours() -> None:
     terminal = Terminal()
     colourful = patch.dict(os.environ, {"TERM": "xterm-256color"})
     with colourful, patch.object(sys, "stderr", terminal), progress("working") as bar:
