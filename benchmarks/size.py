@@ -28,7 +28,7 @@ PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "exampl
 TESTS = "tests"
 CEILINGS = {
     "benchmarks": 3_335,
-    "docs": 290,
+    "docs": 325,
     "examples": 200,
     "models": 1_100,
     "npuc": 38_400,
