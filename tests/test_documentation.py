@@ -69,6 +69,12 @@ def test_the_trace_names_code_and_tests_that_exist(row: list[str]) -> None:
         assert (ROOT / "tests" / f"{name}.py").is_file() or (ROOT / "tests" / name).is_dir(), name
 
 
+def test_no_heading_of_the_site_begins_with_a_digit() -> None:
+    """Its scripts look headings up by their fragments, as selectors: those must begin with a letter."""
+    pages = {page.name: _anchors(page) for page in PROSE if page.parent.name == "docs"}
+    assert [(page, each) for page, names in pages.items() for each in names if not each[:1].isalpha()] == []
+
+
 SOURCES = {
     "/" + str(path.relative_to(ROOT).with_suffix("")).removesuffix("/__init__"): path.read_text(encoding="utf-8")
     for room in ("npuc", "passes", "targets", "tests")
