@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from npuc.frozen import frozen
 
+FLOAT = "float"
+"""No frame: a program takes what its model reads."""
 POWER_OF_TWO = "power-of-two"
 SYNTHETIC = "synthetic"
 """In place of files: samples that npuc draws."""
@@ -14,6 +16,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "method": ("mse", "output", "minmax", "percentile", "entropy"),
     "scales": ("free", POWER_OF_TWO),
     "proof": ("off", "one", "all"),
+    "mixed": ("off", "auto"),
+    "input_data": ("frame", FLOAT),
 }
 """Values of the options that all targets share."""
 MIXED = "mixed"
@@ -26,9 +30,6 @@ REMOVED: Mapping[str, str] = {
     "fallback": "--strict refuses what the target cannot run; without it the host runs that",
     "stepping": "--chip-model rtl counts the cycles of the hardware, and run --trace F.vcd writes its waveforms",
     "full_names": "npuc dump --json has every name in full",
-    "calibration_cache": "npuc quantize chooses the scales once, and compile keeps those of its model",
-    "input_data": 'frame = "float" in the description does the same: --input FILE.toml',
-    "mixed": "--precision mixed runs a few layers on the host, in float",
     "time_limit": "the environment variable NPUC_TIME_LIMIT has the seconds",
     "custom_ops": "the environment variable NPUC_CUSTOM_OPS names the library",
     "okk_libs": "the environment variable NPUC_OKK_LIBS names the folder",

@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from typing import Any, TypedDict
 
 from npuc.export.network_name import identifier
-from npuc.flag import CHOICES, MIXED, REMOVED
+from npuc.flag import CHOICES, FLOAT, MIXED, REMOVED
 from npuc.images.description import described
 from npuc.target import FLOATING, Options, Target, usual_options
 from npuc.text.terminal import closest
@@ -30,10 +30,12 @@ class Flags(TypedDict, total=False):
     level: int | str
     method: str
     scales: str
+    mixed: bool | str
     allow: str | Sequence[str]
     proof: str
     prefix: str
     input: str | PathLike[str] | Mapping[str, Any]
+    input_data: str
 
 
 def _same(name: str) -> str:
@@ -60,16 +62,18 @@ def options_of(
     flags = {name: value for name, value in flags.items() if value is not None}
     found = options or usual_options(target)
     if flags.get("precision") == MIXED:
-        flags, found = {**flags, "precision": "int8"}, replace(found, mixed=True)
+        flags = {**flags, "precision": "int8", "mixed": "auto"}
     read = {name: READ[name](value) if name in READ else value for name, value in flags.items()}
     found = replace(found, **{name: value for name, value in read.items() if name in general})
+    if flags.get("input_data") == FLOAT:
+        found = replace(found, input=tuple(replace(each, frame=FLOAT) for each in found.input))
     for name, values in {**CHOICES, "precision": target.precisions}.items():
-        if name in flags:
+        if name in flags and name != "mixed":
             _expect(target, spelled(name), read[name], values)
     for name in found.allow:
         _expect(target, spelled("allow"), name, target.inexact)
     _expect_together(target, found, flags, spelled)
-    chosen = {name: value for name, value in read.items() if name not in general}
+    chosen = {name: value for name, value in read.items() if name not in (*general, "input_data")}
     for name, value in chosen.items():
         _expect(target, spelled(name), value, own[name].values if name in own else ())
     return replace(found, flags={**found.flags, **chosen}) if chosen else found
@@ -125,6 +129,12 @@ def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
 
 
+def _mixed(value: bool | str) -> bool:
+    if isinstance(value, str) and value not in CHOICES["mixed"]:
+        raise ValueError(f"mixed is '{value}'.{closest(value, CHOICES['mixed'])} It is one of off, auto")
+    return value if isinstance(value, bool) else value == "auto"
+
+
 def _truth(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"strict is {value!r}. It is True or False")
@@ -140,6 +150,7 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
     "inputs": _listed,
     "outputs": _listed,
+    "mixed": _mixed,
     "prefix": identifier,
     "input": described,
 }

@@ -20,6 +20,7 @@ from npuc.storage.mapped import trim
 from npuc.view import Heading, MemoryAnnotation, Timeline, by_nodes, in_turn
 
 if TYPE_CHECKING:
+    from npuc.quantize.calibration.histograms import HistogramSource
     from npuc.quantize.improvement.search import Network, Trial
 
 Observer = Callable[[str, Array], None]
@@ -42,6 +43,8 @@ class Options:
     """Inexact rewrites that may be used, by the target's names for them."""
     level: str = "1"
     """Effort spent on accuracy: a level of quantize.improvement."""
+    histograms: HistogramSource | None = None
+    """The source of tensors' histograms; None: quantize.calibration.histograms."""
     notify: Callable[[Sequence[Trial]], None] | None = None
     """Called with the steps tried for accuracy."""
     mixed: bool = False

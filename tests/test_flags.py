@@ -17,7 +17,7 @@ from npuc.target import Options, target
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "digits.onnx"
 OF_THE_COMMAND = {
-    *("model", "target", "output", "calibration", "shapes", "dump_after", "memory_limit", "force"),
+    *("model", "target", "output", "calibration", "shapes", "cache", "dump_after", "memory_limit", "force"),
     *("verbose", "quiet", "as_json"),
 }
 """What files, printing and processes are to the command line: Python has arguments of its own, or none."""
@@ -65,7 +65,8 @@ def test_keywords_become_options() -> None:
         ("easynpu", {"level": 3}, ValueError, "no level '3'"),
         ("easynpu", {"proof": "al"}, ValueError, "Did you mean 'all'"),
         ("easynpu", {"method": "entropie"}, ValueError, "Did you mean 'entropy'"),
-        ("easynpu", {"mixed": "auto"}, ValueError, "mixed was removed; --precision mixed"),
+        ("easynpu", {"mixed": "automatic"}, ValueError, "mixed is 'automatic'"),
+        ("easynpu", {"input_data": "floats"}, ValueError, "Did you mean 'float'"),
         ("easynpu", {"deny": ["Conv"], "strict": True}, ValueError, "exclude each other"),
         ("easynpu", {"fallback": "refuse"}, ValueError, "fallback was removed; --strict"),
         ("easynpu", {"max_partitions": 0}, ValueError, "max_partitions was removed; name the nodes"),

@@ -18,6 +18,7 @@ from npuc.cli.options import (
     cut_options,
     force_option,
     format_options,
+    input_data_option,
     input_option,
     json_option,
     limit_options,
@@ -31,6 +32,7 @@ from npuc.cli.options import (
     strict_option,
     target_flags,
     target_option,
+    tell_cache,
 )
 from npuc.cli.output import print_json, say, tell_warnings, verbose, with_seconds, working
 from npuc.cli.paths import PATH, unread
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
 @calibration_option
 @input_option
+@input_data_option
 @machine_option
 @shapes_option
 @precision_option
@@ -61,7 +64,7 @@ if TYPE_CHECKING:
 @click.option(
     "--deny", metavar="OP|NODE", multiple=True, shell_complete=NODES, help="Run an operator or a node on the host."
 )
-@removed_options("max_partitions", "fallback", "input_data")
+@removed_options("max_partitions", "fallback")
 @bind_option
 @cut_options
 @search_options
@@ -87,6 +90,7 @@ def compile_command(
     output: Path | None,
     calibration: tuple[Path, ...],
     shapes: tuple[dict[str, tuple[int, ...]], ...],
+    cache: Path | None,
     dump_after: tuple[str, ...],
     force: bool,
     as_json: bool,
@@ -109,6 +113,7 @@ def compile_command(
     from npuc.account import ACCOUNT, account_of, groups, reasons
     from npuc.driver import compile_variants
     from npuc.program import RANGES
+    from npuc.quantize.calibration.cache import remembering
     from npuc.registry import target as find
     from npuc.reports import summaries
     from npuc.target import Request
@@ -132,11 +137,15 @@ def compile_command(
 
     directory = output or unread(Path(f"{model.stem}.npu"))
     program.expect_replaceable(directory, force=force)
-    with working("compiling") as bar:
-        shown_stages = replace(options, stage=bar.begin)
-        request = Request(model, kind, shown_stages, calibration, hook=hook, synthetic=False)
+    said: list[str] = []
+    with (
+        working("compiling") as bar,
+        remembering(replace(options, stage=bar.begin), cache, (model, *calibration), said.append) as remembered,
+    ):
+        request = Request(model, kind, remembered, calibration, hook=hook, synthetic=False)
         variants, _ = compile_variants(request, shapes)
         compiled = variants[0] if len(variants) == 1 else together(variants)
+    tell_cache(said)
     program.save(compiled, directory, force=force, final=True)
     if len(variants) > 1:
         _tell_variants(compiled, variants, directory, as_json=as_json)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from npuc.cli.completing import MACHINES
-from npuc.cli.output import QUIET, VERBOSE
+from npuc.cli.output import QUIET, VERBOSE, note, verbose
 from npuc.cli.paths import MACHINE, PATH
 from npuc.custom_ops import custom_ops
 from npuc.flag import CHOICES, KEYWORDS, MIXED, REMOVED
@@ -200,7 +200,14 @@ def removed_options(*names: str) -> Decorator:
 
 INSTEAD = {**REMOVED, **{name: f"it is {what}" for name, what in KEYWORDS.items()}}
 search_options = _together(
-    removed_options("calibration_cache", "mixed", "scales"),
+    removed_options("scales"),
+    click.option(
+        "--calibration-cache",
+        "cache",
+        type=PATH,
+        help="File or folder that keeps calibration results for later compilations.",
+    ),
+    click.option("--mixed", type=Choice(CHOICES["mixed"]), hidden=True),  # auto is --precision mixed
     click.option(
         "-O",
         "level",
@@ -234,6 +241,8 @@ input_option = click.option(
     metavar="PRESET|FILE",
     help="What the image input expects: imagenet, tf, caffe-bgr, yolo, mtcnn, none, or a TOML file.",
 )
+input_data_option = click.option("--input-data", type=Choice(CHOICES["input_data"]), hidden=True)
+"""float is frame = "float" in the description."""
 labels_option = click.option("--labels", type=PATH, metavar="FILE", help="Names of the classes, one a line.")
 
 
@@ -420,3 +429,9 @@ modified_option = click.option("--allow-modified", is_flag=True, help="Load file
 
 artefact_options = _together(modified_option, limit_options, json_option)
 """Options of commands that open an artefact and run models."""
+
+
+def tell_cache(said: Sequence[str]) -> None:
+    """Reports the use of the calibration cache on stderr: the last line only if verbose."""
+    for text in said if verbose() else said[:-1]:
+        note(f"note: {text}")

@@ -12,7 +12,7 @@ import click
 
 from npuc.errors import NpucError
 
-WRITTEN = ("output", "trace")
+WRITTEN = ("output", "trace", "cache")
 """Parameters that a command writes to."""
 
 

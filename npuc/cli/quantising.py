@@ -22,6 +22,7 @@ from npuc.cli.options import (
     shape_option,
     target_flags,
     target_option,
+    tell_cache,
 )
 from npuc.cli.output import print_json, say
 from npuc.cli.paths import PATH
@@ -47,6 +48,7 @@ def quantize(
     target: str,
     calibration: tuple[Path, ...],
     shapes: dict[str, tuple[int, ...]],
+    cache: Path | None,
     level: str,
     precision: str | None,
     as_json: bool,
@@ -62,6 +64,7 @@ def quantize(
       npuc quantize resnet8.onnx -o q.onnx --target nvdla-small -O2
     """
     from npuc import driver
+    from npuc.quantize.calibration.cache import remembering
     from npuc.quantize.improvement.search import Trial
     from npuc.quantize.improvement.search import as_json as steps_of
     from npuc.registry import target as find
@@ -75,7 +78,10 @@ def quantize(
     if precision in FLOATING:
         raise click.UsageError(f"--precision {precision} has no integers")
     options = replace(asked(kind, level=level, precision=precision or "int8", **flags), notify=tried.extend)
-    written, _ = driver.quantise_model(Request(model, kind, options, calibration, shapes, synthetic=False))
+    said: list[str] = []
+    with remembering(options, cache, (model, *calibration), said.append) as remembered:
+        written, _ = driver.quantise_model(Request(model, kind, remembered, calibration, shapes, synthetic=False))
+    tell_cache(said)
     with replacing(output) as staging:
         staging.write_bytes(written)
     if as_json:

@@ -39,7 +39,9 @@ def survey_of(request: Request) -> Survey:
     The model is compiled as `npuc compile -O0` does, on synthetic samples. With `strict`, a layer that the target
     could run but would leave to the host is a problem, E203.
     """
-    options = replace(request.options, level="0", method=None, notify=None, stage=None, mixed=False)
+    options = replace(
+        request.options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None
+    )
     asked = replace(request, options=replace(options, strict=False), calibration=())
     try:
         plan = planned(asked)

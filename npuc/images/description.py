@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import DataError
+from npuc.flag import FLOAT
 from npuc.frozen import frozen
 from npuc.images import yuv
 from npuc.ir import Array, TensorType
@@ -34,7 +35,6 @@ from npuc.text.terminal import closest, page
 
 CHANNELS: Mapping[str, str] = {order: order for order in ("rgb", "bgr", "rgba", "bgra")} | {"gray": "y"}
 """The channels of each order, a letter each."""
-FLOAT = "float"
 LAYOUTS = ("nhwc", "nchw")
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos")
 PIXEL = 255

@@ -60,6 +60,18 @@ def test_quantize_compare_sweep_and_run_take_folders_and_patterns(digits: Digits
         assert len({npuc(*command, "--calibration", each).done() for each in (tmp_path / "one.npz", folder)}) == 1
 
 
+def test_the_calibration_cache_is_of_the_files_in_a_folder(digits: Digits, tmp_path: Path) -> None:
+    values = next(iter(arrays(digits.calibration).values()))[:12]
+    folder, cache = split(tmp_path / "parts", values, (5, 7)), tmp_path / "c.npz"
+    command = ("quantize", digits.model, "-o", tmp_path / "q.onnx", "--target", "easynpu", "-O0")
+    options = ("--calibration", folder, "--calibration-cache", cache)
+    npuc(*command, *options).done()
+    first = (tmp_path / "q.onnx").read_bytes()
+    np.savez(folder / "001.npz", x=values[5:] // 3)
+    assert "other data" in npuc(*command, *options).err
+    assert (tmp_path / "q.onnx").read_bytes() != first
+
+
 @pytest.mark.parametrize("kind", ["folder", "pattern"])
 def test_nothing_found_is_refused(digits: Digits, tmp_path: Path, kind: str) -> None:
     (tmp_path / "empty").mkdir()

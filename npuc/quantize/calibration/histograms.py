@@ -221,9 +221,9 @@ class HistogramSource(Protocol):
         ...
 
 
-def source(*, synthetic: bool) -> HistogramSource:
-    """What makes the histograms of this kind of samples."""
-    return histograms_of_finite if synthetic else histograms
+def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource:
+    """The given source, or the default for this kind of samples."""
+    return given or (histograms_of_finite if synthetic else histograms)
 
 
 def computed(

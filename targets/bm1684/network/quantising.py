@@ -38,7 +38,7 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, 
     """
     level = LEVELS[options.level]
     method = options.method or level.method
-    find = source(synthetic=samples.synthetic)
+    find = source(options.histograms, synthetic=samples.synthetic)
     nodes = integer(graph)
     given, found = calibrated(find, graph, samples, nodes)
     recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, histograms=find, given=given)

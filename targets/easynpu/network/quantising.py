@@ -185,7 +185,7 @@ def network(
     level, documented = LEVELS[options.level], options.flag(ISA) == DOCUMENTED
     method = options.method or level.method
     factors = bool(level.variants) and teaches(samples) and not documented
-    find = source(synthetic=samples.synthetic)
+    find = source(options.histograms, synthetic=samples.synthetic)
     graph, given, found = _calibrated(find, graph, samples, machine, hook, factors=factors)
     free_scales = not given or only_of_inputs(graph)
     if documented:  # the document adds and pools at equal scales: only the ranges of the model's steps are used

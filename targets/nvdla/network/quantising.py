@@ -122,7 +122,7 @@ def network(
     apply to int8 only.
     """
     level, precision = LEVELS[options.level], options.precision
-    find = source(synthetic=samples.synthetic)
+    find = source(options.histograms, synthetic=samples.synthetic)
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_scales(graph, nodes))
@@ -191,7 +191,7 @@ def _improved(
     """The best int8 network with free scales; with `mixed`, a few layers may run on the host if that pays off."""
     level = LEVELS[options.level]
     zeros = replace(ZERO_POINTS, power_of_two=machine.scales == POWER_OF_TWO)
-    find = source(synthetic=samples.synthetic)
+    find = source(options.histograms, synthetic=samples.synthetic)
 
     def selecting(host: Host) -> Callable[[Graph], tuple[Node, ...]]:
         return lambda each: without(on_device(each, machine), host)
