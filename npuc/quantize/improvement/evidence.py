@@ -127,7 +127,9 @@ class Watch:
         self.read = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
         self._places = {node.output: _places(graph, node, len(held_out)) for node in nodes}
         self._elements = {node.output: self._by_sample(node) for node in nodes}
-        self._results: dict[str, dict[int, Array]] = {node.output: {} for node in nodes}
+        windows = {name: each.shape[1] for name, each in self._elements.items()}
+        shapes = {node.output: (windows[node.output], graph.shape(node.output)[1]) for node in nodes}
+        self._results = {name: np.empty((len(held_out), *each), np.float32) for name, each in shapes.items()}
         self._means: dict[str, dict[int, Array]] = {node.output: {} for node in nodes}
 
     def _by_sample(self, node: Node) -> Array:
@@ -141,7 +143,8 @@ class Watch:
         for node in self.nodes:
             w = self.graph.constants[node.inputs[1]]
             taps = taken(values[node.inputs[0]][0], self._elements[node.output][index], GROUP(node))
-            self._results[node.output][index] = sums(taps, w.reshape(len(w), -1)) + float_bias(self.graph, node)
+            results = sums(taps, w.reshape(len(w), -1))
+            np.add(results, float_bias(self.graph, node), out=self._results[node.output][index])
             if not self.held_out[index]:
                 self._means[node.output][index] = taps.mean(axis=0)
 
@@ -150,7 +153,7 @@ class Watch:
         witnesses = {
             name: Witness(
                 places,
-                np.concatenate(_in_order(self._results[name])),
+                self._results[name].reshape(-1, self._results[name].shape[2]),
                 np.mean(_in_order(self._means[name]), axis=0),
             )
             for name, places in self._places.items()
