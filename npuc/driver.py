@@ -13,7 +13,6 @@ from npuc.errors import NpucError, UnsupportedOperator
 from npuc.frontend.binding import bound_values, input_types
 from npuc.frontend.reading import read_model
 from npuc.images.description import bound
-from npuc.ir import TensorType
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Step
 from npuc.program import Program
@@ -77,7 +76,7 @@ def _variant(request: Request, number: int) -> Request:
     types = input_types(graph, {each.name for each in graph.initializer}, request.shapes)
     prefix = options.prefix if options.prefix is None else f"{options.prefix}_{number}"
     described = _described(request).options.input
-    types |= {each.input: TensorType(each.frame_shape, "uint8") for each in described if each.fused}
+    types |= {each.input: each.frame_type for each in described if each.fused}
     calibration = with_samples(request.calibration, types)
     return replace(request, options=replace(options, prefix=prefix), calibration=calibration)
 

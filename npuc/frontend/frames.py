@@ -1,6 +1,6 @@
 """Frames in place of a model's image inputs: the conversion of pixels as nodes of the model.
 
-A frame, uint8, is dequantised, brought into the model's layout and order, and normalised. Where all channels have
+A frame of bytes is dequantised, brought into the model's layout and order, and normalised. Where all channels have
 one mean, a whole number, this is one DequantizeLinear: a scale and a zero point. Otherwise passes fold the rest
 into the first convolution; where that has padding, which is not normalised, it is a layer of its own.
 """
@@ -42,7 +42,8 @@ def _frame(model: onnx.ModelProto, described: Description) -> None:
         reason = "the description of the input: the model gives it as an output"
         raise DataError("E405", reason, tensor=described.input, remedy='let its description say frame = "float"')
     port = next(each for each in graph.input if each.name == described.input)
-    port.type.CopyFrom(helper.make_tensor_type_proto(TensorProto.UINT8, described.frame_shape))
+    elements = helper.np_dtype_to_tensor_dtype(np.dtype(described.frame_type.dtype))
+    port.type.CopyFrom(helper.make_tensor_type_proto(elements, described.frame_shape))
     made = _Nodes(described.input, Names(tensor_names(graph)))
     result = made.converted(described, model)
     for node in within(graph.node):
@@ -63,7 +64,11 @@ class _Nodes:
 
     def converted(self, described: Description, model: onnx.ModelProto) -> str:
         """The tensor that the model reads for the frame."""
-        channels, mean, std = CHANNELS[described.order], described.mean, described.std
+        channels, unit = CHANNELS[described.order], described.unit
+        mean, std = (tuple(each * unit for each in values) for values in (described.mean, described.std))
+        dequantised = unit == 1 and any(
+            each.version >= DEQUANTISES for each in model.opset_import if each.domain in ("", "ai.onnx")
+        )
         axis, in_yuv = described.axis, described.given in yuv.YUV
         wide = [np.broadcast_to(np.array(each, np.float64), len(channels)) for each in (mean, std)]
         whole = len(set(wide[0])) == 1 and 0 <= mean[0] <= PIXEL and mean[0].is_integer()
@@ -71,7 +76,7 @@ class _Nodes:
         if in_yuv:
             self._from_yuv(described)
             zero, step = 0, 1.0
-        elif any(each.version >= DEQUANTISES for each in model.opset_import if each.domain in ("", "ai.onnx")):
+        elif dequantised:
             self._add("dequantise", "DequantizeLinear", np.float32(1 / step), np.uint8(zero))
         else:
             self._add("cast", "Cast", to=int(TensorProto.FLOAT))

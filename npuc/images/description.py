@@ -7,10 +7,11 @@
     std = [58.395, 57.12, 57.375]           # or scale, its reciprocal
     resize = 256                            # pixels of the short side; crop = 224 takes the middle
     frame = "bgr"                           # channels that the camera gives [order]; "float": no frame
+    bits = 12                               # of a frame's pixel [8]: 4095 of it are 255.9 of 255
     layout = "nhwc"                         # of the frame
     labels = "names.txt"                    # names of the classes, or a list of them
 
-A value is (pixel - mean) / std in float32.
+A value is (pixel - mean) / std in float32. A pixel of more than 8 bits counts with its fraction: 12 bits / 16.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ CHANNELS: Mapping[str, str] = {order: order for order in ("rgb", "bgr", "rgba", 
 LAYOUTS = ("nhwc", "nchw")
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos")
 PIXEL = 255
+DEPTHS = (8, 10, 12, 16)
+"""Bits of a frame's pixel, in a byte or in the low bits of 16."""
 MOST = 1 << 14
 """The most pixels of a side to resize to."""
 REMEDY = f"{page('photos.md')} describes the keys"
@@ -55,6 +58,8 @@ class Description:
     """Channels of the frame; empty: those of `order`. FLOAT: no frame, the program takes what the model reads."""
     layout: str = "nhwc"
     """Axes of the frame, one of LAYOUTS."""
+    bits: int = 8
+    """Of the frame's pixels, one of DEPTHS."""
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     """In units of the pixels: one value, or one for each channel of `order`."""
@@ -73,7 +78,7 @@ class Description:
     shape: tuple[int, ...] = ()
     """The model's shape; empty until `bound_to`."""
     fused: bool = False
-    """Whether the program takes frames, uint8, in place of what the model reads."""
+    """Whether the program takes frames in place of what the model reads."""
 
     @property
     def given(self) -> str:
@@ -100,6 +105,16 @@ class Description:
         return (batch, *self.size, channels) if self.layout == "nhwc" else (batch, channels, *self.size)
 
     @property
+    def frame_type(self) -> TensorType:
+        """The type of the frames of one sample."""
+        return TensorType(self.frame_shape, "uint8" if self.bits == DEPTHS[0] else "uint16")
+
+    @property
+    def unit(self) -> int:
+        """The frame's value for one of 255 parts of white."""
+        return 1 << (self.bits - DEPTHS[0])
+
+    @property
     def places(self) -> list[int]:
         """For each channel that the model expects, its place among the frame's; of YUV frames, among R, G, B."""
         given = CHANNELS.get(self.given, "rgb")
@@ -116,7 +131,7 @@ class Description:
         if self.given in yuv.YUV:
             return self.normalised(yuv.to_rgb(frames, self.given)[..., self.places])
         pixels = frames if self.layout == "nhwc" else np.moveaxis(frames, -3, -1)
-        return self.normalised(pixels[..., self.places])
+        return self.normalised(pixels[..., self.places] / np.float32(self.unit))
 
     def bound_to(self, types: Mapping[str, TensorType]) -> Description:
         """The description of one of these inputs of a model. Raises DataError (E405) if it does not fit."""
@@ -130,6 +145,7 @@ class Description:
             limit = f"[N, {channels}, H, W] or [N, H, W, {channels}] for order = {self.order!r}"
             raise _wrong(f"the input's shape is {[*found.shape]}", name, limit)
         plain = set(self.mean) == {0.0} and set(self.std) == {1.0} and self.given == self.order
+        plain = plain and self.bits == DEPTHS[0]
         if kind.dtype != "float32" and not (kind.dtype == "uint8" and plain):
             limit = "float32; uint8 without mean and std, in its own order"
             raise _wrong(f"the input's type is {kind.dtype}", name, limit)
@@ -244,18 +260,21 @@ def _one(values: Mapping[str, Any], name: str, folder: Path) -> Description:
 
 def _read(key: str, value: Any, name: str, folder: Path) -> Any:
     """The value of a key as the field holds it. Raises DataError (E405) for an invalid one."""
-    choices = {
+    choices: Mapping[str, Any] = {
         "order": CHANNELS,
         "frame": (*CHANNELS, *yuv.YUV, FLOAT),
         "layout": LAYOUTS,
+        "bits": DEPTHS,
         "interpolation": INTERPOLATIONS,
     }
     if key in choices:
         if value in yuv.YUV and key == "order":
             remedy = f'frame = "{value}", and the order that the model expects'
             raise _wrong(f"order = {value!r} is what a camera gives", name, ", ".join(CHANNELS), remedy)
-        if value not in choices[key]:
-            raise _wrong(f"{key} = {value!r}.{closest(str(value), choices[key])}", name, ", ".join(choices[key]))
+        known = tuple(choices[key])
+        if type(value) is not type(known[0]) or value not in known:
+            near = closest(str(value), known) if isinstance(value, str) and isinstance(known[0], str) else ""
+            raise _wrong(f"{key} = {value!r}.{near}", name, ", ".join(map(str, known)))
         return value
     if key in ("mean", "std", "scale"):
         several = value if isinstance(value, list | tuple) else [value]
@@ -312,6 +331,8 @@ def _checked(found: Description) -> Description:
             raise _wrong(f"{key} has {len(values)} values", name, limit)
     if found.given in yuv.YUV and found.layout != "nhwc":
         raise _wrong(f"layout = {found.layout!r} beside frame = {found.frame!r}", name, "no layout")
+    if found.given in yuv.YUV and found.bits != DEPTHS[0]:
+        raise _wrong(f"bits = {found.bits} beside frame = {found.frame!r}", name, "8 bits")
     if not {*CHANNELS[found.order]} <= {*CHANNELS.get(found.given, "rgb")}:
         limit = "a frame with all channels of the order"
         raise _wrong(f"frame = {found.frame!r} lacks channels of order = {found.order!r}", name, limit)

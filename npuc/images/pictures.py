@@ -137,7 +137,8 @@ def frame_of(pixels: Array, described: Description) -> Array:
     given, order = CHANNELS[described.given], CHANNELS[described.order]
     opaque = np.full(pixels.shape[:2], 255, np.uint8)
     planes = [pixels[..., order.index(each)] if each in order else opaque for each in given]
-    return np.stack(planes, axis=-1 if described.layout == "nhwc" else 0)
+    frame = np.stack(planes, axis=-1 if described.layout == "nhwc" else 0)
+    return frame if described.bits == 8 else frame.astype(np.uint16) * np.uint16(described.unit)
 
 
 @frozen
@@ -147,7 +148,7 @@ class Pictures:
     files: Sequence[Path]
     described: Description
     dtype: str
-    """uint8: frames; float32: what the model reads."""
+    """float32: what the model reads; otherwise frames."""
 
     def __len__(self) -> int:
         return len(self.files) // self.batch
@@ -168,7 +169,7 @@ class Pictures:
 
     def _picture(self, path: Path) -> Array:
         pixels = fitted(opened(path, self.described.order), self.described)
-        return frame_of(pixels, self.described) if self.dtype == "uint8" else self.described.normalised(pixels)
+        return self.described.normalised(pixels) if self.dtype == "float32" else frame_of(pixels, self.described)
 
 
 def pictures(files: Sequence[Path], images: Sequence[Description], dtype: str, name: str) -> Pictures:

@@ -182,11 +182,15 @@ def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mappi
     return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
+QUANTITIES = ("int8", "uint8", "uint16")
+"""Integers that are no indices: quantised values, and pixels."""
+
+
 def synthetic(inputs: Mapping[str, TensorType], count: int | None = None, seed: int = 0) -> Samples:
     """Standard normal values from a fixed seed: they show that a program runs, not how accurate it is.
 
-    8-bit integers are uniform over their range; wider ones, which may be indices, are 0 or 1. count: 8 by default,
-    fewer for large inputs.
+    Integers that are no indices are uniform over their range; others are 0 or 1. count: 8 by default, fewer for
+    large inputs.
     """
     count = count or _affordable(inputs)
     _expect_room(inputs, count)
@@ -196,7 +200,7 @@ def synthetic(inputs: Mapping[str, TensorType], count: int | None = None, seed: 
         shape = (count, *each.shape)
         if each.dtype in (STRING, OBJECT):
             return _words(each, shape, random)
-        if each.dtype in ("int8", "uint8"):
+        if each.dtype in QUANTITIES:
             limits = np.iinfo(each.dtype)
             return random.integers(limits.min, limits.max, shape, each.dtype, endpoint=True)
         if np.dtype(each.dtype).kind in "iub":
@@ -273,7 +277,7 @@ def _made(each: TensorType, number: int, random: np.random.Generator) -> Array:
             values = np.abs(noise)
         case _:
             values = np.full(each.shape, EXTREME if turn % 2 == 0 else -EXTREME)
-    if each.dtype in ("int8", "uint8"):
+    if each.dtype in QUANTITIES:
         limits = np.iinfo(each.dtype)
         middle, reach = (limits.max + limits.min + 1) / 2, (limits.max - limits.min) / 2
         return np.clip(np.rint(middle + values / EXTREME * reach), limits.min, limits.max).astype(each.dtype)

@@ -20,6 +20,8 @@ from npuc.quantize.calibration.histograms import computed
 MOST_WINDOWS = 2048
 MOST_TAPS = 1 << 21
 """Bound on the taps of one layer under all its windows."""
+MOST_RESULTS = 1 << 24
+"""Bound on the results of all layers under their windows, in float32."""
 
 
 @frozen
@@ -31,10 +33,15 @@ class Places:
     column: Array
 
     @classmethod
-    def chosen(cls, samples: int, extents: Sequence[int], taps: int, seed: int) -> Places:
-        """As many windows of every sample as the limits of this module allow, without repetition."""
+    def chosen(
+        cls, samples: int, extents: Sequence[int], taps: int, seed: int, most: int = MOST_WINDOWS
+    ) -> Places:
+        """As many windows of every sample as the limits of this module allow, without repetition.
+
+        most: windows of all samples.
+        """
         height, width = extents
-        most = max(min(MOST_WINDOWS, MOST_TAPS // taps) // samples, 1)
+        most = max(min(most, MOST_TAPS // taps) // samples, 1)
         count = min(most, height * width)
         random = np.random.default_rng(seed)
         flat = np.concatenate([random.permutation(height * width)[:count] for _ in range(samples)])
@@ -125,10 +132,16 @@ class Watch:
     def __init__(self, graph: Graph, nodes: Sequence[Node], held_out: Array) -> None:
         self.graph, self.nodes, self.held_out = graph, nodes, held_out
         self.read = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
-        self._places = {node.output: _places(graph, node, len(held_out)) for node in nodes}
+        channels = sum(graph.shape(node.output)[1] for node in nodes)
+        most = min(MOST_WINDOWS, MOST_RESULTS // max(channels, 1))
+        self._places = {node.output: _places(graph, node, len(held_out), most) for node in nodes}
         self._elements = {node.output: self._by_sample(node) for node in nodes}
-        self._results: dict[str, dict[int, Array]] = {node.output: {} for node in nodes}
-        self._means: dict[str, dict[int, Array]] = {node.output: {} for node in nodes}
+        self._results, self._means = dict[str, Array](), dict[str, Array]()
+        for node in nodes:  # small arrays, made as samples come, would fragment what onnxruntime frees
+            windows, taps = self._elements[node.output].shape[1:]
+            results, depth = graph.shape(node.inputs[1])[:2]
+            self._results[node.output] = np.empty((len(held_out), windows, results), np.float32)
+            self._means[node.output] = np.empty((len(held_out), GROUP(node), depth * taps), np.float32)
 
     def _by_sample(self, node: Node) -> Array:
         """The elements under a convolution's windows, equally many in each sample: (samples, windows, taps)."""
@@ -141,25 +154,21 @@ class Watch:
         for node in self.nodes:
             w = self.graph.constants[node.inputs[1]]
             taps = taken(values[node.inputs[0]][0], self._elements[node.output][index], GROUP(node))
-            self._results[node.output][index] = sums(taps, w.reshape(len(w), -1)) + float_bias(self.graph, node)
-            if not self.held_out[index]:
-                self._means[node.output][index] = taps.mean(axis=0)
+            results = sums(taps, w.reshape(len(w), -1))
+            np.add(results, float_bias(self.graph, node), out=self._results[node.output][index])
+            np.mean(taps, axis=0, out=self._means[node.output][index])
 
     def sampled(self, feeds: Sequence[Mapping[str, Array]]) -> Sampled:
         """What was recorded on these samples, all of them."""
         witnesses = {
             name: Witness(
                 places,
-                np.concatenate(_in_order(self._results[name])),
-                np.mean(_in_order(self._means[name]), axis=0),
+                self._results[name].reshape(-1, self._results[name].shape[2]),
+                np.mean(self._means[name][~self.held_out], axis=0),
             )
             for name, places in self._places.items()
         }
         return Sampled(tuple(feeds), self.held_out, witnesses)
-
-
-def _in_order(recorded: Mapping[int, Array]) -> list[Array]:
-    return [recorded[index] for index in sorted(recorded)]
 
 
 def sampled(graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Array]], held_out: Array) -> Sampled:
@@ -181,7 +190,7 @@ def float_bias(graph: Graph, node: Node) -> Array:
     return np.zeros(len(graph.constants[weights]), np.float32)
 
 
-def _places(graph: Graph, node: Node, samples: int) -> Places:
+def _places(graph: Graph, node: Node, samples: int, most: int) -> Places:
     _, depth, *kernel = graph.shape(node.inputs[1])
     taps = GROUP(node) * depth * prod(kernel)
-    return Places.chosen(samples, graph.shape(node.output)[2:], taps, seed=len(node.output))
+    return Places.chosen(samples, graph.shape(node.output)[2:], taps, seed=len(node.output), most=most)

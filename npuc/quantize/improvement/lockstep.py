@@ -130,5 +130,11 @@ def _run(
     types = {name: integer.tensors[name] for name in values if name in given}
     count = len(next(iter(values.values())))
     run = integer_session(build_graph("layers", nodes, types, names, held, integer.operators), names, count)
-    found = [run.run(names, {name: values[name][index, ...] for name in types}) for index in range(count)]
-    return kept | {name: np.stack(column) for name, column in zip(names, zip(*found, strict=True), strict=True)}
+    found = {
+        name: np.empty((count, *integer.shape(name)), integer.tensors[name].dtype) for name in names
+    }  # of all samples at once: maps are large
+    for index in range(count):
+        results = run.run(names, {name: values[name][index, ...] for name in types})
+        for name, value in zip(names, results, strict=True):
+            found[name][index] = value
+    return kept | found

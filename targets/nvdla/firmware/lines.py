@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -49,6 +50,12 @@ class Term:
     what: str = ""
     """Of a cube: low, high or ram."""
     cube: str = ""
+
+    @cached_property
+    def place(self) -> tuple[bool, attrgetter[Any]]:
+        """Whether the source or the cube is the operation's and not the surfaces', and where it is there."""
+        root, _, path = (self.cube or self.source).partition(".")
+        return root == "op", attrgetter(path)
 
 
 @frozen
@@ -109,24 +116,23 @@ class Firmware:
     def writes(self, table: Sequence[Line], op: Any, surfaces: Any, derived: Derived = NOTHING) -> Writes:
         """The writes of a table's lines."""
         for line in table:
-            found = {each.field: self._value(each, op, surfaces, derived) for each in line.terms}
-            if "*" in found:
-                yield line.register, found["*"] & WORD
-            else:
-                places = self.registers[line.register].places
-                masked = {name: value & ((1 << places[name].width) - 1) if value < 0 else value
-                          for name, value in found.items()}  # fmt: skip
-                yield self.fields(line.register, **masked)
+            register, word = self.registers.by_title[line.register], 0
+            for each in line.terms:
+                value = self._value(each, op, surfaces, derived)
+                if each.field == "*":
+                    word = value & WORD
+                    continue
+                place = register.places[each.field]
+                if value >> place.width > 0:
+                    register.value(**{each.field: value})  # raises EncodingError
+                word |= (value & ((1 << place.width) - 1)) << place.low
+            yield line.register, word
 
     def _value(self, term: Term, op: Any, surfaces: Any, derived: Derived) -> int:
         if term.source.startswith(":"):
             return derived[term.source[1:]]
-        if term.what:
-            cube: Cube = _found(term.cube, op, surfaces)
-            return ram(cube) if term.what == "ram" else self.at(cube) >> 32 * (term.what == "high")
-        return _found(term.source, op, surfaces) - term.less
-
-
-def _found(path: str, op: Any, surfaces: Any) -> Any:
-    root, _, rest = path.partition(".")
-    return attrgetter(rest)(op if root == "op" else surfaces)
+        of_op, path = term.place
+        found = path(op if of_op else surfaces)
+        if not term.what:
+            return found - term.less
+        return ram(found) if term.what == "ram" else self.at(found) >> 32 * (term.what == "high")

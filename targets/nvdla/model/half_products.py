@@ -9,6 +9,8 @@ Source: Arithmetic, Direct convolution in fp16 (CMAC, CACC); seen on the RTL.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from npuc.frozen import frozen
@@ -40,7 +42,7 @@ class Operands:
     block: Array
     """int8; ABSENT for zeros."""
 
-    def __getitem__(self, part: tuple[slice | None, ...]) -> Operands:
+    def __getitem__(self, part: Any) -> Operands:
         """A part of the numbers, or all of them with further axes."""
         return Operands(self.signed[part], self.block[part])
 
@@ -74,25 +76,34 @@ def multiply(data: Operands, weights: Operands, positions: int = 1) -> Group:
     Returns a total (places, kernels), or (positions, places, kernels) for several positions.
     """
     places, kernels = data.signed.shape[0], weights.signed.shape[1]
+    turned = Operands(data.signed.T, data.block.T)
+    used = weights.signed != 0
+    most = max(int(used.sum(axis=0).max(initial=0)), 1)
+    if positions == 1 and 2 * most <= len(used):  # as in depthwise layers: zeros change neither sums nor tops
+        kept = np.argsort(~used, axis=0, kind="stable")[:most]
+        one, other = weights[kept, np.arange(kernels)][:, :, None], turned[kept]
+    else:
+        one, other = weights[:, :, None], turned[:, None, :]
     wide = places >= kernels  # the longer axis comes last
-    transposed = Operands(data.signed.T, data.block.T)
-    first, second = (weights, transposed) if wide else (transposed, weights)
-    size = max(CHUNK // max(len(first.signed) * first.signed.shape[1], 1), 1)
-    found = [
-        _chunk(first, second[:, at : at + size], positions, wide=wide)
-        for at in range(0, second.signed.shape[1], size)
-    ]
+    if not wide:
+        one, other = (Operands(each.signed.swapaxes(1, 2), each.block.swapaxes(1, 2)) for each in (one, other))
+    first, second = max(len(one.signed), 1) * min(places, kernels), max(places, kernels)
+    size = max(CHUNK // max(first, 1), 1)
+    found = [_chunk(_piece(one, at, size), _piece(other, at, size), positions) for at in range(0, second, size)]
     total, top = (np.concatenate(each, axis=-1) for each in zip(*found, strict=True))
     if wide:
         total, top = np.swapaxes(total, -1, -2), top.T
     return Group(total[0] if positions == 1 else total, top)
 
 
-def _chunk(first: Operands, second: Operands, positions: int, *, wide: bool) -> tuple[Array, Array]:
-    """Totals (positions, first, second) and tops (first, second)."""
-    one, other = first[:, :, None], second[:, None, :]
-    weights, data = (one, other) if wide else (other, one)
-    blocks = one.block + other.block
+def _piece(whole: Operands, first: int, size: int) -> Operands:
+    """A part of the last axis, or all of it where it is broadcast."""
+    return whole if whole.signed.shape[-1] == 1 else whole[..., first : first + size]
+
+
+def _chunk(weights: Operands, data: Operands, positions: int) -> tuple[Array, Array]:
+    """Totals (positions, first, second) and tops (first, second) of operands that broadcast to (group, ..)."""
+    blocks = weights.block + data.block
     top = np.maximum(blocks.max(axis=0), 0)
     steps = top - blocks
     shifted = _shifted(weights, data, steps)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 
 from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -192,11 +191,12 @@ class Nvdla:
 
     def _expect_free(self, register: Register) -> None:
         """Raises ArtefactError (E503) if the register belongs to a group that waits to run or is running."""
-        if not register.of_group or _only_read(register.name):
+        if not register.of_group:
             return
         group = self.registers.producer(register.block)
         waits = self.registers.enabled(register.block, group)
-        if waits or group in [each.groups.get(register.block) for each in self._running]:
+        runs = waits or any(each.groups.get(register.block) == group for each in self._running)
+        if runs and not any(part in register.name for part in STATUS):
             state = "waits to run" if waits else "may still run"
             reason = f"{register.name} of group {group} is written, which {state}"
             raise trap(register.block, reason, remedy="wait for its interrupt, or use the other group")
@@ -230,11 +230,6 @@ class Nvdla:
             interrupt = each, operation.groups[BLOCK_OF.get(each, each)]
             self._raised.setdefault(interrupt, deque()).append(self._count)
             self._count += 1
-
-
-@cache
-def _only_read(name: str) -> bool:
-    return any(part in name for part in STATUS)
 
 
 def _expect_written(first: ExecutedOperation, reads: Iterable[Pattern], reader: str) -> None:

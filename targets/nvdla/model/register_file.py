@@ -7,7 +7,7 @@ reads the fields of one group by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -45,19 +45,23 @@ class Group:
     second: bool = False
     """Whether there is a second memory; otherwise RAM_TYPE is ignored."""
 
+    @cached_property
+    def _fields(self) -> Mapping[str, tuple[Register, Field]]:
+        return _fields(self.registers, self.block)
+
     def __getitem__(self, field: str) -> int:
         """The value of a field."""
-        register, place = _fields(self.registers, self.block)[field]
+        register, place = self._fields[field]
         return (self.values[register.name] >> place.low) & ((1 << place.width) - 1)
 
     def signed(self, field: str, width: int | None = None) -> int:
         """The value of a field, or of its lowest bits, in two's complement."""
-        bits = width or _fields(self.registers, self.block)[field][1].width
+        bits = width or self._fields[field][1].width
         return signed(self[field] & ((1 << bits) - 1), bits)
 
     def named(self, field: str) -> str:
         """The name of a field's value. Raises ArtefactError (E503) for a value without a name."""
-        place = _fields(self.registers, self.block)[field][1]
+        place = self._fields[field][1]
         for name, number in place.names:
             if number == self[field]:
                 return name
@@ -68,7 +72,7 @@ class Group:
 
         Raises ArtefactError (E503) if bits below the field are set.
         """
-        register, place = _fields(self.registers, self.block)[field]
+        register, place = self._fields[field]
         value = self.values[register.name]
         if value & ((1 << place.low) - 1):
             limit = f"a multiple of {1 << place.low} bytes"
