@@ -23,7 +23,7 @@ from npuc.cli.options import (
     target_flags,
     target_option,
 )
-from npuc.cli.output import print_json, say
+from npuc.cli.output import working, written
 from npuc.cli.paths import PATH
 
 
@@ -65,7 +65,6 @@ def quantize(
     from npuc.quantize.improvement.search import Trial
     from npuc.quantize.improvement.search import as_json as steps_of
     from npuc.registry import target as find
-    from npuc.storage.files import replacing
     from npuc.target import FLOATING, Request
 
     kind = find(target)
@@ -74,12 +73,9 @@ def quantize(
     tried: list[Trial] = []
     if precision in FLOATING:
         raise click.UsageError(f"--precision {precision} has no integers")
-    options = replace(asked(kind, level=level, precision=precision or "int8", **flags), notify=tried.extend)
-    written, _ = driver.quantise_model(Request(model, kind, options, calibration, shapes, synthetic=False))
-    with replacing(output) as staging:
-        staging.write_bytes(written)
-    if as_json:
-        report = {"level": level, "steps": steps_of(tried)}
-        print_json({"status": "ok", "output": str(output), "bytes": len(written), "quantization": report})
-    else:
-        say(f"{output}  {len(written):,} bytes")
+    options = asked(kind, level=level, precision=precision or "int8", **flags)
+    with working("quantizing") as bar:
+        options = replace(options, notify=tried.extend, stage=bar.begin)
+        bar.begin("choosing scales")
+        found, _ = driver.quantise_model(Request(model, kind, options, calibration, shapes, synthetic=False))
+    written(output, found, as_json, quantization={"level": level, "steps": steps_of(tried)})
