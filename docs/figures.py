@@ -19,7 +19,7 @@ from npuc.models import MODELS
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "figures.json"
 MARK = "<!-- written by docs/figures.py -->\n"
-TARGETS = {
+TARGETS: dict[str, dict[str, Any]] = {
     "easynpu": {},
     "nvdla-small": {},
     "nvdla-full": {},

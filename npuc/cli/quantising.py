@@ -24,7 +24,7 @@ from npuc.cli.options import (
     target_option,
     tell_cache,
 )
-from npuc.cli.output import print_json, say
+from npuc.cli.output import working, written
 from npuc.cli.paths import PATH
 
 
@@ -68,7 +68,6 @@ def quantize(
     from npuc.quantize.improvement.search import Trial
     from npuc.quantize.improvement.search import as_json as steps_of
     from npuc.registry import target as find
-    from npuc.storage.files import replacing
     from npuc.target import FLOATING, Request
 
     kind = find(target)
@@ -77,15 +76,15 @@ def quantize(
     tried: list[Trial] = []
     if precision in FLOATING:
         raise click.UsageError(f"--precision {precision} has no integers")
-    options = replace(asked(kind, level=level, precision=precision or "int8", **flags), notify=tried.extend)
+    options = asked(kind, level=level, precision=precision or "int8", **flags)
     said: list[str] = []
-    with remembering(options, cache, (model, *calibration), said.append) as remembered:
-        written, _ = driver.quantise_model(Request(model, kind, remembered, calibration, shapes, synthetic=False))
+    with (
+        working("quantizing") as bar,
+        remembering(
+            replace(options, notify=tried.extend, stage=bar.begin), cache, (model, *calibration), said.append
+        ) as remembered,
+    ):
+        bar.begin("choosing scales")
+        found, _ = driver.quantise_model(Request(model, kind, remembered, calibration, shapes, synthetic=False))
     tell_cache(said)
-    with replacing(output) as staging:
-        staging.write_bytes(written)
-    if as_json:
-        report = {"level": level, "steps": steps_of(tried)}
-        print_json({"status": "ok", "output": str(output), "bytes": len(written), "quantization": report})
-    else:
-        say(f"{output}  {len(written):,} bytes")
+    written(output, found, as_json, quantization={"level": level, "steps": steps_of(tried)})

@@ -22,7 +22,7 @@ from npuc.cli.options import (
     target_flags,
     target_option,
 )
-from npuc.cli.output import print_json, say, working
+from npuc.cli.output import note, print_json, say, working
 from npuc.cli.paths import PATH
 from npuc.flag import SYNTHETIC
 from npuc.text.terminal import closest
@@ -108,6 +108,8 @@ def sweep(
         print_json({**report, "output": None if output is None else str(output)})
     else:
         say(tables.swept(report, form), exact=form != "text")
+        if output is not None:
+            note(f"{output}: {output.stat().st_size:,} bytes")
     return 0 if report["status"] == "ok" else 1
 
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from tests.cli.pages import NEEDS_CHROMIUM, Structure, opened
-from tests.cli.process import SYNTHETIC, Digits, npuc
+from tests.cli.process import Digits, compiled, npuc
 
 CLICKS = """<script>
 const found = [], pair = [...document.querySelectorAll(".graph")];
@@ -74,16 +74,7 @@ def test_names_are_text_and_never_markup(digits: Digits, tmp_path: Path) -> None
     onnx.save(model, tmp_path / "m.onnx")
     for number in "01":
         options = ("--machine", "large") if number == "1" else ()
-        npuc(
-            "compile",
-            *SYNTHETIC,
-            tmp_path / "m.onnx",
-            "--target",
-            "easynpu",
-            *options,
-            "-o",
-            tmp_path / f"<i>{number}",
-        ).done()
+        compiled(tmp_path / "m.onnx", tmp_path / f"<i>{number}", *options).done()
     npuc("diff", tmp_path / "<i>0", tmp_path / "<i>1", "-o", tmp_path / "d.html").done()
     text = (tmp_path / "d.html").read_text(encoding="utf-8")
     assert "<script>alert" not in text and "<i>" not in text and "&lt;script&gt;alert" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
@@ -37,6 +38,7 @@ def examples(name: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", ["", *sorted(commands.commands)])
 def test_help_fits_80_columns_and_has_examples(name: str) -> None:
     text = shown(name)
+    assert npuc(*([name] if name else []), "-h").done().split() == text.split()
     assert [line for line in text.splitlines() if len(line) > 80] == []
     assert examples(name) and all(words[0] == "npuc" for words in examples(name))
 
@@ -54,11 +56,7 @@ def test_the_list_of_commands_has_no_sentence_cut_off() -> None:
     assert "..." not in shown("").partition("Commands:")[2]
 
 
-def test_quiet_prints_nothing_and_keeps_the_json(digits: Digits, tmp_path: Path) -> None:
-    quiet = compiled(digits.model, tmp_path / "o", "--quiet")
-    assert (quiet.done(), quiet.err) == ("", "") and (tmp_path / "o" / "manifest.json").exists()
-    asked = compiled(digits.model, tmp_path / "o", "-q", "--json")
-    assert asked.json["status"] == "ok" and asked.err == ""
+def test_quiet_prints_errors_and_excludes_verbose(digits: Digits, tmp_path: Path) -> None:
     compiled(tmp_path / "none.onnx", tmp_path / "p", "-q").refused("E101")
     compiled(digits.model, tmp_path / "o", "-q", "-v").usage()
 
@@ -74,26 +72,46 @@ def test_every_command_that_reports_takes_quiet_verbose_and_json(name: str) -> N
     }
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "targets",
-        "operators --target easynpu",
-        "check {0} --target easynpu",
-        "verify {0} {1}",
-        "run {1} --data {2}",
-        "dump {1}",
-        "explain {1} 3",
-        "report {1} -o {3}/r.html",
-        "diff {1} {1}",
-    ],
-)
-def test_quiet_leaves_the_exit_code_and_the_files(command: str, digits: Digits, tmp_path: Path) -> None:
-    arguments = command.format(digits.model, digits.program, digits.few, tmp_path).split()
-    found = npuc(*arguments, "-q")
-    assert (found.done(), found.err) == ("", "")
-    assert npuc(*arguments, "-q", "--json").json["status"] == "ok"
-    assert npuc(*arguments).done() != "" and len(list(tmp_path.iterdir())) == ("-o" in arguments)
+REPORTING = """
+targets
+operators --target easynpu
+check {model} --target easynpu
+compile {model} --target easynpu --calibration {few} -o {out}
+quantize {model} --target easynpu --calibration {few} -o {out}
+verify {model} {program}
+accuracy {model} {program} --data {few}
+run {program} --data {few}
+dump {program}
+explain {program} 3
+report {program} -o {out}
+trace {program} -o {out}
+export {program} --format bin -o {out}
+rtl {program} --data {few} -o {out}
+assemble {listing} --images {program} -o {out}
+diff {program} {program} -o {out}
+compare {model} --target easynpu
+sweep {model} --target easynpu --grid pe_rows=1 -o {out}
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("command", REPORTING, ids=lambda each: each.split()[0])
+def test_quiet_leaves_the_exit_code_the_files_and_json_that_follows_its_schema(
+    command: str, digits: Digits, tmp_path: Path
+) -> None:
+    (tmp_path / "listing").write_text(npuc("dump", digits.program).done())
+    known = {"model": digits.model, "program": digits.program, "few": digits.few, "listing": tmp_path / "listing"}
+    quiet, asking, loud = (command.format(**known, out=tmp_path / each).split() for each in "abc")
+    found, report = npuc(*quiet, "-q"), npuc(*asking, "-q", "--json")
+    assert (found.done(), found.err, report.err) == ("", "", "") and report.json["status"] == "ok"
+    assert (tmp_path / "a").exists() == (tmp_path / "b").exists() == ("{out}" in command)
+    assert "{out}" not in command or report.json["output"] == str(tmp_path / "b")
+    assert npuc(*loud).done() != ""
+
+
+def test_every_command_that_reports_has_a_schema_and_is_asked() -> None:
+    names = {each.split()[0] for each in REPORTING}
+    assert names == commands.commands.keys() - {"completion"}
+    assert names <= json.loads((ROOT / "docs" / "output-schema.json").read_text("utf-8"))["$defs"].keys()
 
 
 def test_verbose_names_each_stage_with_its_seconds(digits: Digits, tmp_path: Path) -> None:

@@ -115,16 +115,6 @@ def test_the_version_is_the_package_s() -> None:
     assert npuc("--version").done() == f"npuc, version {package.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [(), ("compile",), ("run",), ("verify",), ("dump",), ("assemble",), ("export",), ("check",), ("targets",)],
-)
-def test_help_fits_a_terminal(command: tuple[str, ...]) -> None:
-    text = npuc(*command, "--help").done()
-    assert text.startswith("Usage: npuc") and max(map(len, text.splitlines())) <= 110
-    assert text == npuc(*command, "-h").out
-
-
 def test_targets_say_their_precisions_the_usual_one_first() -> None:
     found = {each["name"]: each["precisions"] for each in npuc("targets", "--json").json["targets"]}
     assert found["nvdla-full"] == ["int8", "int16", "fp16"] and found["nvdla-small"] == ["int8"]
