@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from npuc.conditions.constraints import Support, finite_constants, refused, violation
+from npuc.conditions.constraints import SPLIT, Support, finite_constants, refused, violation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import (
@@ -34,6 +34,7 @@ from npuc.targets.bm1684.network.support import (
     within_extents,
     within_windows,
 )
+from npuc.targets.bm1684.network.support import refusal as refused_in_floats
 
 MOST_WINDOW = 112
 """The most rows and columns of a window verified for pooling and depthwise convolution."""
@@ -187,7 +188,8 @@ def _moves_images(graph: Graph, node: Node) -> bool:
     return node.op in ("Reshape", "Transpose") and batch_stays(graph, node) is not None
 
 
-REMEDY = "another form of the layer, --precision fp32, or the host (leave out --strict)"
+OTHERWISE = "another form of the layer, {}or the host (leave out --strict)"
+REMEDY = OTHERWISE.format("--precision fp32, ")
 
 
 def refusal(graph: Graph, node: Node) -> Problem | None:
@@ -198,4 +200,5 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
     if row is None:
         limit = ", ".join(OPERATORS)
         return refused(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
-    return violation(graph, node, (floats, elements, *row.constraints), REMEDY)
+    remedy = REMEDY if refused_in_floats(graph, node) is None else OTHERWISE.format("")
+    return violation(graph, node, (floats, elements, *row.constraints), remedy, {within_extents: SPLIT})
