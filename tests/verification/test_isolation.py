@@ -96,7 +96,7 @@ def test_a_mean_is_rounded_before_it_is_divided_by_a_deviation_near_0() -> None:
     """A constant 3 less a mean that is an ulp off, over the root of epsilon; another channel has no such room."""
     x = np.full((1, 2, 3, 3), 3, np.float32)
     x[0, 1] = np.arange(9).reshape(3, 3)
-    constants = {"s": np.float32([2, 2]), "b": np.float32([1, 1])}
+    constants = {"s": np.full(2, 2, np.float32), "b": np.ones(2, np.float32)}
     graph = network(x.shape, "y", node("InstanceNormalization", "x s b", "y"), **constants)
     content = float_evidence(graph, graph).contents["reference.onnx"]
     ((_, alone),) = Isolated(content, {"x": x.shape, "y": x.shape}, ["y"], "fp32", confined=False)({"x": x})
