@@ -31,8 +31,9 @@ Rule = Callable[["Lowering", Node], None]
 class Lowering:
     """The state of lowering, while the rules of a graph's nodes run in order."""
 
-    def __init__(self, graph: Graph, machine: Machine) -> None:
-        self.graph, self.machine = graph, machine
+    def __init__(self, graph: Graph, machine: Machine, *, inside: bool = False) -> None:
+        """inside: rows and columns are joined, interleaved and cut in local memory."""
+        self.graph, self.machine, self.inside = graph, machine, inside
         self.steps: list[Step] = []
         self.loads: dict[str, tuple[Load, ...]] = {}
         self.buffers: dict[str, int] = {}

@@ -73,8 +73,8 @@ def _in_words(each: TensorType) -> TensorType:
     return TensorType((ceil_div(images, IMAGES), *others), each.dtype)
 
 
-def lower(words: Graph, quantised: Quantised, machine: Machine) -> Lowered:
-    """The steps of a graph of words."""
+def lower(words: Graph, quantised: Quantised, machine: Machine, *, inside: bool = True) -> Lowered:
+    """The steps of a graph of words. inside: rows and columns are moved in local memory."""
     zeros = quantised.zeros
     return rules.lower(
         words,
@@ -87,6 +87,7 @@ def lower(words: Graph, quantised: Quantised, machine: Machine) -> Lowered:
             SUM: _sum,
             "IntRelu": partial(_relu, zeros),
         },
+        inside=inside,
     )
 
 
@@ -112,8 +113,9 @@ class _Layer:
 
 
 def _pad(lo: Lowering, node: Node) -> None:
-    """Pad by moves: the bytes of a zero are 0, signed or not."""
-    rearrangements.pad_by_moves(lo, node.with_attrs(value=0.0))
+    """Pad: the bytes of a zero are 0, signed or not."""
+    pad = rearrangements.pad if lo.inside else rearrangements.pad_by_moves
+    pad(lo, node.with_attrs(value=0.0))
 
 
 def _conv(zeros: Zeros, lo: Lowering, node: Node) -> None:
