@@ -36,12 +36,12 @@ LOADING = (
 by the smaller of its strides."""
 
 
-def conv2d(groups: int, IC: int, kernel_h: int, kernel_w: int, stride: int) -> int:
-    """Convolution with a bias. stride: the smaller of the two."""
+def conv2d(groups: int, IC: int, kernel_h: int, kernel_w: int, stride: int, limited: bool) -> int:
+    """Convolution with a bias. stride: the smaller of the two; limited: it has an upper limit."""
     channels = -(-IC // CHANNELS)
     row = LOADING[min(channels, len(LOADING)) - 1]
     products = np.float32(channels * kernel_h * kernel_w) * np.float32(row[min(stride, len(row)) - 1])
-    return int(np.float32(groups) * (products + np.float32(10)))
+    return int(np.float32(groups) * (products + np.float32(10 + limited)))
 
 
 def pool2d(groups: int, kernel_h: int, kernel_w: int, stride_w: int, weighted: bool) -> int:

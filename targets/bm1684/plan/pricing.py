@@ -36,7 +36,7 @@ def cycles(call: Call, machine: Machine) -> int:
             return price(groups, args[3], args[4], args[6].w, machine)
         case "fix8b_conv2d":
             groups = _windows(args[4], args[6:8], args[8], args[9], args[10], args[0], args[5], machine)
-            return fix8b.conv2d(groups, args[4].c, args[6], args[7], min(args[9].h, args[9].w))
+            return fix8b.conv2d(groups, args[4].c, args[6], args[7], min(args[9].h, args[9].w), args[14] > 0)
         case "fix8b_depthwise2d":
             return _pool(args[4], args[5:7], args[7], args[8], args[0], machine, weighted=True)
         case "fix8b_max_pool2d":

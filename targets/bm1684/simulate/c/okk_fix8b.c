@@ -223,8 +223,8 @@ void nodechip_conv_forward_local_fix8b(int bottom, int weight, int bias, int top
     okk_divisible("weight", (uint64_t)(unsigned)weight, 4);
     touch(&made);
     convolve(&made);
-    okk_record("groups=%lld IC=%d kernel_h=%d kernel_w=%d stride=%d", okk_groups(&made.out), IC, kh, kw,
-               stride_h < stride_w ? stride_h : stride_w);
+    okk_record("groups=%lld IC=%d kernel_h=%d kernel_w=%d stride=%d limited=%d", okk_groups(&made.out), IC, kh, kw,
+               stride_h < stride_w ? stride_h : stride_w, relu_upper_limit > 0);
 }
 
 /* One output of a window over a channel of one image: the sum of products, or without weights the maximum. */
