@@ -49,6 +49,16 @@ def pool2d(groups: int, kernel_h: int, kernel_w: int, stride_w: int, weighted: b
     return groups * (kernel_h * kernel_w * (stride_w + 1) - 1 + 2 * weighted)
 
 
+def product(groups: int, limited: bool) -> int:
+    """A product. limited: its result has no sign."""
+    return groups * (25 + 3 * limited)
+
+
+def lookup(groups: int, images: int) -> int:
+    """Entries of a table. groups: of one word; images: in all words together."""
+    return groups * (32 * images - 5 * -(-images // IMAGES))
+
+
 def elementwise(groups: int, operands: int, limited: bool) -> int:
     """A sum. limited: it ends with a ReLU, and an operand is signed."""
     return groups * (2 + 4 * operands + 3 * limited)

@@ -17,7 +17,6 @@ from npuc.ops.attributes import (
     COUNT_INCLUDE_PAD,
     GROUP,
     KERNEL_SHAPE,
-    MAX,
     PAD_MODE,
     PERM,
     SIDES,
@@ -25,7 +24,7 @@ from npuc.ops.attributes import (
 )
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.targets.bm1684.network.support import (
     constant_weights,
     elements,
@@ -95,9 +94,17 @@ def two_maps(graph: Graph, node: Node) -> str | None:
     return None if fits else f"the shapes are {[list(each) for each in shapes]}"
 
 
-def limits(_graph: Graph, node: Node) -> str | None:
-    """The lower limit is 0."""
-    return None if is_relu(node) else f"the limits end at {MAX(node)}"
+def product_of_maps(graph: Graph, node: Node) -> str | None:
+    """Two computed maps are multiplied, of one shape or one of them with a single row or column."""
+    shapes, result = [graph.shape(name) for name in node.inputs], graph.shape(node.output)
+    fits = len(result) == 4 and result in shapes and not any(name in graph.constants for name in node.inputs)
+    fits = fits and all(each[:2] == result[:2] and len(each) == 4 for each in shapes)
+    return None if fits else f"the shapes are {[list(each) for each in shapes]}"
+
+
+def one_slope(graph: Graph, node: Node) -> str | None:
+    """There is one slope for all channels."""
+    return None if as_unary(graph, node) is not None else "the slopes differ"
 
 
 def batch_stays(graph: Graph, node: Node) -> str | None:
@@ -142,8 +149,11 @@ OPERATORS: Mapping[str, Support] = {
         "nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows, relu_at_most)
     ),
     "Add": Support("nodechip_eltwise_fix8b_forward_local", (two_maps, within_extents, relu_at_most)),
+    "Mul": Support("nodechip_broadcast_binary_fix8b_forward_local", (product_of_maps, within_extents)),
+    **{op: Support("nodechip_lut_local_v2", (images, within_extents)) for op in TABLE_OPS if op != "Clip"},
+    "PRelu": Support("nodechip_lut_local_v2", (constant_weights, images, within_extents, one_slope)),
     "Relu": Support("nodechip_eltwise_fix8b_forward_local", (images,)),
-    "Clip": Support("nodechip_eltwise_fix8b_forward_local", (images, limits)),
+    "Clip": Support("nodechip_eltwise_fix8b_forward_local, nodechip_lut_local_v2", (images,)),
     "Concat": Support("nothing along channels; GDMA", (computed, batch_stays)),
     **{op: Support("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
     "Interleave": Support("GDMA", (computed, batch_stays)),
