@@ -88,7 +88,8 @@ class _Builder(Builder):
 
     def limits(self, node: Node) -> tuple[int, int] | None:
         """None: an upper limit coincides with saturation or is refused (E205)."""
-        if "Clip" in (ACTIVATION(node), node.op) and self.highest(node) != 127:
+        clips = "Clip" in (ACTIVATION(node), node.op) and as_unary(self.float, node) is None
+        if clips and self.highest(node) != 127:
             raise UnsupportedOperator("E205", "a limit below the largest integer", node=node.name, op=node.op)
 
     def sum(self, node: Node, relu: int) -> IntegerForm:
