@@ -66,7 +66,29 @@ FORMS = {
     "enlarged along rows": (IMAGE, (1, 16, 50, 22), "y = ConvTranspose <strides=[2, 1]> (x, k)"),
 }
 """The shapes of input and result, and the nodes."""
-WEIGHTS = {"w": (16, 12), "b": (12,), "k": (16, 16, 3, 3), "d": (16, 1, 1, 5)}
+MAPS = {
+    "Sigmoid": "y = Sigmoid(c)",
+    "Tanh": "y = Tanh(c)",
+    "HardSwish": "y = HardSwish(c)",
+    "HardSigmoid": "y = HardSigmoid(c)",
+    "LeakyRelu": "y = LeakyRelu <alpha=0.2> (c)",
+    "PRelu": "y = PRelu(c, slopes)",
+    "Swish": "s = Sigmoid(c)\n y = Mul(c, s)",
+    "Gelu": "e = Div(c, root)\n f = Erf(e)\n g = Add(f, one_)\n h = Mul(c, g)\n y = Mul(h, half)",
+    "a square": "y = Mul(c, c)",
+    "limits on both sides": "y = Clip(c, low, high)",
+    "a gate of channels": "p = GlobalAveragePool(c)\n v = Conv(p, q)\n s = HardSigmoid(v)\n y = Mul(c, s)",
+    "a gate of columns": "p = ReduceMean <keepdims=1> (c, rows)\n s = Sigmoid(p)\n y = Mul(s, c)",
+    "a product of positive maps": "r = Relu(c)\n s = Sigmoid(c)\n y = Mul(r, s)",
+}
+"""Of a convolution's result c: functions of one element, and products."""
+FORMS |= {
+    f"{name} of {n}": ((n, 16, 7, 6), (n, 16, 7, 6), f"c = Conv <pads=[1, 1, 1, 1]> (x, k)\n {nodes}")
+    for n in (1, 5)
+    for name, nodes in MAPS.items()
+}
+WEIGHTS = {"w": (16, 12), "b": (12,), "k": (16, 16, 3, 3), "d": (16, 1, 1, 5), "q": (16, 16, 1, 1)}
+WEIGHTS["slopes"] = (16, 1, 1)
 
 
 def _weighted(text: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
@@ -84,6 +106,7 @@ def _form(form: str) -> tuple[onnx.ModelProto, Array]:
         f'<ir_version: 8, opset_import: ["": 18]> g (float{list(shape)} x) => (float{list(result)} y) '
         "<int64[4] heads = {4, 6, 3, 4}, float half = {0.35}, "
         "int64[3] joined = {1, 36, 12}, int64[3] tokens = {2, 20, 16}, int64 second = {1}, "
+        "float root = {1.4142135}, float one_ = {1}, float low = {-0.7}, float high = {1.1}, int64[1] rows = {2}, "
         f"int64[6] one = {{0, 0, 0, 1, 0, 0}}, int64[8] sides = {{0, 0, 1, 2, 0, 0, 3, 1}}> {{ {nodes} }}",
         WEIGHTS,
     )

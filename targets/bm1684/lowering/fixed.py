@@ -326,7 +326,11 @@ def _lookup(quantised: Quantised, tables: _Tables, lo: Lowering, node: Node) -> 
     """The entries of a table; the first such node has all tables loaded."""
     number = tables.numbers[node.output]
     if node.output == next(iter(tables.numbers)):
-        lo.emit(call("gdma_fix8b_tables", System(WEIGHTS, lo.weights.image(tables.words.view("<f4"))), len(tables.words)))
+        lo.emit(
+            call(
+                "gdma_fix8b_tables", System(WEIGHTS, lo.weights.image(tables.words.view("<f4"))), len(tables.words)
+            )
+        )
 
     def looked_up(out: Tensor, operands: Sequence[Tensor], work: Tensor, images: int) -> Call:
         return call("bdc_fix8b_lookup", out.at, operands[0].at, work.at, out.shape, number, images)

@@ -18,6 +18,7 @@ from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batch_to_channels import POOLS, batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
+from npuc.passes.expansion.expand_prelu import expand_prelu
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
@@ -138,6 +139,7 @@ FIXED: tuple[Pass, ...] = (
     rows_to_pixels,
     gathers_to_slices,
     batch_norm_to_conv,
+    expand_prelu,
     conv_transpose_to_phases,
     split_average_borders,
     fuse_again,

@@ -87,7 +87,8 @@ def _signed(graph: Graph, nodes: Sequence[Node], class_of: Mapping[str, str]) ->
 
 def _may_be_negative(node: Node, class_of: Mapping[str, str], signed: Collection[str]) -> bool:
     """Whether a node's result may have negative elements, given the classes that may."""
-    if ACTIVATION(node) in ("Relu", "Clip") or node.op in NEVER_NEGATIVE:
+    square = node.op == "Mul" and len({*node.inputs}) == 1
+    if ACTIVATION(node) in ("Relu", "Clip") or node.op in NEVER_NEGATIVE or square:
         return False
     if node.op in SAME:
         return False  # as its operands, which are of the same class
