@@ -128,7 +128,7 @@ def test_words_of_four_images_and_back(images: int, dtype: str) -> None:
 
 
 def network(images: int, seed: int = 0) -> onnx.ModelProto:
-    """Convolutions of three kinds, a sum, pools, a fully connected layer, a Softmax."""
+    """Convolutions of three kinds, a sum, pools, a table, a product, a fully connected layer, a Softmax."""
     net = NetworkBuilder("mixed", seed)
     x = net.input((images, 3, 12, 10))
     x = net.relu(net.conv(x, 70, 3, pads=(1, 1, 1, 1)))
@@ -136,7 +136,8 @@ def network(images: int, seed: int = 0) -> onnx.ModelProto:
     y = net.conv(y, 70, 1)
     x = net.relu(net.add(x, y))
     x = net.pool("MaxPool", x, 3, stride=2, pads=(1, 1, 1, 1))
-    x = net.conv(x, 20, 3, stride=2)
+    gate = net.node("Sigmoid", [x], net.shapes[x])
+    x = net.conv(net.node("Mul", [x, gate], net.shapes[x]), 20, 3, stride=2)
     y = net.gemm(net.flatten(net.global_average_pool(x)), 5)
     return net.finish(y, net.node("Softmax", [y], net.shapes[y], axis=-1))
 
