@@ -20,9 +20,10 @@ from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.windows import Window, window_of
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.bm1684.lowering import rearrangements, rules
+from npuc.targets.bm1684.lowering import first_convs, rearrangements, rules
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
-from npuc.targets.bm1684.lowering.conv_calls import Image, block_diagonal, block_rows, in_rows, padding
+from npuc.targets.bm1684.lowering.conv_calls import Form, Image, block_diagonal, block_rows, in_rows, padding
+from npuc.targets.bm1684.lowering.convolutions import single_rows, streams
 from npuc.targets.bm1684.lowering.kernel import Call, Pair, System, call
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
@@ -164,9 +165,14 @@ def _pad(lo: Lowering, node: Node) -> None:
 
 def _conv(quantised: Quantised, lo: Lowering, node: Node) -> None:
     """IntConv: dense or depthwise."""
-    x = lo.local(node.inputs[0])
-    layer = _layer(quantised, lo, node, x.shape.c)
+    layer = _layer(quantised, lo, node, lo.graph.shape(node.inputs[0])[1])
     shape = Dim4(*lo.graph.shape(node.output))
+    if not layer.depthwise and streams(lo, node):
+        out = lo.output(node.output, shape)
+        _stream(lo, node, layer, out)
+        lo.define(node.output, out)
+        return
+    x = lo.local(node.inputs[0])
     out = lo.output(node.output, shape, x.at.npu if layer.depthwise else None)
     room = lo.room(x, out)
     size = layer.rows.shape[1]
@@ -183,6 +189,22 @@ def _conv(quantised: Quantised, lo: Lowering, node: Node) -> None:
             ]
             _piece(lo, layer.channels(first, behind), targets, rows)
     lo.define(node.output, out)
+
+
+def _stream(lo: Lowering, node: Node, layer: _Layer, out: Tensor) -> None:
+    """A dense convolution of a network input, strip by strip; all strips use the same weights."""
+    form = Form(layer.window, lo.graph.constants[node.inputs[1]], None, False)
+    images: list[Image] = []
+    ranges = list(single_rows(out, lo.machine.npus))
+    for part, x, strip in first_convs.strips(lo, node, form, out):
+        streamed = replace(layer, window=part.window, rows=_dense_rows(part.weights))
+        pieces = [streamed.channels(*each) for each in ranges]
+        targets = [strip.channels(*each, lo.machine) for each in ranges]
+        if not images:
+            pairs = zip(pieces, targets, strict=True)
+            images = [_weight_image(lo, piece, target.at.npu, 1) for piece, target in pairs]
+        for piece, image, target in zip(pieces, images, targets, strict=True):
+            lo.emit(_call(piece, image, x, target, layer.images))
 
 
 def _wraps(tensor: Tensor, machine: Machine) -> bool:
