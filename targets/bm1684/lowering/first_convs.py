@@ -53,10 +53,10 @@ class Spread:
             window.strides,
             (window.begins[0], 0),
             (window.ends[0], 0),
-            (window.dilations[0], copies),
+            (window.dilations[0], window.dilations[1] * copies),
         )
         weights = weights.reshape(outputs, copies * inputs, height, left)
-        columns = (out.w - 1) * window.strides[1] + (left - 1) * copies + 1
+        columns = (out.w - 1) * window.strides[1] + (left - 1) * spread.dilations[1] + 1
         return cls(replace(form, window=spread, weights=weights), copies, columns, window.begins[1])
 
     def cost(self, image: Dim4, out: Dim4, machine: Machine) -> tuple[int, int]:
@@ -68,25 +68,24 @@ class Spread:
         return max(computed, loaded), min(computed, loaded)
 
 
-def strips(lo: Lowering, node: Node, form: Form, out: Tensor) -> Iterator[tuple[Form, Tensor, Tensor]]:
-    """The convolution, the image and the part of the result of every strip of rows."""
+def strips(lo: Lowering, node: Node, form: Form, out: Dim4) -> Iterator[tuple[Form, Tensor, int, int]]:
+    """The convolution, the image, and the first row and rows of the result of every strip. out: the result."""
     view = lo.view(node.inputs[0])
     ways: list[tuple[tuple[int, int], int, Spread]] = []
-    for by, copies in product(folds(form, view), range(1, form.window.kernel[1] + 1)):
-        made = Spread.of(fold(form, by), copies if form.window.dilations[1] == 1 else 1, out.shape)
+    most = form.window.kernel[1] if form.window.dilations[1] == 1 else 1
+    for by, copies in product(folds(form, view), range(1, most + 1)):
+        made = Spread.of(fold(form, by), copies, out)
         if made.form.weights.shape[1] <= MOST_CHANNELS or (by, copies) == (1, 1):
-            ways.append((made.cost(Dim4(*folded_view(view, by).shape), out.shape, lo.machine), by, made))
+            ways.append((made.cost(Dim4(*folded_view(view, by).shape), out, lo.machine), by, made))
     _, by, spread = min(ways, key=lambda way: (way[0], way[1], way[2].copies))
     view = folded_view(view, by)
-    rows = strip_rows(out.shape, min(STRIPS, max(1, ELEMENT * prod(view.shape) // STRIP_BYTES)))
-    for first in range(0, out.shape.h, rows):
-        count, window = min(rows, out.shape.h - first), spread.form.window
+    rows = strip_rows(out, min(STRIPS, max(1, ELEMENT * prod(view.shape) // STRIP_BYTES)))
+    for first in range(0, out.h, rows):
+        count, window = min(rows, out.h - first), spread.form.window
         low = first * window.strides[0] - window.begins[0]
         start, behind = max(low, 0), min(low + (count - 1) * window.strides[0] + window.reach[0], view.shape[2])
         x = _loaded(lo, node, spread, known(view.sliced(2, start, behind - start)))
-        part = replace(spread.form, window=replace(window, begins=(start - low, 0)))
-        at = out.at.shifted(ELEMENT * first * out.shape.w)
-        yield part, x, Tensor(out.shape._replace(h=count), at)
+        yield replace(spread.form, window=replace(window, begins=(start - low, 0))), x, first, count
 
 
 def _loaded(lo: Lowering, node: Node, spread: Spread, view: View) -> Tensor:

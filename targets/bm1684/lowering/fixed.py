@@ -196,15 +196,20 @@ def _stream(lo: Lowering, node: Node, layer: _Layer, out: Tensor) -> None:
     form = Form(layer.window, lo.graph.constants[node.inputs[1]], None, False)
     images: list[Image] = []
     ranges = list(single_rows(out, lo.machine.npus))
-    for part, x, strip in first_convs.strips(lo, node, form, out):
+    for part, x, first, count in first_convs.strips(lo, node, form, out.shape):
         streamed = replace(layer, window=part.window, rows=_dense_rows(part.weights))
         pieces = [streamed.channels(*each) for each in ranges]
-        targets = [strip.channels(*each, lo.machine) for each in ranges]
+        targets = [_rows(out.channels(*each, lo.machine), first, count) for each in ranges]
         if not images:
             pairs = zip(pieces, targets, strict=True)
             images = [_weight_image(lo, piece, target.at.npu, 1) for piece, target in pairs]
         for piece, image, target in zip(pieces, images, targets, strict=True):
             lo.emit(_call(piece, image, x, target, layer.images))
+
+
+def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    """Rows of a tensor of one block row."""
+    return Tensor(tensor.shape._replace(h=count), tensor.at.shifted(ELEMENT * first * tensor.shape.w))
 
 
 def _wraps(tensor: Tensor, machine: Machine) -> bool:
