@@ -38,6 +38,7 @@ FORMS = {
     ),
     "padded windows": ((4, 6, 16), (5, 6, 12), ROWS + "y = Pad(r, one)"),
     "chosen windows": ((3, 4, 6, 16), (4, 6, 12), "g = Gather <axis=0> (x, second)\n y = MatMul(g, w)"),
+    "columns of windows": ((2, 6, 16, 4), (2, 6, 12, 4), "y = MatMul(turned, x)"),
     "rows of images": (
         (2, 16, 5, 4),
         (2, 20, 12),
@@ -101,6 +102,7 @@ FORMS |= {
     form: ((n, 3, 90, 91), (n, *rest), f"y = Conv <{attributes}> (x, {weights})")
     for form, (attributes, weights, (n, *rest)) in PICTURES.items()
 }
+WEIGHTS["turned"] = (12, 16)
 WEIGHTS["slopes"] = (16, 1, 1)
 
 

@@ -14,6 +14,7 @@ from math import prod
 
 import numpy as np
 
+from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU
@@ -78,6 +79,8 @@ def _in_words(each: TensorType) -> TensorType:
 def lower(words: Graph, quantised: Quantised, machine: Machine, *, inside: bool = True) -> Lowered:
     """The steps of a graph of words. inside: rows and columns are moved in local memory."""
     tables = _Tables.of(words, quantised.zeros)
+    if tables.words.nbytes > machine.l2_bytes:
+        raise DoesNotFit("E302", f"{len(tables.words)} tables", limit=f"{machine.l2_bytes} bytes of L2 memory")
     return rules.lower(
         words,
         machine,
@@ -167,7 +170,7 @@ def _conv(quantised: Quantised, lo: Lowering, node: Node) -> None:
     """IntConv: dense or depthwise."""
     layer = _layer(quantised, lo, node, lo.graph.shape(node.inputs[0])[1])
     shape = Dim4(*lo.graph.shape(node.output))
-    if not layer.depthwise and streams(lo, node):
+    if not layer.depthwise and streams(lo, node) and lo.view(node.inputs[0]).sliced(3, 0, 1) is not None:
         out = lo.output(node.output, shape)
         _stream(lo, node, layer, out)
         lo.define(node.output, out)
