@@ -83,27 +83,38 @@ MAPS = {
     "a product of positive maps": "r = Relu(c)\n s = Sigmoid(c)\n y = Mul(r, s)",
 }
 """Of a convolution's result c: functions of one element, and products."""
-FORMS |= {
-    f"{name} of {n}": ((n, 16, 7, 6), (n, 16, 7, 6), f"c = Conv <pads=[1, 1, 1, 1]> (x, k)\n {nodes}")
-    for n in (1, 5)
-    for name, nodes in MAPS.items()
+FORMS.update(
+    {
+        f"{name} of {n}": ((n, 16, 7, 6), (n, 16, 7, 6), f"c = Conv <pads=[1, 1, 1, 1]> (x, k)\n {nodes}")
+        for n in (1, 5)
+        for name, nodes in MAPS.items()
+    }
+)
+WEIGHTS: dict[str, tuple[int, ...]] = {
+    "w": (16, 12),
+    "b": (12,),
+    "k": (16, 16, 3, 3),
+    "d": (16, 1, 1, 5),
+    "q": (16, 16, 1, 1),
+    "seven": (70, 3, 7, 7),
+    "three": (10, 3, 3, 3),
+    "turned": (12, 16),
+    "slopes": (16, 1, 1),
 }
-WEIGHTS = {"w": (16, 12), "b": (12,), "k": (16, 16, 3, 3), "d": (16, 1, 1, 5), "q": (16, 16, 1, 1)}
-WEIGHTS |= {"r": (70, 3, 7, 7), "t": (10, 3, 3, 3)}
 PICTURES = {
-    "a wide window of a picture": ("strides=[2, 2], pads=[3, 3, 3, 2]", "r", (1, 70, 45, 45)),
-    "unequal strides": ("strides=[3, 2], pads=[0, 6, 1, 5]", "r", (4, 70, 29, 48)),
-    "a window beyond the picture": ("pads=[6, 6, 6, 6]", "r", (1, 70, 96, 97)),
-    "a small window": ("pads=[1, 0, 0, 1]", "t", (3, 10, 89, 90)),
-    "every other column": ("pads=[2, 2, 2, 2], dilations=[2, 2]", "t", (1, 10, 90, 91)),
+    "a wide window of a picture": ("strides=[2, 2], pads=[3, 3, 3, 2]", "seven", (1, 70, 45, 45)),
+    "unequal strides": ("strides=[3, 2], pads=[0, 6, 1, 5]", "seven", (4, 70, 29, 48)),
+    "a window beyond the picture": ("pads=[6, 6, 6, 6]", "seven", (1, 70, 96, 97)),
+    "a small window": ("pads=[1, 0, 0, 1]", "three", (3, 10, 89, 90)),
+    "every other column": ("pads=[2, 2, 2, 2], dilations=[2, 2]", "three", (1, 10, 90, 91)),
 }
 """Convolutions of a picture of 90 x 91: attributes, weights, and the result's shape."""
-FORMS |= {
-    form: ((n, 3, 90, 91), (n, *rest), f"y = Conv <{attributes}> (x, {weights})")
-    for form, (attributes, weights, (n, *rest)) in PICTURES.items()
-}
-WEIGHTS["turned"] = (12, 16)
-WEIGHTS["slopes"] = (16, 1, 1)
+FORMS.update(
+    {
+        form: ((n, 3, 90, 91), (n, *rest), f"y = Conv <{attributes}> (x, {weights})")
+        for form, (attributes, weights, (n, *rest)) in PICTURES.items()
+    }
+)
 
 
 def _weighted(text: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:

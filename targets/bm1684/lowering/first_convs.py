@@ -63,7 +63,9 @@ class Spread:
         """The cycles of the busier engine, then of the other one."""
         window, channels = self.form.window, self.form.weights.shape[1]
         groups = ceil_div(out.c, machine.npus) * ceil_div(out.h * out.w, machine.lanes)
-        computed = fix8b_timing.conv2d(groups, channels, *window.kernel, min(window.strides), limited=False)
+        computed = fix8b_timing.conv2d(
+            groups, channels, window.kernel[0], window.kernel[1], min(window.strides), False
+        )
         loaded = int(ELEMENT * channels * image.h * self.columns / machine.dram_bytes_per_cycle)
         return max(computed, loaded), min(computed, loaded)
 

@@ -305,7 +305,7 @@ def _max_pool(quantised: Quantised, lo: Lowering, node: Node) -> None:
         window = (*w.kernel, pads, Pair(*w.strides))
         return call("bdc_fix8b_max_pool2d", target.at, source.at, source.shape, *window, signed, images)
 
-    lo.emit(*(pooled(*pair, images) for pair, images in words))
+    lo.emit(*(pooled(pair[0], pair[1], images) for pair, images in words))
     lo.define(node.output, out)
 
 
