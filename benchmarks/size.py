@@ -33,7 +33,7 @@ CEILINGS = {
     "models": 1_100,
     "npuc": 38_400,
     "passes": 6_330,
-    "targets/bm1684": 9_960,
+    "targets/bm1684": 10_080,
     "targets/easynpu": 16_930,
     "targets/nvdla": 20_850,
     "tests": 63_760,
