@@ -58,7 +58,7 @@ class Bm1684(Target):
     has_integer_network = True
 
     def left_whole(self, op: str, x: TensorType | None, options: Options) -> Problem | None:
-        """Recurrent networks in int8: there is no sigmoid of 8 bits."""
+        """Recurrent networks in int8: their steps are slices of the first axis."""
         del x
         return ALTERNATING if op in RECURRENT and options.precision == "int8" else None
 

@@ -165,8 +165,8 @@ OPERATORS: Mapping[str, Support] = {
 }
 """Operators in 8 bits."""
 HOST: Mapping[str, str] = {
-    "Softmax": "there is no exponential of 8 bits",
-    "LogSoftmax": "there is no exponential of 8 bits",
+    "Softmax": "its sum of exponentials exceeds 8 bits",
+    "LogSoftmax": "its sum of exponentials exceeds 8 bits",
     "ArgMax": "the machine has no index arithmetic",
 }
 """Operators that the host computes at the end of the network, with the reasons."""
