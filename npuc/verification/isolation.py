@@ -75,6 +75,7 @@ class Isolated:
         written = {name for node in model.graph.node for name in node.output}
         self.names = sorted(written.intersection(shown) - _integers(model))
         self.axes = {node.output[0]: _axis(node) for node in model.graph.node if node.op_type == "Softmax"}
+        self.norms = {each.output[0]: each for each in model.graph.node if each.op_type == "InstanceNormalization"}
         self.unit, self.largest = UNITS[precision], LARGEST.get(precision, np.inf)
         self.smallest = SMALLEST.get(precision, 0.0)
         cut, inner = without_weights(_cut(model, shapes, set(self.names)))
@@ -91,7 +92,7 @@ class Isolated:
             exact = self._values(names, known, magnitudes=False)
             sizes = cache(partial(self._values, names, known, magnitudes=True))
             for name in names:
-                yield name, self._alone(name, exact[name], sizes)
+                yield name, self._alone(name, exact[name], sizes, known)
 
     def _groups(self) -> Iterator[list[str]]:
         """The layers in one group; of a large network, in groups of one layer or at most LARGE weight bytes."""
@@ -124,20 +125,39 @@ class Isolated:
             feeds = {name: np.asarray(np.abs(values)) for name, values in feeds.items()}
         return values_of(run, names, feeds)
 
-    def _alone(self, name: str, exact: Array, sizes: Callable[[], Mapping[str, Array]]) -> Alone:
+    def _scale(self, node: Any, rank: int) -> Array:
+        """The magnitudes of an InstanceNormalization's factors: (C, 1, ..)."""
+        given = {each.name: each for each in self.cut.graph.initializer}
+        name = node.input[1]
+        values = self.weights[name] if name in self.weights else array_of(given[name], None)
+        return np.abs(values).reshape(-1, *(1,) * (rank - 2))
+
+    def _alone(
+        self, name: str, exact: Array, sizes: Callable[[], Mapping[str, Array]], known: Mapping[str, Array]
+    ) -> Alone:
         """For results that are not sums, the largest value determines the permitted error.
 
         Softmax divides by a sum of positive terms, each of whose roundings may go the same way in any order.
+        InstanceNormalization divides the rounding of a mean by the deviation, which may be near 0.
         """
         terms = exact.shape[self.axes[name]] if name in self.axes else 0
         largest = float(np.abs(exact).max(initial=0, where=np.isfinite(exact)))
 
         def room() -> Array:
             magnitudes = np.maximum(np.abs(sizes()[name]).astype(np.float64), self.smallest)
+            if name in self.norms and (x := known.get(self.norms[name].input[0].removesuffix(CUT))) is not None:
+                magnitudes = magnitudes + _of_mean(self.norms[name], x) * self._scale(self.norms[name], x.ndim)
             permitted = self.unit * (ROUNDINGS * (magnitudes + largest) + terms * np.abs(exact))
             return np.where(magnitudes < self.largest, permitted, np.inf)
 
         return Alone(exact, ROUNDINGS * self.unit * largest, room)
+
+
+def _of_mean(node: Any, x: Array) -> Array:
+    """The magnitude of a channel's mean in deviations: (N, C, 1, ..)."""
+    wide, axes = x.astype(np.float64), tuple(range(2, x.ndim))
+    epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)
+    return np.abs(wide).max(axes, keepdims=True) / np.sqrt(wide.var(axes, keepdims=True) + epsilon)
 
 
 def _axis(node: Any) -> int:

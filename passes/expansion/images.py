@@ -28,6 +28,19 @@ class ImageLimits:
     """The most rows or columns of an image whose shape can be chosen."""
     pixels: int
     """The most pixels of the map made from a long vector: the kernel of a fully connected layer covers it."""
+    batches: bool = False
+    """Whether a tensor's first axis is a batch of images, and stays."""
+
+    def image_of(self, shape: Sequence[int]) -> Shape:
+        """The image of a tensor with elements: the shape itself if it is one.
+
+        >>> ImageLimits(16, 256, 256, 64, batches=True).image_of((2, 7))
+        (2, 7, 1, 1)
+        """
+        if is_image(shape) or (self.batches and len(shape) == 4):
+            return tuple(shape)
+        images = shape[0] if self.batches else 1
+        return images, *self.image_shape(prod(shape) // images)[1:]
 
     def image_shape(self, elements: int) -> Shape:
         """The (1, C, H, W) of this many elements with the fewest idle lanes; among these, the most pixels.

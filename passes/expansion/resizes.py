@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from itertools import product
 
 import numpy as np
 
@@ -116,18 +114,10 @@ def interpolation_to_convs(graph: Graph) -> Graph:
     the kernels shift their taps, and make a phase end where the output ends. A Resize stays if it repeats all
     elements equally often, has another ratio, or has taps whose weights differ at the border.
     """
-    return rewrite(graph, partial(_interpolated, blocks=False))
+    return rewrite(graph, _interpolated)
 
 
-def interpolation_to_blocks(graph: Graph) -> Graph:
-    """The same with Concat -> DepthToSpace (DCR) in place of Interleave, where that is possible.
-
-    Rows and columns then have equally many phases, and the output ends with the last of them.
-    """
-    return rewrite(graph, partial(_interpolated, blocks=True))
-
-
-def _interpolated(rewriter: Rewriter, node: Node, *, blocks: bool) -> bool:
+def _interpolated(rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0]) if node.op == "Resize" else ()
     if len(shape) != 4 or shape[:2] != SIZES(node)[:2] or 0 in shape or not only_float(rewriter, node.inputs[0]):
         return False
@@ -135,9 +125,6 @@ def _interpolated(rewriter: Rewriter, node: Node, *, blocks: bool) -> bool:
         return False
     rows, columns = (_axis(node, shape[axis], SIZES(node)[axis], SCALES(node)[axis]) for axis in (2, 3))
     if rows is None or columns is None or len(rows.kernels) * len(columns.kernels) > MOST_PHASES:
-        return False
-    block = len(rows.kernels)
-    if blocks and (block != len(columns.kernels) or any(size % block for size in SIZES(node)[2:])):
         return False
     x, made = node.inputs[0], list[Node]()
     for number, axis in ((2, rows), (3, columns)):
@@ -148,13 +135,7 @@ def _interpolated(rewriter: Rewriter, node: Node, *, blocks: bool) -> bool:
     def conv(row: Array, column: Array, output: str) -> Node:
         return _conv(rewriter, node, x, np.multiply.outer(row, column), strides, output)
 
-    if blocks and block > 1:
-        convs = [
-            conv(*each, rewriter.fresh(f"{node.output}/phase")) for each in product(rows.kernels, columns.kernels)
-        ]
-        made += [*convs, *interleaved(rewriter, node, [each.output for each in convs], block)]
-    else:
-        made += phased(rewriter, node, rows.kernels, columns.kernels, conv)
+    made += phased(rewriter, node, rows.kernels, columns.kernels, conv)
     rewriter.replace(node, *made)
     return True
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from npuc.frozen import frozen
 from npuc.ir import Graph, Node
-from npuc.passes.expansion.images import ImageLimits, carried, is_image
+from npuc.passes.expansion.images import ImageLimits, carried
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import given_steps
@@ -71,9 +71,9 @@ def with_rescaled(graph: Graph, limits: ImageLimits, operands: Mapping[Node, Col
 def _rescaled(limits: ImageLimits, rewriter: Rewriter, node: Node, x: str, y: str) -> list[Node]:
     """The Rescale before a node from x to y, on an image."""
     shape, size = rewriter.shape(x), rewriter.types[x].size
-    if is_image(shape) or not size:
+    if not size or limits.image_of(shape) == shape:
         return [Node("Rescale", (x,), (y,), {}, f"{node.name}/{y}", node.sources)]
-    image, before = carried(rewriter, x, range(len(shape)), limits.image_shape(size), node.sources)
+    image, before = carried(rewriter, x, range(len(shape)), limits.image_of(shape), node.sources)
     rescaled = rewriter.fresh(f"{y}/image")
     back = Node("Reshape", (rescaled,), (y,), {"shape": shape}, y, node.sources)
     return [*before, Node("Rescale", (image,), (rescaled,), {}, f"{node.name}/{y}", node.sources), back]

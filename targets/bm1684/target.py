@@ -38,6 +38,7 @@ from npuc.view import Heading, MemoryAnnotation, Timeline
 if TYPE_CHECKING:
     from npuc.host.step import HostStep
     from npuc.quantize.improvement.search import Network, Trial
+    from npuc.quantize.network.construction import Quantised
 
 
 FIRMWARE_HEADER = "okk_fix8b.h"
@@ -57,7 +58,7 @@ class Bm1684(Target):
     has_integer_network = True
 
     def left_whole(self, op: str, x: TensorType | None, options: Options) -> Problem | None:
-        """Recurrent networks in int8: there is no sigmoid of 8 bits."""
+        """Recurrent networks in int8: their steps are slices of the first axis."""
         del x
         return ALTERNATING if op in RECURRENT and options.precision == "int8" else None
 
@@ -107,8 +108,7 @@ class Bm1684(Target):
         quantised = network.quantised
         options.begin("planning and writing the kernel")
         parts = fixed.parts(quantised.graph)
-        lowered = fixed.lower(parts.words, quantised, machine)
-        kernel = planner.plan(lowered, machine)
+        lowered, kernel = _fixed_plan(parts.words, quantised, machine)
 
         def dtype(name: str) -> str:
             producers = quantised.graph.producers
@@ -264,6 +264,18 @@ def _fitted(graph: Graph, machine: Machine) -> Plan:
             raise
     lowered = rules.lower(sliced, machine)
     return sliced, lowered, planner.plan(lowered, machine)
+
+
+def _fixed_plan(words: Graph, quantised: Quantised, machine: Machine) -> tuple[Lowered, Kernel]:
+    """The plan of an int8 graph: its rows and columns move in local memory or, if that is too small, outside."""
+    from npuc.targets.bm1684.lowering import fixed
+
+    try:
+        lowered = fixed.lower(words, quantised, machine)
+        return lowered, planner.plan(lowered, machine)
+    except DoesNotFit:
+        lowered = fixed.lower(words, quantised, machine, inside=False)
+        return lowered, planner.plan(lowered, machine)
 
 
 def _listed(call: Instruction) -> dict[str, Any]:

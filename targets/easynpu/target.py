@@ -47,8 +47,8 @@ class EasyNpu(Target):
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The passes of every program; documented words need two more, as they lack slopes and kept psums."""
+        from npuc.passes.expansion.expand_prelu import expand_prelu
         from npuc.passes.expansion.split_average_pool import SplitAveragePool
-        from npuc.targets.easynpu.network.expand_prelu import expand_prelu
         from npuc.targets.easynpu.network.passes import passes
 
         found = passes(machines.load(options.machine))

@@ -51,7 +51,7 @@ def shifted(sums: Array, bits: int, least: int, most: int) -> Array:
 def case(seed: int) -> Case:
     """One of the layers with random operands over the whole range of their types, in a parallel region or not."""
     rng = np.random.default_rng(seed)
-    layer = (_conv, _depthwise, _max, _sum)[seed % 4]
+    layer = (_conv, _depthwise, _max, _sum, _product, _lookup)[seed % 6]
     groups, channels = int(rng.integers(1, 3)), int(rng.choice([1, 3, 4, 5, 20, 70]))
     shape = (groups, channels, int(rng.integers(5, 12)), int(rng.integers(5, 12)))
     memory = rng.integers(0, 256, SIZE).astype(np.uint8)
@@ -59,20 +59,29 @@ def case(seed: int) -> Case:
     npu = int(rng.choice([0, 0, 5, 60]))
     npu = npu if groups == 1 else 0  # of more than four images, those behind them
     call, result, expected = layer(rng, memory, shape, npu)
-    start = npu * NPU
+    other = call.split()[6] if "product" in call else _dims(shape)
+    memory[BYTES : BYTES + 4 * TABLE_SIZE].view("<i4")[:] = TABLE
+    start, beside = npu * NPU, bool(seed // 6 % 3)
     lines = [
         f"gdma_32bit_cpy_S2L @{start + X} $0+0 {_dims(shape)} - -",
-        f"gdma_32bit_cpy_S2L @{start + OTHER} $0+{AT // 2} {_dims(shape)} - -",
+        f"gdma_32bit_cpy_S2L @{start + OTHER} $0+{AT // 2} {other} - -",
+        f"gdma_fix8b_tables $0+{BYTES - 4 * TABLE_SIZE} 2",
+        f"gdma_32bit_cpy_S2L @{start + OUT} $0+{FILL} {_dims(result)} - -",
         *(f"gdma_32bit_cpy_S2L @{at} $0+{where} (1,64,1,{ROW}) - {ROWS}" for at, where in TABLES),
-        *(("parallel_start", f"gdma_32bit_cpy_S2L @{7 * 65536} $0+0 (1,1,1,64) - -") if seed % 3 else ()),
+        *(("parallel_start", f"gdma_32bit_cpy_S2L @{7 * 65536} $0+0 (1,1,1,64) - -") if beside else ()),
         call,
-        *(("parallel_end",) if seed % 3 else ()),
+        *(("parallel_end",) if beside else ()),
         f"gdma_32bit_cpy_L2S $0+{AT} @{start + OUT} {_dims(result)} - -",
         "layer 0",
     ]
     return Case("".join(f"{line}\n" for line in lines).encode(), memory, expected)
 
 
+TABLE_SIZE, BYTES = 256, AT - 2048
+"""Entries of a table; where the second of two lies in system memory."""
+FILL = 65536
+"""What the result's words are before the call: of absent images, some calls leave it."""
+TABLE = np.random.default_rng(0).permutation(np.arange(-64, 192))
 ROWS = f"({64 * ROW},{ROW},{ROW},1)"
 TABLES = ((WEIGHTS, 4096), (BIAS, 8192))
 ADDRESSES = np.array([SYSTEM_START], "<u8").tobytes()
@@ -142,8 +151,19 @@ def _depthwise(rng: np.random.Generator, memory: Array, shape: tuple[int, ...], 
     result = (*shape[:2], *sums.shape[2:])
     at = npu * NPU
     places = f"@{at + OUT} @{at + X} @{at + WEIGHTS} @{at + BIAS}"
-    call = f"bdc_fix8b_depthwise2d {places} {_dims(shape)} {text} {shift} {int(signed)} {int(relu)}"
-    return call, result, _words(found, result)
+    images = 4 * shape[0] - int(rng.integers(4))
+    call = f"bdc_fix8b_depthwise2d {places} {_dims(shape)} {text} {shift} {int(signed)} {int(relu)} {images}"
+    return call, result, _only(images, _words(found, result), _filled(memory, result))
+
+
+def _filled(memory: Array, result: tuple[int, ...]) -> Array:
+    return memory[FILL : FILL + 4 * int(np.prod(result))].reshape(*result, 4)
+
+
+def _only(images: int, words: Array, others: Array) -> Array:
+    """The bytes of so many images, and others in the last word."""
+    words[-1, ..., (images - 1) % 4 + 1 :] = others[-1, ..., (images - 1) % 4 + 1 :]
+    return words
 
 
 def _max(rng: np.random.Generator, memory: Array, shape: tuple[int, ...], npu: int) -> Made:
@@ -152,8 +172,29 @@ def _max(rng: np.random.Generator, memory: Array, shape: tuple[int, ...], npu: i
     x = _images(memory, X, shape, signed)
     found = windows(x, kernel, stride, pads, -128 if signed else 0).max(0)
     result = (*shape[:2], *found.shape[2:])
-    call = f"bdc_fix8b_max_pool2d @{npu * NPU + OUT} @{npu * NPU + X} {_dims(shape)} {text} {int(signed)}"
-    return call, result, _words(found, result)
+    images = 4 * shape[0] - int(rng.integers(4))
+    call = f"bdc_fix8b_max_pool2d @{npu * NPU + OUT} @{npu * NPU + X} {_dims(shape)} {text} {int(signed)} {images}"
+    return call, result, _only(images, _words(found, result), _filled(memory, result))
+
+
+def _product(rng: np.random.Generator, memory: Array, shape: tuple[int, ...], npu: int) -> Made:
+    signs, relu = [bool(each) for each in rng.integers(0, 2, 2)], bool(rng.integers(2))
+    factor, shift = int(rng.integers(128)), int(rng.integers(32))
+    other = (*shape[:2], *(int(rng.choice([1, extent])) for extent in shape[2:]))
+    a, b = _images(memory, X, shape, signs[0]), _images(memory, AT // 2, other, signs[1])
+    product = a.astype(np.int64) * b * factor
+    found = shifted(product, shift, 0, 255) if relu else shifted(product, shift, -128, 127)
+    places = " ".join(f"@{npu * NPU + each}" for each in (OUT, X, OTHER, WORK))
+    numbers = f"{factor} {shift} {int(signs[0])} {int(signs[1])} {int(relu)}"
+    return f"bdc_fix8b_product {places} {_dims(shape)} {_dims(other)} {numbers}", shape, _words(found, shape)
+
+
+def _lookup(rng: np.random.Generator, memory: Array, shape: tuple[int, ...], npu: int) -> Made:
+    images = 4 * shape[0] - int(rng.integers(4))
+    found = _words(TABLE[_images(memory, X, shape, signed=False)], shape)
+    places = " ".join(f"@{npu * NPU + each}" for each in (OUT, X, WORK))
+    call = f"bdc_fix8b_lookup {places} {_dims(shape)} 1 {images}"
+    return call, shape, _only(images, found, np.zeros_like(found))
 
 
 def _sum(rng: np.random.Generator, memory: Array, shape: tuple[int, ...], npu: int) -> Made:

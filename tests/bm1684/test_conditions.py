@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
+from npuc import api
+from npuc.account import account_of
 from npuc.interpreter import run
 from npuc.ir import Graph
 from npuc.onnx_files.export import to_onnx
@@ -253,3 +256,24 @@ def test_padding_alone_is_left_where_all_of_a_map_is_cut_away(end: int, tmp_path
     )
     samples = samples_of(graph, 2)["x"]
     assert check_compile(graph, [{"x": each} for each in samples], Case("bm1684", "fp32"), tmp_path) == "ok"
+
+
+@pytest.mark.parametrize(("columns", "floats"), [(3000, False), (40, True)])
+def test_int8_sends_to_fp32_only_what_fp32_runs(columns: int, floats: bool) -> None:
+    op = node("Max", "x x", "y") if floats else node("Conv", "x w", "y")
+    graph = network((1, 1, 4, columns), "y", op, w=(1, 1, 1, 1))
+    both = [target("bm1684").problems(graph, Options(precision=each, strict=True)) for each in ("int8", "fp32")]
+    assert both[0] and bool(both[1]) != floats
+    assert ("fp32" in str(both[0][0].help)) == floats
+
+
+def test_what_the_host_runs_whole_is_proved_on_the_users_samples(tmp_path: Path) -> None:
+    """Maps beyond local memory, of 32 channels, behind one that is calibrated."""
+    need_compiler()
+    nodes = [RELU, node("Concat", "x a", "c", axis=1), node("Conv", "c w", "b", pads=(1, 1, 1, 1))]
+    graph = network((1, 32, 512, 512), "y", *nodes, node("Relu", "b", "y"), w=(1, 64, 3, 3))
+    path = tmp_path / "m.onnx"
+    onnx.save(to_onnx(graph), path)
+    values = np.random.default_rng(0).normal(0.2, 1, (1, 1, 32, 512, 512)).astype(np.float32)
+    found = api.compile(path, "bm1684", calibration={"x": values}, options=Options(precision="int8"))
+    assert {each.place for each in account_of(found.program.manifest)} == {"host"}

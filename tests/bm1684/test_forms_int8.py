@@ -38,6 +38,7 @@ FORMS = {
     ),
     "padded windows": ((4, 6, 16), (5, 6, 12), ROWS + "y = Pad(r, one)"),
     "chosen windows": ((3, 4, 6, 16), (4, 6, 12), "g = Gather <axis=0> (x, second)\n y = MatMul(g, w)"),
+    "columns of windows": ((2, 6, 16, 4), (2, 6, 12, 4), "y = MatMul(turned, x)"),
     "rows of images": (
         (2, 16, 5, 4),
         (2, 20, 12),
@@ -66,7 +67,54 @@ FORMS = {
     "enlarged along rows": (IMAGE, (1, 16, 50, 22), "y = ConvTranspose <strides=[2, 1]> (x, k)"),
 }
 """The shapes of input and result, and the nodes."""
-WEIGHTS = {"w": (16, 12), "b": (12,), "k": (16, 16, 3, 3), "d": (16, 1, 1, 5)}
+MAPS = {
+    "Sigmoid": "y = Sigmoid(c)",
+    "Tanh": "y = Tanh(c)",
+    "HardSwish": "y = HardSwish(c)",
+    "HardSigmoid": "y = HardSigmoid(c)",
+    "LeakyRelu": "y = LeakyRelu <alpha=0.2> (c)",
+    "PRelu": "y = PRelu(c, slopes)",
+    "Swish": "s = Sigmoid(c)\n y = Mul(c, s)",
+    "Gelu": "e = Div(c, root)\n f = Erf(e)\n g = Add(f, one_)\n h = Mul(c, g)\n y = Mul(h, half)",
+    "a square": "y = Mul(c, c)",
+    "limits on both sides": "y = Clip(c, low, high)",
+    "a gate of channels": "p = GlobalAveragePool(c)\n v = Conv(p, q)\n s = HardSigmoid(v)\n y = Mul(c, s)",
+    "a gate of columns": "p = ReduceMean <keepdims=1> (c, rows)\n s = Sigmoid(p)\n y = Mul(s, c)",
+    "a product of positive maps": "r = Relu(c)\n s = Sigmoid(c)\n y = Mul(r, s)",
+}
+"""Of a convolution's result c: functions of one element, and products."""
+FORMS.update(
+    {
+        f"{name} of {n}": ((n, 16, 7, 6), (n, 16, 7, 6), f"c = Conv <pads=[1, 1, 1, 1]> (x, k)\n {nodes}")
+        for n in (1, 5)
+        for name, nodes in MAPS.items()
+    }
+)
+WEIGHTS: dict[str, tuple[int, ...]] = {
+    "w": (16, 12),
+    "b": (12,),
+    "k": (16, 16, 3, 3),
+    "d": (16, 1, 1, 5),
+    "q": (16, 16, 1, 1),
+    "seven": (70, 3, 7, 7),
+    "three": (10, 3, 3, 3),
+    "turned": (12, 16),
+    "slopes": (16, 1, 1),
+}
+PICTURES = {
+    "a wide window of a picture": ("strides=[2, 2], pads=[3, 3, 3, 2]", "seven", (1, 70, 45, 45)),
+    "unequal strides": ("strides=[3, 2], pads=[0, 6, 1, 5]", "seven", (4, 70, 29, 48)),
+    "a window beyond the picture": ("pads=[6, 6, 6, 6]", "seven", (1, 70, 96, 97)),
+    "a small window": ("pads=[1, 0, 0, 1]", "three", (3, 10, 89, 90)),
+    "every other column": ("pads=[2, 2, 2, 2], dilations=[2, 2]", "three", (1, 10, 90, 91)),
+}
+"""Convolutions of a picture of 90 x 91: attributes, weights, and the result's shape."""
+FORMS.update(
+    {
+        form: ((n, 3, 90, 91), (n, *rest), f"y = Conv <{attributes}> (x, {weights})")
+        for form, (attributes, weights, (n, *rest)) in PICTURES.items()
+    }
+)
 
 
 def _weighted(text: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
@@ -84,6 +132,7 @@ def _form(form: str) -> tuple[onnx.ModelProto, Array]:
         f'<ir_version: 8, opset_import: ["": 18]> g (float{list(shape)} x) => (float{list(result)} y) '
         "<int64[4] heads = {4, 6, 3, 4}, float half = {0.35}, "
         "int64[3] joined = {1, 36, 12}, int64[3] tokens = {2, 20, 16}, int64 second = {1}, "
+        "float root = {1.4142135}, float one_ = {1}, float low = {-0.7}, float high = {1.1}, int64[1] rows = {2}, "
         f"int64[6] one = {{0, 0, 0, 1, 0, 0}}, int64[8] sides = {{0, 0, 1, 2, 0, 0, 3, 1}}> {{ {nodes} }}",
         WEIGHTS,
     )

@@ -42,7 +42,7 @@ def carried_out(case: fix8b.Case, folder: Path) -> tuple[Array, int]:
     return np.fromfile(image, np.uint8), cycles
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(18))
 def test_layers_give_the_integers_of_their_description(seed: int, tmp_path: Path) -> None:
     need_compiler()
     case = fix8b.case(seed)
@@ -51,7 +51,7 @@ def test_layers_give_the_integers_of_their_description(seed: int, tmp_path: Path
     np.testing.assert_array_equal(part.reshape(case.expected.shape), case.expected)
 
 
-@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize("seed", range(102, 120))
 def test_layers_give_the_vendors_values_and_cycles(seed: int, tmp_path: Path) -> None:
     libraries = vendor_libraries()
     case = fix8b.case(seed)
@@ -60,7 +60,7 @@ def test_layers_give_the_vendors_values_and_cycles(seed: int, tmp_path: Path) ->
     case.memory.tofile(image)
     theirs = running.carry_out(case.table, fix8b.ADDRESSES, image, libraries)
     assert (np.fromfile(image, np.uint8) == found).all()
-    assert abs(cycles - theirs) <= 6  # each of six moves agrees within one cycle
+    assert abs(cycles - theirs) <= 8  # each of eight moves agrees within one cycle
 
 
 def test_halves_are_rounded_up_and_results_saturate_by_hand(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_halves_are_rounded_up_and_results_saturate_by_hand(tmp_path: Path) -> N
         ("bdc_fix8b_rescale @65536 @0 @131072 (1,1,1,1) 1 16 1 0", "shift is 16"),
         ("bdc_fix8b_rescale @65536 @0 @131072 (1,1,1,1) 1 1 0 0", "no operand has a sign"),
         ("bdc_fix8b_rescale @0 @0 @131072 (1,1,1,1) 1 1 1 0", "shares"),
-        ("bdc_fix8b_max_pool2d @65536 @0 (1,1,1,1) 1 1 [1,0,0,0] <1,1> 1", "padding alone"),
+        ("bdc_fix8b_max_pool2d @65536 @0 (1,1,1,1) 1 1 [1,0,0,0] <1,1> 1 4", "padding alone"),
         ("bdc_fix8b_rescale @33095680 @33030144 @33161216 (2,2,1,1) 1 1 1 0", "wrap once more"),
-        ("bdc_fix8b_max_pool2d @589824 @0 (1,1,1,1) 1 1 [0,0,0,0] <1,1> 1", "NPU"),
+        ("bdc_fix8b_max_pool2d @589824 @0 (1,1,1,1) 1 1 [0,0,0,0] <1,1> 1 4", "NPU"),
     ],
 )
 def test_what_was_not_seen_on_the_vendors_model_is_refused(line: str, reason: str, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_words_of_four_images_and_back(images: int, dtype: str) -> None:
 
 
 def network(images: int, seed: int = 0) -> onnx.ModelProto:
-    """Convolutions of three kinds, a sum, pools, a fully connected layer, a Softmax."""
+    """Convolutions of three kinds, a sum, pools, a table, a product, a fully connected layer, a Softmax."""
     net = NetworkBuilder("mixed", seed)
     x = net.input((images, 3, 12, 10))
     x = net.relu(net.conv(x, 70, 3, pads=(1, 1, 1, 1)))
@@ -136,7 +136,8 @@ def network(images: int, seed: int = 0) -> onnx.ModelProto:
     y = net.conv(y, 70, 1)
     x = net.relu(net.add(x, y))
     x = net.pool("MaxPool", x, 3, stride=2, pads=(1, 1, 1, 1))
-    x = net.conv(x, 20, 3, stride=2)
+    gate = net.node("Sigmoid", [x], net.shapes[x])
+    x = net.conv(net.node("Mul", [x, gate], net.shapes[x]), 20, 3, stride=2)
     y = net.gemm(net.flatten(net.global_average_pool(x)), 5)
     return net.finish(y, net.node("Softmax", [y], net.shapes[y], axis=-1))
 
@@ -169,7 +170,7 @@ def test_weights_of_layers_of_a_batch_are_improved(level: str) -> None:
     assert np.square(error).sum() < 1e-3 * np.square(wanted).sum()
 
 
-def test_four_images_take_as_long_as_one(tmp_path: Path) -> None:
+def test_four_images_take_little_longer_than_one(tmp_path: Path) -> None:
     need_compiler()
     cycles = list[int]()
     for images in (1, 4):
@@ -189,7 +190,7 @@ def test_four_images_take_as_long_as_one(tmp_path: Path) -> None:
             "--json",
         )
         cycles.append(npuc(*command, "-o", tmp_path / f"{images}.npu").json["cycles"])
-    assert cycles[0] == cycles[1]
+    assert cycles[0] < cycles[1] < 1.5 * cycles[0]
 
 
 def test_the_exported_c_computes_what_the_table_does(tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ CONV = node("Conv", "x w", "a")
 GIVEN: dict[str, tuple[tuple[Node, ...], str]] = {
     "steps from 0 on": ((CONV, _rounded("a", "y", 0, "uint8")), "ok"),
     "steps as far each way": ((CONV, _rounded("a", "y", 0)), "ok"),
-    "a zero point that no integer of the chip is": ((CONV, _rounded("a", "y", -127)), HOSTED),
+    "a zero point that no integer of the chip is": ((CONV, _rounded("a", "y", -127)), "ok"),
     "a zero point of which nothing is lost": (
         (node("Conv", "x w", "r", activation="Relu"), _rounded("r", "y", -128)),
         "ok",
@@ -271,16 +272,16 @@ def test_what_a_model_says_of_its_steps_holds_or_is_left_to_the_host(given: str,
 
 
 def test_channels_between_parts_of_the_host_have_scales_of_their_own(tmp_path: Path) -> None:
-    """A depthwise convolution between two Sigmoids, with weights of 0.01 to 1: 44 dB, which were 39."""
+    """A depthwise convolution between functions of the host, with weights of 0.01 to 1: 40 dB, else 34."""
     need_compiler()
     sizes = np.geomspace(0.01, 1, 6).astype(np.float32)
     w = np.random.default_rng(0).standard_normal((6, 1, 3, 3)).astype(np.float32) * sizes[:, None, None, None]
     graph = networks.network(
         (1, 6, 5, 5),
         "y",
-        node("Sigmoid", "x", "s"),
+        node("Ceil", "x", "s"),
         node("Conv", "s w", "c", group=6, pads=(1, 1, 1, 1)),
-        node("Sigmoid", "c", "y"),
+        node("Floor", "c", "y"),
         w=w,
     )
     values = np.random.default_rng(1).standard_normal((24, 1, 6, 5, 5)).astype(np.float32)
@@ -291,7 +292,7 @@ def test_channels_between_parts_of_the_host_have_scales_of_their_own(tmp_path: P
     report = npuc("verify", model, out, "--data", samples, "--json").json
     assert report["bit_exact"]
     conv = next(each for each in report["layers"] if each["op"] == "IntConv")
-    assert conv["entire"]["sqnr_db"] > 42
+    assert conv["entire"]["sqnr_db"] > 38
     manifest = json.loads((out / "npu" / "part_0" / "manifest.json").read_text())
     assert [each["op"] for each in manifest["steps"] if each["op"] == "Mul"] == ["Mul", "Mul"]
     assert manifest["report"]["host_steps"] == []  # conversions, like the rounding beside them

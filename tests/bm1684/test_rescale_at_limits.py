@@ -52,3 +52,15 @@ def test_a_graph_output_before_a_limit_reaches_beyond_it(tmp_path: Path) -> None
     graph = network((1, 4, 4, 4), "z c", TWICE, node("Clip", "z", "c", min=0.0, max=0.25), k=np.float32(2))
     report = verified(graph, Case("bm1684", "int8"), tmp_path)
     assert report["bit_exact"] and min(each["sqnr_db"] for each in report["outputs"]) > 25
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4, 4), (2, 16, 4), (2, 64)])
+def test_rescaled_images_of_a_batch_stay_apart(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """The convolution makes the first axis a batch."""
+    need_compiler()
+    weights = np.eye(4, dtype=np.float32)[..., None, None] * 4
+    ends = (node("Clip", "v/flat", "c", min=0.0, max=0.25), node("Concat", "c x/flat", "y", axis=1))
+    nodes = (node("Conv", "x w", "v"), *(node("Reshape", a, f"{a}/flat", shape=shape) for a in "vx"))
+    graph = network((2, 4, 4, 4), "y", *nodes, *ends, w=weights)
+    report = verified(graph, Case("bm1684", "int8"), tmp_path)
+    assert report["bit_exact"] and report["outputs"][0]["sqnr_db"] > 25

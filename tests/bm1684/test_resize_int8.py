@@ -46,3 +46,17 @@ def test_interpolation_is_as_onnxruntimes(scale: tuple[float, float], mode: str)
 def test_factors_with_many_phases_run_on_the_host() -> None:
     program = npuc.compile(_model((11 / 6, 13 / 8), "linear"), "bm1684", calibration="synthetic", precision="int8")
     assert [each["place"] for each in program.report["partitions"]] == ["npu", "host", "npu"]
+
+
+def test_maps_too_large_to_be_interleaved_in_local_memory_go_through_the_systems() -> None:
+    """Of 512 KiB, the result takes 452, and its even and odd columns before that as much."""
+    model = parse(
+        "g (float[1,3,170,170] x) => (float[1,3,85,85] y) <float[4] s = {1, 1, 2, 2}> "
+        '{ b = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">'
+        "(x, , s)\n"
+        " y = MaxPool<kernel_shape = [4, 4], strides = [4, 4]>(b) }"
+    )
+    x = np.random.default_rng(1).standard_normal((2, 1, 3, 170, 170)).astype(np.float32)
+    program = npuc.compile(model, "bm1684", precision="int8", calibration=x)
+    assert [each["place"] for each in program.report["partitions"]] == ["npu"]
+    assert program.report["proof"]["bit_exact"] and program.report["gdma_cycles"] > 50_000

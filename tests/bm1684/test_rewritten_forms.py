@@ -144,22 +144,23 @@ def test_the_network_runs_without_the_host(precision: str, text: str, shapes: Sh
     assert found["bit_exact"] is (True if precision == "int8" else None)
 
 
-def test_a_convolution_runs_without_the_limits_that_no_8_bit_layer_has(tmp_path: Path) -> None:
+def test_limits_on_both_sides_are_a_table_behind_a_convolution(tmp_path: Path) -> None:
     text = (
         "g (float[1,4,6,6] x) => (float[1,4,6,6] y) <float low = {-1}, float high = {1}>"
         "{a = Conv (x, w) b = Clip (a, low, high) y = Conv (b, w)}"
     )
     program = _compiled(parse(text, w=(4, 4, 1, 1)), "int8", tmp_path)
-    assert places(program) == [("npu", ("Conv",)), ("host", ("Clip",)), ("npu", ("Conv",))]
+    assert places(program) == [("npu", ("Conv", "Clip", "Conv"))]
+    assert checked(program, tmp_path)["bit_exact"] is True
 
 
 def test_products_run_beside_a_function_that_the_host_computes(tmp_path: Path) -> None:
     text = (
         "g (float[1,6,16] x) => (float[1,6,16] y)"
-        "{a = MatMul (x, w) b = Sigmoid (a) c = Mul (a, b) d = Relu (c) y = MatMul (d, w)}"
+        "{a = MatMul (x, w) b = Ceil (a) c = Mul (a, b) d = Relu (c) y = MatMul (d, w)}"
     )
     program = _compiled(parse(text, w=(16, 16)), "int8", tmp_path)
-    assert places(program) == [("npu", ("MatMul",)), ("host", ("Sigmoid", "Mul", "Relu")), ("npu", ("MatMul",))]
+    assert places(program) == [("npu", ("MatMul",)), ("host", ("Ceil", "Mul")), ("npu", ("Relu", "MatMul"))]
     assert program.manifest["report"]["npu_macs_share"] == 1.0
 
 

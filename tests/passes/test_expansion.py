@@ -12,10 +12,10 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.passes.expansion.batch_to_channels import batch_to_channels
 from npuc.passes.expansion.expand_powers import expand_powers
+from npuc.passes.expansion.expand_prelu import expand_prelu
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.reference import graph_session
-from npuc.targets.easynpu.network.expand_prelu import expand_prelu
 from npuc.targets.easynpu.network.passes import expand_groups, subtract_by_adding
 from tests.passes.networks import IMAGES, assert_same_meaning, becomes, network, node, operators, sources
 

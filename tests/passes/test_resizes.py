@@ -19,7 +19,6 @@ from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.resizes import (
     MOST_PHASES,
-    interpolation_to_blocks,
     interpolation_to_convs,
     resize_to_copies,
 )
@@ -249,27 +248,6 @@ def test_a_scale_that_gives_no_whole_size_counts_as_it_is(scale: float) -> None:
 ], ids=["channels", "many phases", "a long stride", "81", "1", "repeated", "excluding", "rank 3"])  # fmt: skip
 def test_other_resizes_stay(before: Graph) -> None:
     assert interpolation_to_convs(before) is before
-
-
-@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
-@pytest.mark.parametrize("coordinates", ["half_pixel", "asymmetric"])
-@pytest.mark.parametrize("ratio", [0.25, 0.5, 1.5, 2.0, 2.5, 3.0])
-def test_blocks_are_what_onnxruntime_computes(ratio: float, coordinates: str, mode: str) -> None:
-    before = resize((1, 3, 8, 12), (1.0, 1.0, ratio, ratio), coordinates, mode=mode)
-    after = interpolation_to_blocks(before)
-    if after is before:
-        assert mode == "nearest" and ratio in (2.0, 3.0), "copies"
-        return
-    assert {node.op for node in after.nodes} <= {"Slice", "Concat", "Conv", "DepthToSpace"}
-    x = np.random.default_rng(0).normal(0.5, 2, before.shape("x")).astype(np.float32)
-    (wanted,) = graph_session(before, ["y"]).run(None, {"x": x})
-    np.testing.assert_allclose(run(after, {"x": x})["y"], wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("size", [(16, 9), (16, 6), (12, 7), (13, 9)])
-def test_other_ratios_of_rows_than_of_columns_and_broken_blocks_stay(size: tuple[int, int]) -> None:
-    before = resize((1, 3, 8, 6), (1.0, 1.0, size[0] / 8, size[1] / 6), "half_pixel")
-    assert interpolation_to_blocks(before) is before
 
 
 def resized(shape: tuple[int, ...], scales: tuple[float, ...], **attrs: str) -> Graph:

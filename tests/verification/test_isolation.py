@@ -90,3 +90,17 @@ def test_a_network_that_gives_only_integers_has_no_layer_to_judge() -> None:
     content = float_evidence(graph, graph).contents["reference.onnx"]
     shapes = dict.fromkeys(("x", "y"), (1, SIZE))
     assert dict(Isolated(content, shapes, ["y"], "fp32", confined=False)({"x": KNOWN["x"]})) == {}
+
+
+def test_a_mean_is_rounded_before_it_is_divided_by_a_deviation_near_0() -> None:
+    """A constant 3 less a mean that is an ulp off, over the root of epsilon; another channel has no such room."""
+    x = np.full((1, 2, 3, 3), 3, np.float32)
+    x[0, 1] = np.arange(9).reshape(3, 3)
+    constants = {"s": np.full(2, 2, np.float32), "b": np.ones(2, np.float32)}
+    graph = network(x.shape, "y", node("InstanceNormalization", "x s b", "y"), **constants)
+    content = float_evidence(graph, graph).contents["reference.onnx"]
+    ((_, alone),) = Isolated(content, {"x": x.shape, "y": x.shape}, ["y"], "fp32", confined=False)({"x": x})
+    off = alone.exact + np.float32(2 * (np.spacing(np.float32(3)) / np.sqrt(1e-5)))
+    assert np.abs(off - alone.exact).max() > 32 * 2.0**-24 * 10
+    assert alone.wrong(off)[0].any(axis=(1, 2)).tolist() == [False, True]
+    assert alone.wrong(alone.exact + np.float32(0.03)).all()

@@ -31,8 +31,9 @@ Rule = Callable[["Lowering", Node], None]
 class Lowering:
     """The state of lowering, while the rules of a graph's nodes run in order."""
 
-    def __init__(self, graph: Graph, machine: Machine) -> None:
-        self.graph, self.machine = graph, machine
+    def __init__(self, graph: Graph, machine: Machine, *, inside: bool = False) -> None:
+        """inside: rows and columns are joined, interleaved and cut in local memory."""
+        self.graph, self.machine, self.inside = graph, machine, inside
         self.steps: list[Step] = []
         self.loads: dict[str, tuple[Load, ...]] = {}
         self.buffers: dict[str, int] = {}
@@ -100,15 +101,18 @@ class Lowering:
         self.fill(tensor, View.continuous(WEIGHTS, self.weights.image(values) // ELEMENT, shape))
         return tensor
 
-    def fill(self, tensor: Tensor, view: View) -> None:
-        """Has a tensor loaded before it is read, from a view of weights or an input (present from the start)."""
+    def fill(self, tensor: Tensor, view: View, given: Dim4 | None = None) -> None:
+        """Has a tensor loaded before it is read, from a view of weights or an input (present from the start).
+
+        given: the strides of a part of a larger tensor, of one image.
+        """
         stride, count = tensor.stride(self.machine).n, tensor.shape.n
         count = count if len(view.axes[0]) == 1 else 1
 
         @cache
         def loads(first: int, last: int) -> tuple[Call, ...]:
             if count == 1:
-                return moves.loads(tensor, view, self.machine)
+                return moves.loads(tensor, view, self.machine, given)
             part = Tensor(tensor.shape._replace(n=last - first), tensor.at.shifted(ELEMENT * stride * first))
             return moves.loads(part, known(view.sliced(0, first, last - first)), self.machine)
 

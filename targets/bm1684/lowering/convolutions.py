@@ -65,9 +65,9 @@ def stream(lo: Lowering, node: Node) -> None:
     channels = _cheapest_channels(form, image.c, lo)
     more = np.zeros((len(form.weights), channels - image.c, *form.weights.shape[2:]), np.float32)
     form = replace(form, weights=np.concatenate([form.weights, more], axis=1))
-    pieces = [(form.channels(a, b), out.channels(a, b, lo.machine)) for a, b in _single_rows(out, lo.machine.npus)]
+    pieces = [(form.channels(a, b), out.channels(a, b, lo.machine)) for a, b in single_rows(out, lo.machine.npus)]
     images = [weight_image(lo, taps(part.weights), part.bias, target.at.npu, 1) for part, target in pieces]
-    rows = _strip_rows(out.shape, min(STRIPS, max(1, ELEMENT * prod(image) // STRIP_BYTES)))
+    rows = strip_rows(out.shape, min(STRIPS, max(1, ELEMENT * prod(image) // STRIP_BYTES)))
     for first in range(0, out.shape.h, rows):
         count = min(rows, out.shape.h - first)
         x, window = _strip(lo, view, image._replace(c=channels), form.window, first, count)
@@ -84,31 +84,42 @@ def _folded(lo: Lowering, form: Form, view: View) -> tuple[Form, View]:
     Row f * q + p of channel c becomes row q of channel p * C + c, likewise in the kernel. Windows of 7 rows with
     stride 2 on three channels become windows of 4 rows on six channels: 84 products instead of 98.
     """
-    window, rows = form.window, view.shape[2]
-    ways = [each for each in range(1, window.strides[0] + 1) if window.strides[0] % each == rows % each == 0]
-    if window.dilations[0] > 1 or len(view.axes[2]) > 1:
-        ways = [1]
-    forms = {each: _fold(form, each) for each in ways}
+    ways = folds(form, view)
+    forms = {each: fold(form, each) for each in ways}
 
     def cost(each: int) -> tuple[int, int]:
         folded = forms[each]
         return _cost(folded, _cheapest_channels(folded, folded.weights.shape[1], lo), lo), each
 
     best = min(ways, key=cost)
-    if best == 1:
-        return form, view
+    return forms[best], folded_view(view, best)
+
+
+def folds(form: Form, view: View) -> list[int]:
+    """How many rows of the image may become one: 1, and more that its stride and its rows are multiples of."""
+    stride, rows = form.window.strides[0], view.shape[2]
+    if form.window.dilations[0] > 1 or len(view.axes[2]) > 1:
+        return [1]
+    return [each for each in range(1, stride + 1) if stride % each == rows % each == 0]
+
+
+def folded_view(view: View, by: int) -> View:
+    """The image with every `by` rows turned into channels of one row."""
+    if by == 1:
+        return view
     batch, channels, ((extent, step),), columns = view.axes
-    axes = (batch, ((best, step), *channels), ((extent // best, step * best),), columns)
-    return forms[best], replace(view, axes=axes)
+    return replace(view, axes=(batch, ((by, step), *channels), ((extent // by, step * by),), columns))
 
 
-def _fold(form: Form, by: int) -> Form:
+def fold(form: Form, by: int) -> Form:
     """The convolution of an image with every `by` rows turned into channels of one row."""
+    if by == 1:
+        return form
     window, (outputs, inputs, height, width) = form.window, form.weights.shape
     begin = ceil_div(window.begins[0], by)
     above = begin * by - window.begins[0]
     kernel = ceil_div(above + height, by)
-    weights = np.zeros((outputs, inputs, kernel * by, width), np.float32)
+    weights = np.zeros((outputs, inputs, kernel * by, width), form.weights.dtype)
     weights[:, :, above : above + height] = form.weights
     weights = weights.reshape(outputs, inputs, kernel, by, width).transpose(0, 3, 1, 2, 4)
     begins, ends = (begin, window.begins[1]), (ceil_div(window.ends[0], by), window.ends[1])
@@ -128,7 +139,7 @@ def _cheapest_channels(form: Form, channels: int, lo: Lowering) -> int:
     return min(range(channels, max(channels, 4) + 1), key=lambda count: (_cost(form, count, lo), count))
 
 
-def _single_rows(out: Tensor, npus: int) -> Iterator[tuple[int, int]]:
+def single_rows(out: Tensor, npus: int) -> Iterator[tuple[int, int]]:
     """The output channels [first, behind) of every block row."""
     first = 0
     while first < out.shape.c:
@@ -137,7 +148,7 @@ def _single_rows(out: Tensor, npus: int) -> Iterator[tuple[int, int]]:
         first = behind
 
 
-def _strip_rows(out: Dim4, strips: int) -> int:
+def strip_rows(out: Dim4, strips: int) -> int:
     """The output rows per strip, so that strips start at multiples of 128 bytes."""
     step = 32 // gcd(32, out.w)
     return ceil_div(ceil_div(out.h, strips), step) * step

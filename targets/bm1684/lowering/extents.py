@@ -21,6 +21,7 @@ MOST = Dim4(65_535, 4095, 2047, 2047)
 OTHERS = (
     *("conv2d", "depthwise2d", "max_pool2d", "avg_pool2d", "matmul"),
     *("fix8b_conv2d", "fix8b_depthwise2d", "fix8b_max_pool2d", "fix8b_sum", "fix8b_rescale"),
+    *("fix8b_product", "fix8b_lookup"),
 )
 """BDC calls that are not elementwise."""
 PER_CHANNEL = {"bdc_bias": 1, "bdc_scale": 1, "bdc_scale_bias": 2}

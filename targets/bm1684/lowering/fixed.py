@@ -10,29 +10,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 import numpy as np
 
+from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU
 from npuc.ops.movement import MOVEMENT
 from npuc.ops.windows import Window, window_of
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.bm1684.lowering import rearrangements, rules
-from npuc.targets.bm1684.lowering.context import Lowering
-from npuc.targets.bm1684.lowering.conv_calls import Image, block_diagonal, block_rows, in_rows, padding
-from npuc.targets.bm1684.lowering.kernel import Call, Pair, call
+from npuc.targets.bm1684.lowering import first_convs, rearrangements, rules
+from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
+from npuc.targets.bm1684.lowering.conv_calls import Form, Image, block_diagonal, block_rows, in_rows, padding
+from npuc.targets.bm1684.lowering.convolutions import single_rows, streams
+from npuc.targets.bm1684.lowering.kernel import Call, Pair, System, call
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.quantisation.layers import chip_bias
-from npuc.targets.bm1684.quantisation.operators import FACTORS, SHIFTS, SUM, UNSIGNED, ZEROS
+from npuc.targets.bm1684.quantisation.operators import FACTORS, LOOKUP, PRODUCT, SHIFTS, SUM, UNSIGNED, ZEROS
 
 IMAGES = 4
 """Images in a word."""
-LAYERS = ("IntConv", "IntRelu", "MaxPool", "Pad", SUM)
+LAYERS = ("IntConv", "IntRelu", "MaxPool", "Pad", SUM, PRODUCT, LOOKUP)
 """Operators with 8-bit calls."""
 
 
@@ -73,24 +76,69 @@ def _in_words(each: TensorType) -> TensorType:
     return TensorType((ceil_div(images, IMAGES), *others), each.dtype)
 
 
-def lower(words: Graph, quantised: Quantised, machine: Machine) -> Lowered:
-    """The steps of a graph of words."""
-    zeros = quantised.zeros
+def lower(words: Graph, quantised: Quantised, machine: Machine, *, inside: bool = True) -> Lowered:
+    """The steps of a graph of words. inside: rows and columns are moved in local memory."""
+    tables = _Tables.of(words, quantised.zeros)
+    if tables.words.nbytes > machine.l2_bytes:
+        raise DoesNotFit("E302", f"{len(tables.words)} tables", limit=f"{machine.l2_bytes} bytes of L2 memory")
     return rules.lower(
         words,
         machine,
         {
             **rules.RULES,
-            "IntConv": partial(_conv, zeros),
-            "MaxPool": partial(_max_pool, zeros),
+            "IntConv": partial(_conv, quantised),
+            "MaxPool": partial(_max_pool, quantised),
             "Pad": _pad,
             SUM: _sum,
-            "IntRelu": partial(_relu, zeros),
+            PRODUCT: _product,
+            LOOKUP: partial(_lookup, quantised, tables),
+            "IntRelu": partial(_relu, quantised.zeros),
         },
+        inside=inside,
     )
 
 
 Zeros = Mapping[str, int]
+TABLE = 256
+"""Entries of a table."""
+
+
+@frozen
+class _Tables:
+    """The tables of a graph, (count, 256) words in the order of the bytes, and the number of each node's."""
+
+    words: Array
+    numbers: Mapping[str, int]
+
+    @classmethod
+    def of(cls, graph: Graph, zeros: Zeros) -> _Tables:
+        found, numbers = dict[bytes, int](), dict[str, int]()
+        for node in graph.nodes:
+            if node.op == LOOKUP:
+                table = _in_bytes(graph.constants[node.inputs[1]], *_ends(zeros, node))
+                numbers[node.output] = found.setdefault(table.tobytes(), len(found))
+        return cls(np.frombuffer(b"".join(found), "<i4").reshape(-1, TABLE), numbers)
+
+
+def _in_bytes(table: Array, x_zero: int, y_zero: int) -> Array:
+    """A table (256,) int8 from -128 on as the chip's bytes index it, and with its bytes as results."""
+    entries = table.astype("<i4") - (y_zero if y_zero == UNSIGNED else 0)
+    return entries if x_zero == UNSIGNED else np.roll(entries, TABLE // 2)
+
+
+def _ends(zeros: Zeros, node: Node) -> tuple[int, int]:
+    """The zero points of a node's first input and of its result."""
+    return zeros.get(node.inputs[0], 0), zeros.get(node.output, 0)
+
+
+def _images(quantised: Quantised, node: Node) -> int:
+    return quantised.graph.shape(node.output)[0]
+
+
+def _words(tensors: Sequence[Tensor], images: int, machine: Machine) -> Iterator[tuple[list[Tensor], int]]:
+    """Each word of four images of some tensors, and how many it has."""
+    for n in range(tensors[0].shape.n):
+        yield [each.image(n, machine) for each in tensors], min(IMAGES, images - IMAGES * n)
 
 
 @frozen
@@ -105,6 +153,7 @@ class _Layer:
     in_signed: bool
     relu: bool
     upper: int
+    images: int
 
     def channels(self, first: int, last: int) -> _Layer:
         """The layer restricted to output channels [first, last)."""
@@ -112,30 +161,58 @@ class _Layer:
 
 
 def _pad(lo: Lowering, node: Node) -> None:
-    """Pad by moves: the bytes of a zero are 0, signed or not."""
-    rearrangements.pad_by_moves(lo, node.with_attrs(value=0.0))
+    """Pad: the bytes of a zero are 0, signed or not."""
+    pad = rearrangements.pad if lo.inside else rearrangements.pad_by_moves
+    pad(lo, node.with_attrs(value=0.0))
 
 
-def _conv(zeros: Zeros, lo: Lowering, node: Node) -> None:
+def _conv(quantised: Quantised, lo: Lowering, node: Node) -> None:
     """IntConv: dense or depthwise."""
-    x = lo.local(node.inputs[0])
-    layer = _layer(zeros, lo, node, x.shape.c)
+    layer = _layer(quantised, lo, node, lo.graph.shape(node.inputs[0])[1])
     shape = Dim4(*lo.graph.shape(node.output))
+    if not layer.depthwise and streams(lo, node) and lo.view(node.inputs[0]).sliced(3, 0, 1) is not None:
+        out = lo.output(node.output, shape)
+        _stream(lo, node, layer, out)
+        lo.define(node.output, out)
+        return
+    x = lo.local(node.inputs[0])
     out = lo.output(node.output, shape, x.at.npu if layer.depthwise else None)
     room = lo.room(x, out)
     size = layer.rows.shape[1]
     whole = ceil_div(out.at.npu + shape.c, lo.machine.npus)
     together = shape.n > 1 and not any(_wraps(each, lo.machine) for each in (x, out))
     if together and whole * (size + ELEMENT) <= room:
-        _piece(lo, layer, [(x, out)], whole)
+        _piece(lo, layer, [(x, out, layer.images)], whole)
     else:
-        images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(shape.n)]
+        words = list(_words((x, out), layer.images, lo.machine))
         for first, behind, rows in block_rows(lo, out, shape.c, size, room):
             targets = [
-                (_part(lo, layer, a, first, behind), b.channels(first, behind, lo.machine)) for a, b in images
+                (_part(lo, layer, a, first, behind), b.channels(first, behind, lo.machine), count)
+                for (a, b), count in words
             ]
             _piece(lo, layer.channels(first, behind), targets, rows)
     lo.define(node.output, out)
+
+
+def _stream(lo: Lowering, node: Node, layer: _Layer, out: Tensor) -> None:
+    """A dense convolution of a network input, strip by strip; all strips use the same weights."""
+    form = Form(layer.window, lo.graph.constants[node.inputs[1]], None, False)
+    images: list[Image] = []
+    ranges = list(single_rows(out, lo.machine.npus))
+    for part, x, first, count in first_convs.strips(lo, node, form, out.shape):
+        streamed = replace(layer, window=part.window, rows=_dense_rows(part.weights))
+        pieces = [streamed.channels(*each) for each in ranges]
+        targets = [_rows(out.channels(*each, lo.machine), first, count) for each in ranges]
+        if not images:
+            pairs = zip(pieces, targets, strict=True)
+            images = [_weight_image(lo, piece, target.at.npu, 1) for piece, target in pairs]
+        for piece, image, target in zip(pieces, images, targets, strict=True):
+            lo.emit(_call(piece, image, x, target, layer.images))
+
+
+def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    """Rows of a tensor of one block row."""
+    return Tensor(tensor.shape._replace(h=count), tensor.at.shifted(ELEMENT * first * tensor.shape.w))
 
 
 def _wraps(tensor: Tensor, machine: Machine) -> bool:
@@ -148,9 +225,9 @@ def _part(lo: Lowering, layer: _Layer, x: Tensor, first: int, behind: int) -> Te
     return x.channels(first, behind, lo.machine) if layer.depthwise else x
 
 
-def _layer(zeros: Zeros, lo: Lowering, node: Node, channels: int) -> _Layer:
+def _layer(quantised: Quantised, lo: Lowering, node: Node, channels: int) -> _Layer:
     w, bias, shift = (lo.graph.constants[name] for name in node.inputs[1:4])
-    ends = (zeros.get(node.inputs[0], 0), zeros.get(node.output, 0))
+    ends = _ends(quantised.zeros, node)
     depthwise = GROUP(node) == channels == len(w) and (channels > 1 or bool(AVERAGE(node)))
     unsigned = ends[1] == UNSIGNED
     assert not (depthwise and RELU(node))
@@ -164,6 +241,7 @@ def _layer(zeros: Zeros, lo: Lowering, node: Node, channels: int) -> _Layer:
         ends[0] != UNSIGNED,
         unsigned or bool(RELU(node)),
         127 if RELU(node) and not unsigned else 0,
+        _images(quantised, node),
     )
 
 
@@ -180,18 +258,18 @@ def _dense_rows(w: Array) -> Array:
     return rows.reshape(outputs, -1).view(np.uint8)
 
 
-def _piece(lo: Lowering, layer: _Layer, images: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
-    """Emits one step: weights in `rows` block rows, used for every image."""
-    at, bias = _weight_image(lo, layer, images[0][1].at.npu, rows)
-    lo.emit(*(_call(layer, (at, bias), x, out) for x, out in images))
+def _piece(lo: Lowering, layer: _Layer, words: Sequence[tuple[Tensor, Tensor, int]], rows: int) -> None:
+    """Emits one step: weights in `rows` block rows, used for every word. words: input, output, images."""
+    at, bias = _weight_image(lo, layer, words[0][1].at.npu, rows)
+    lo.emit(*(_call(layer, (at, bias), *each) for each in words))
 
 
-def _call(layer: _Layer, image: Image, x: Tensor, out: Tensor) -> Call:
+def _call(layer: _Layer, image: Image, x: Tensor, out: Tensor, images: int) -> Call:
     w = layer.window
     places, window = (out.at, x.at, *image, x.shape), (*w.kernel, padding(w, x.shape, out.shape), Pair(*w.strides))
     numbers = (layer.shift, layer.in_signed, layer.relu)
     if layer.depthwise:
-        return call("bdc_fix8b_depthwise2d", *places, *window, *numbers)
+        return call("bdc_fix8b_depthwise2d", *places, *window, *numbers, images)
     return call("bdc_fix8b_conv2d", *places, out.shape.c, *window, Pair(*w.dilations), *numbers, layer.upper)
 
 
@@ -211,28 +289,28 @@ def _whole_words(values: Array) -> Array:
     return np.pad(values, ((0, 0), (0, -values.shape[1] % ELEMENT)))
 
 
-def _max_pool(zeros: Zeros, lo: Lowering, node: Node) -> None:
+def _max_pool(quantised: Quantised, lo: Lowering, node: Node) -> None:
     """MaxPool; tensors that wrap (see `_wraps`) one word of images at a time."""
     x = lo.local(node.inputs[0])
     shape = Dim4(*lo.graph.shape(node.output))
     out = lo.output(node.output, shape, x.at.npu)
     w = window_of(node, KERNEL_SHAPE(node))
-    signed = zeros.get(node.output, 0) != UNSIGNED
-    images = [(x, out)]
-    if any(_wraps(each, lo.machine) for each in images[0]):
-        images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(shape.n)]
+    signed = quantised.zeros.get(node.output, 0) != UNSIGNED
+    words = [([x, out], _images(quantised, node))]
+    if any(_wraps(each, lo.machine) for each in (x, out)):
+        words = list(_words((x, out), _images(quantised, node), lo.machine))
     pads = padding(w, x.shape, shape)
 
-    def pooled(source: Tensor, target: Tensor) -> Call:
+    def pooled(source: Tensor, target: Tensor, images: int) -> Call:
         window = (*w.kernel, pads, Pair(*w.strides))
-        return call("bdc_fix8b_max_pool2d", target.at, source.at, source.shape, *window, signed)
+        return call("bdc_fix8b_max_pool2d", target.at, source.at, source.shape, *window, signed, images)
 
-    lo.emit(*(pooled(*pair) for pair in images))
+    lo.emit(*(pooled(pair[0], pair[1], images) for pair, images in words))
     lo.define(node.output, out)
 
 
-Calls = Callable[[Tensor, Sequence[Tensor], Tensor], Call]
-"""The call on a result, its operands and a work tensor."""
+Calls = Callable[[Tensor, Sequence[Tensor], Tensor, int], Call]
+"""The call on a result, its operands, a work tensor and the number of images."""
 
 
 def _sum(lo: Lowering, node: Node) -> None:
@@ -240,7 +318,7 @@ def _sum(lo: Lowering, node: Node) -> None:
     *zeros, zero = ZEROS(node)
     factors, shifts, unsigned = FACTORS(node), SHIFTS(node), zero == UNSIGNED
 
-    def summed(out: Tensor, operands: Sequence[Tensor], work: Tensor) -> Call:
+    def summed(out: Tensor, operands: Sequence[Tensor], work: Tensor, _images: int) -> Call:
         signed = [z != UNSIGNED for z in zeros]
         places = (out.at, *(each.at for each in operands), work.at, out.shape)
         if len(operands) == 1:
@@ -254,31 +332,65 @@ def _relu(zeros: Zeros, lo: Lowering, node: Node) -> None:
     """IntRelu on signed elements: max(x, 0)."""
     assert zeros.get(node.output, 0) != UNSIGNED
 
-    def limited(out: Tensor, operands: Sequence[Tensor], work: Tensor) -> Call:
+    def limited(out: Tensor, operands: Sequence[Tensor], work: Tensor, _images: int) -> Call:
         return call("bdc_fix8b_rescale", out.at, operands[0].at, work.at, out.shape, 1, 0, True, True)
 
     _by_block_rows(lo, node, node.inputs[:1], limited)
 
 
-def _by_block_rows(lo: Lowering, node: Node, names: Sequence[str], computed: Calls) -> None:
-    """Emits a call per 64 channels of four images; all calls share a work tensor for 16-bit products."""
+def _product(lo: Lowering, node: Node) -> None:
+    """The product of two operands, the second of which may have a single row or column."""
+    (factor,), (shift,) = FACTORS(node), SHIFTS(node)
+    ordered = sorted(zip(node.inputs, ZEROS(node), strict=False), key=lambda each: -prod(lo.graph.shape(each[0])))
+    names, zeros = zip(*ordered, strict=True)
+    signed, unsigned = [zero != UNSIGNED for zero in zeros], ZEROS(node)[-1] == UNSIGNED
+
+    def multiplied(out: Tensor, operands: Sequence[Tensor], work: Tensor, _images: int) -> Call:
+        places = (out.at, *(each.at for each in operands), work.at, *(each.shape for each in operands))
+        return call("bdc_fix8b_product", *places, factor, shift, *signed, unsigned)
+
+    _by_block_rows(lo, node, names, multiplied, 4)
+
+
+def _lookup(quantised: Quantised, tables: _Tables, lo: Lowering, node: Node) -> None:
+    """The entries of a table; the first such node has all tables loaded."""
+    number = tables.numbers[node.output]
+    if node.output == next(iter(tables.numbers)):
+        lo.emit(
+            call(
+                "gdma_fix8b_tables", System(WEIGHTS, lo.weights.image(tables.words.view("<f4"))), len(tables.words)
+            )
+        )
+
+    def looked_up(out: Tensor, operands: Sequence[Tensor], work: Tensor, images: int) -> Call:
+        return call("bdc_fix8b_lookup", out.at, operands[0].at, work.at, out.shape, number, images)
+
+    _by_block_rows(lo, node, node.inputs[:1], looked_up, images=_images(quantised, node))
+
+
+def _by_block_rows(
+    lo: Lowering, node: Node, names: Sequence[str], computed: Calls, width: int = 2, images: int = 0
+) -> None:
+    """Emits a call per 64 channels of four images; all calls share a work tensor of `width` words for each.
+
+    images: of the result, if its calls depend on it.
+    """
     first = lo.local(names[0])
     operands = [first, *(lo.local(name, npu=first.at.npu) for name in names[1:])]
     out = lo.output(node.output, first.shape, first.at.npu)
-    piece = first.shape._replace(n=2, c=min(first.shape.c, lo.machine.npus))
+    piece = first.shape._replace(n=width, c=min(first.shape.c, lo.machine.npus))
     wraps = ceil_div(first.at.npu + piece.c, lo.machine.npus)
     work = lo.new(
         f"{node.output}/products", piece._replace(c=wraps * lo.machine.npus if wraps > 1 else piece.c), 0
     )
 
     def made() -> Iterator[Call]:
-        for n in range(first.shape.n):
-            images = [each.image(n, lo.machine) for each in (out, *operands)]
+        for word, count in _words((out, *operands), images, lo.machine):
             for start in range(0, first.shape.c, piece.c):
                 behind = min(start + piece.c, first.shape.c)
-                target, *sources = (each.channels(start, behind, lo.machine) for each in images)
+                target, *sources = (each.channels(start, behind, lo.machine) for each in word)
                 between = replace(work, at=replace(work.at, npu=target.at.npu))
-                yield computed(target, sources, between)
+                yield computed(target, sources, between, count)
 
     lo.emit(*made())
     lo.define(node.output, out)

@@ -56,8 +56,12 @@ def transpose(lo: Lowering, node: Node) -> None:
 
 
 def concat(lo: Lowering, node: Node) -> None:
-    """Concat: channels are already in place or are copied; other axes go through system memory."""
+    """Concat: channels are already in place or are copied; other axes are copied, or go through system memory."""
     axis = AXIS(node)
+    if lo.inside and of_pixels(lo.graph.shape(node.output), axis):
+        extents = [lo.graph.shape(name)[axis] for name in node.inputs]
+        _merge(lo, node, axis, [sum(extents[:number]) for number in range(len(extents))], 1)
+        return
     if not joins_channels(lo.graph.shape(node.output), axis):
         _concat_in_system(lo, node, axis)
         return
@@ -76,6 +80,29 @@ def concat(lo: Lowering, node: Node) -> None:
 def joins_channels(shape: tuple[int, ...], axis: int) -> bool:
     """Whether a Concat with this result shape and axis joins the channels of a single image."""
     return len(shape) > 2 and axis == 1 and shape[0] == 1
+
+
+def of_pixels(shape: tuple[int, ...], axis: int) -> bool:
+    """Whether an axis of a tensor counts the rows or columns of images."""
+    return len(shape) == 4 and axis % 4 >= 2
+
+
+def _merge(lo: Lowering, node: Node, axis: int, firsts: Sequence[int], step: int) -> None:
+    """Copies each input to every step-th row or column of the result from its first one on, in local memory."""
+    out = lo.output(node.output, Dim4(*lo.graph.shape(node.output)), lo.local(node.inputs[0]).at.npu)
+    parts = [lo.local(name, npu=out.at.npu) for name in node.inputs]
+    stride = out.stride(lo.machine)
+    along, spaced = _along(stride, axis, step)
+    places = [out.at.shifted(ELEMENT * first * along) for first in firsts]
+    copied = [call("bdc_32bit_cpy", at, x.at, x.shape, spaced, None) for at, x in zip(places, parts, strict=True)]
+    lo.emit(*copied)
+    lo.define(node.output, out)
+
+
+def _along(stride: Dim4, axis: int, step: int) -> tuple[int, Dim4]:
+    """The stride of rows (2) or columns (3), and the strides of every step-th one."""
+    spaced = stride._replace(h=stride.h * step) if axis % 4 == 2 else stride._replace(w=stride.w * step)
+    return stride[axis], spaced
 
 
 def _whole(lo: Lowering, node: Node) -> Tensor:
@@ -111,6 +138,10 @@ def slice_(lo: Lowering, node: Node) -> None:
     cuts = list(zip(AXES(node), STARTS(node), STEPS(node), strict=True))
     result = lo.graph.shape(node.output)
     cuts = [cut for cut in cuts if result[cut[0]] != shape[cut[0]] or cut[2] != 1]
+    pixels = all(of_pixels(shape, axis) and step > 0 for axis, _, step in cuts)
+    if lo.inside and cuts and pixels and lo.is_local(node.inputs[0]):
+        _cut(lo, node, cuts)
+        return
     if len(cuts) == 1 and cuts[0][2] > 0:
         _part(lo, node.inputs[0], node.output, *cuts[0])
         return
@@ -121,6 +152,18 @@ def slice_(lo: Lowering, node: Node) -> None:
         view = _sliced(lo, view, axis, low, count, abs(step))
         view = view if step > 0 else _reversed(lo, view, axis)
     lo.define_view(node.output, view)
+
+
+def _cut(lo: Lowering, node: Node, cuts: Sequence[tuple[int, int, int]]) -> None:
+    """Copies rows and columns of a tensor in local memory. cuts: axis, first one, step."""
+    x = lo.local(node.inputs[0])
+    out = lo.output(node.output, Dim4(*lo.graph.shape(node.output)), x.at.npu)
+    at, stride = x.at, x.stride(lo.machine)
+    for axis, start, step in cuts:
+        along, stride = _along(stride, axis, step)
+        at = at.shifted(ELEMENT * start * along)
+    lo.emit(call("bdc_32bit_cpy", out.at, at, out.shape, None, stride))
+    lo.define(node.output, out)
 
 
 def _reversed(lo: Lowering, view: View, axis: int) -> View:
@@ -158,7 +201,11 @@ def gather(lo: Lowering, node: Node) -> None:
 
 def interleave(lo: Lowering, node: Node) -> None:
     """Interleave: a copy for each input, to every so many elements of the axis."""
-    axis, to = AXIS(node), lo.scratch_view(lo.graph.shape(node.output))
+    axis = AXIS(node)
+    if lo.inside and of_pixels(lo.graph.shape(node.output), axis):
+        _merge(lo, node, axis, range(len(node.inputs)), len(node.inputs))
+        return
+    to = lo.scratch_view(lo.graph.shape(node.output))
     for number, name in enumerate(node.inputs):
         count = lo.graph.shape(name)[axis]
         lo.emit(*moves.copies(_sliced(lo, to, axis, number, count, len(node.inputs)), lo.view(name)))

@@ -96,16 +96,18 @@ def _join(lowering: Lowering, graph: Graph, node: Node) -> None:
         first += graph.shape(name)[axis]
 
 
-def lower(graph: Graph, machine: Machine, rules: Mapping[str, Rule] = RULES) -> Lowered:
-    """The steps of a graph that `support` accepts."""
-    lowering = Lowering(graph, machine)
+def lower(graph: Graph, machine: Machine, rules: Mapping[str, Rule] = RULES, *, inside: bool = False) -> Lowered:
+    """The steps of a graph that `support` accepts. inside: as for Lowering."""
+    lowering = Lowering(graph, machine, inside=inside)
     for node in graph.nodes:
         if node.op == "Concat" and rearrangements.joins_channels(graph.shape(node.output), AXIS(node)):
             first = 0
             for name in node.inputs:
                 lowering.place(name, node.output, first)
                 first += graph.shape(name)[1]
-        elif node.op == "Concat":
+        elif node.op == "Concat" and not (
+            inside and rearrangements.of_pixels(graph.shape(node.output), AXIS(node))
+        ):
             _join(lowering, graph, node)
     fused = (fused_producer(graph, node) for node in graph.nodes)
     return lowering.run(rules, frozenset(each.output for each in fused if each is not None))

@@ -36,17 +36,27 @@ LOADING = (
 by the smaller of its strides."""
 
 
-def conv2d(groups: int, IC: int, kernel_h: int, kernel_w: int, stride: int) -> int:
-    """Convolution with a bias. stride: the smaller of the two."""
+def conv2d(groups: int, IC: int, kernel_h: int, kernel_w: int, stride: int, limited: bool) -> int:
+    """Convolution with a bias. stride: the smaller of the two; limited: it has an upper limit."""
     channels = -(-IC // CHANNELS)
     row = LOADING[min(channels, len(LOADING)) - 1]
     products = np.float32(channels * kernel_h * kernel_w) * np.float32(row[min(stride, len(row)) - 1])
-    return int(np.float32(groups) * (products + np.float32(10)))
+    return int(np.float32(groups) * (products + np.float32(10 + limited)))
 
 
 def pool2d(groups: int, kernel_h: int, kernel_w: int, stride_w: int, weighted: bool) -> int:
     """Depthwise convolution or max pooling. groups: of four times `lanes` elements of one image."""
     return groups * (kernel_h * kernel_w * (stride_w + 1) - 1 + 2 * weighted)
+
+
+def product(groups: int, limited: bool) -> int:
+    """A product. limited: its result has no sign."""
+    return groups * (25 + 3 * limited)
+
+
+def lookup(groups: int, images: int) -> int:
+    """Entries of a table. groups: of one word; images: in all words together."""
+    return groups * (32 * images - 5 * -(-images // IMAGES))
 
 
 def elementwise(groups: int, operands: int, limited: bool) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from npuc.conditions.constraints import Support, finite_constants, refused, violation
+from npuc.conditions.constraints import SPLIT, Support, finite_constants, refused, violation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import (
@@ -17,7 +17,6 @@ from npuc.ops.attributes import (
     COUNT_INCLUDE_PAD,
     GROUP,
     KERNEL_SHAPE,
-    MAX,
     PAD_MODE,
     PERM,
     SIDES,
@@ -25,7 +24,7 @@ from npuc.ops.attributes import (
 )
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary
 from npuc.targets.bm1684.network.support import (
     constant_weights,
     elements,
@@ -34,6 +33,7 @@ from npuc.targets.bm1684.network.support import (
     within_extents,
     within_windows,
 )
+from npuc.targets.bm1684.network.support import refusal as refused_in_floats
 
 MOST_WINDOW = 112
 """The most rows and columns of a window verified for pooling and depthwise convolution."""
@@ -94,9 +94,17 @@ def two_maps(graph: Graph, node: Node) -> str | None:
     return None if fits else f"the shapes are {[list(each) for each in shapes]}"
 
 
-def limits(_graph: Graph, node: Node) -> str | None:
-    """The lower limit is 0."""
-    return None if is_relu(node) else f"the limits end at {MAX(node)}"
+def product_of_maps(graph: Graph, node: Node) -> str | None:
+    """Two computed maps are multiplied, of one shape or one of them with a single row or column."""
+    shapes, result = [graph.shape(name) for name in node.inputs], graph.shape(node.output)
+    fits = len(result) == 4 and result in shapes and not any(name in graph.constants for name in node.inputs)
+    fits = fits and all(each[:2] == result[:2] and len(each) == 4 for each in shapes)
+    return None if fits else f"the shapes are {[list(each) for each in shapes]}"
+
+
+def one_slope(graph: Graph, node: Node) -> str | None:
+    """There is one slope for all channels."""
+    return None if as_unary(graph, node) is not None else "the slopes differ"
 
 
 def batch_stays(graph: Graph, node: Node) -> str | None:
@@ -141,8 +149,11 @@ OPERATORS: Mapping[str, Support] = {
         "nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows, relu_at_most)
     ),
     "Add": Support("nodechip_eltwise_fix8b_forward_local", (two_maps, within_extents, relu_at_most)),
+    "Mul": Support("nodechip_broadcast_binary_fix8b_forward_local", (product_of_maps, within_extents)),
+    **{op: Support("nodechip_lut_local_v2", (images, within_extents)) for op in TABLE_OPS if op != "Clip"},
+    "PRelu": Support("nodechip_lut_local_v2", (constant_weights, images, within_extents, one_slope)),
     "Relu": Support("nodechip_eltwise_fix8b_forward_local", (images,)),
-    "Clip": Support("nodechip_eltwise_fix8b_forward_local", (images, limits)),
+    "Clip": Support("nodechip_eltwise_fix8b_forward_local, nodechip_lut_local_v2", (images,)),
     "Concat": Support("nothing along channels; GDMA", (computed, batch_stays)),
     **{op: Support("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
     "Interleave": Support("GDMA", (computed, batch_stays)),
@@ -154,8 +165,8 @@ OPERATORS: Mapping[str, Support] = {
 }
 """Operators in 8 bits."""
 HOST: Mapping[str, str] = {
-    "Softmax": "there is no exponential of 8 bits",
-    "LogSoftmax": "there is no exponential of 8 bits",
+    "Softmax": "its sum of exponentials exceeds 8 bits",
+    "LogSoftmax": "its sum of exponentials exceeds 8 bits",
     "ArgMax": "the machine has no index arithmetic",
 }
 """Operators that the host computes at the end of the network, with the reasons."""
@@ -187,7 +198,8 @@ def _moves_images(graph: Graph, node: Node) -> bool:
     return node.op in ("Reshape", "Transpose") and batch_stays(graph, node) is not None
 
 
-REMEDY = "another form of the layer, --precision fp32, or the host (leave out --strict)"
+OTHERWISE = "another form of the layer, {}or the host (leave out --strict)"
+REMEDY = OTHERWISE.format("--precision fp32, ")
 
 
 def refusal(graph: Graph, node: Node) -> Problem | None:
@@ -198,4 +210,5 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
     if row is None:
         limit = ", ".join(OPERATORS)
         return refused(node, "there is no such layer of 8 bits", limit=limit, remedy=REMEDY)
-    return violation(graph, node, (floats, elements, *row.constraints), REMEDY)
+    remedy = REMEDY if refused_in_floats(graph, node) is None else OTHERWISE.format("")
+    return violation(graph, node, (floats, elements, *row.constraints), remedy, {within_extents: SPLIT})

@@ -4,7 +4,5 @@ from npuc.passes.expansion.images import ImageLimits
 
 MOST_BLOCKS = 256
 """The most channels of an image after blocks of its pixels were turned into channels."""
-IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64)
+IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64, batches=True)
 """Limits of images made from long vectors and from tensors that are not images."""
-CHANNELS = 64
-"""Channels that the NPUs compute in parallel, one each."""

@@ -17,7 +17,8 @@ from npuc.passes.cleanup.split_pads import SplitPads
 from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batch_to_channels import POOLS, batch_to_channels
-from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
+from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
+from npuc.passes.expansion.expand_prelu import expand_prelu
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
@@ -26,10 +27,8 @@ from npuc.passes.expansion.images import TIDY
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resizes import (
-    interpolation_to_blocks,
     interpolation_to_convs,
     repeats_to_interleaves,
-    resize_to_copies,
 )
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_batch import SplitBatch
@@ -40,7 +39,7 @@ from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.pipeline import Pass
 from npuc.targets.bm1684.network.fixed import MOST_WINDOW
-from npuc.targets.bm1684.network.limits import CHANNELS, IMAGES, MOST_BLOCKS
+from npuc.targets.bm1684.network.limits import IMAGES, MOST_BLOCKS
 from npuc.targets.bm1684.network.support import MOST_DILATION, MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
 WINDOWS = ("Conv", "ConvTranspose", *POOLS)
@@ -131,8 +130,6 @@ FIXED: tuple[Pass, ...] = (
     move_as_floats,
     volumes_to_images,
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
-    resize_to_copies,
-    interpolation_to_blocks,
     repeats_to_interleaves,
     interpolation_to_convs,
     reductions_to_pools,
@@ -142,7 +139,8 @@ FIXED: tuple[Pass, ...] = (
     rows_to_pixels,
     gathers_to_slices,
     batch_norm_to_conv,
-    ConvTransposeToConvs(CHANNELS),
+    expand_prelu,
+    conv_transpose_to_phases,
     split_average_borders,
     fuse_again,
     separate_clips,

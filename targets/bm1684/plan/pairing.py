@@ -81,6 +81,8 @@ def _all(step: Step, direction: str) -> bool:
 
 def _may_precede(fetch: Step, bundle: Bundle, waiting: Sequence[Step]) -> bool:
     """Whether a load can run beside a bundle: not of data that waiting stores write, nor into its buffers."""
+    if _all(fetch, "tables"):
+        return not bundle.step.on_gdma
     if bundle.step.on_gdma or not _all(fetch, "S2L"):
         return False
     touched = {name for call in bundle.calls for name in call.buffers}

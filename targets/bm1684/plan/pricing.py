@@ -12,6 +12,8 @@ from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 from npuc.targets.bm1684.machine.parameters import Machine
 
 ELEMENT_BYTES = 4
+TABLES, TABLE_BYTES = "gdma_fix8b_tables", 1024
+"""The call that loads tables, and the bytes of one."""
 SYSTEM_ENDS = {"S2L": 1, "L2S": 1, "L2L": 0, "S2S": 2}
 """The number of sides of a move that are in system memory."""
 
@@ -36,17 +38,21 @@ def cycles(call: Call, machine: Machine) -> int:
             return price(groups, args[3], args[4], args[6].w, machine)
         case "fix8b_conv2d":
             groups = _windows(args[4], args[6:8], args[8], args[9], args[10], args[0], args[5], machine)
-            return fix8b.conv2d(groups, args[4].c, args[6], args[7], min(args[9].h, args[9].w))
+            return fix8b.conv2d(groups, args[4].c, args[6], args[7], min(args[9].h, args[9].w), args[14] > 0)
         case "fix8b_depthwise2d":
-            return _pool(args[4], args[5:7], args[7], args[8], args[0], machine, weighted=True)
+            return _pool(args[4], args[5:7], args[7], args[8], args[0], args[12], machine, weighted=True)
         case "fix8b_max_pool2d":
-            return _pool(args[2], args[3:5], args[5], args[6], args[0], machine, weighted=False)
+            return _pool(args[2], args[3:5], args[5], args[6], args[0], args[8], machine, weighted=False)
         case "fix8b_sum":
             groups = timing.groups(args[4], _npu(args[0]), machine)
             return fix8b.elementwise(groups, 2, limited=args[9] and (args[7] or args[8]))
         case "fix8b_rescale":
             groups = timing.groups(args[3], _npu(args[0]), machine)
             return fix8b.elementwise(groups, 1, limited=args[7] and args[6])
+        case "fix8b_product":
+            return fix8b.product(timing.groups(args[4], _npu(args[0]), machine), args[10])
+        case "fix8b_lookup":
+            return fix8b.lookup(timing.groups(args[3]._replace(n=1), _npu(args[0]), machine), args[5])
         case "matmul":
             return timing.matmul(args[4], args[5], args[6], args[8], _npu(args[0]), args[9], args[10], machine)
         case "exp_tunable" | "sigmoid_tunable" | "tanh_tunable" as series:
@@ -62,6 +68,8 @@ def system_bytes(call: Call) -> int:
     args: tuple[Any, ...] = call.args
     if call.name.startswith("gdma_32bit_matrix"):
         return ELEMENT_BYTES * args[2] * args[3]
+    if call.name == TABLES:
+        return TABLE_BYTES * args[1]
     return SYSTEM_ENDS[call.name[-3:]] * timing.move(args[2], args[3], args[4], ELEMENT_BYTES).size
 
 
@@ -81,13 +89,14 @@ def _pool(
     pads: Padding,
     stride: Pair,
     out: Local | Position,
+    images: int,
     machine: Machine,
     *,
     weighted: bool,
 ) -> int:
-    """Windows over each channel of four 8-bit images, four times as many elements at a time."""
+    """Windows over each channel of so many 8-bit images, four times as many elements at a time."""
     wide = replace(machine, lanes=fix8b.IMAGES * machine.lanes)
-    groups = fix8b.IMAGES * _windows(shape, kernel, pads, stride, Pair(1, 1), out, None, wide)
+    groups = images * _windows(shape._replace(n=1), kernel, pads, stride, Pair(1, 1), out, None, wide)
     return fix8b.pool2d(groups, kernel[0], kernel[1], stride.w, weighted)
 
 
@@ -109,6 +118,8 @@ def _windows(
 
 
 def _move(name: str, args: tuple[Any, ...], machine: Machine) -> int:
+    if name == TABLES:
+        return timing.cpy_S2L(timing.Move(TABLE_BYTES * args[1], 1), machine)
     moved = timing.move(args[2], args[3], args[4])
     prices = {"S2L": timing.cpy_S2L, "L2S": timing.cpy_L2S, "L2L": timing.cpy_L2L, "S2S": timing.cpy_S2L}
     return prices[name[-3:]](moved, machine)

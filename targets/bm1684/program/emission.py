@@ -8,8 +8,8 @@ from math import isinf, isnan
 from npuc.targets.bm1684.lowering.kernel import Arg, Call, Local, Padding, Pair, System
 from npuc.targets.bm1684.machine.local_memory import Dim4, Position
 
-FIRMWARE = "bdc_fix8b_"
-"""The prefix of calls that the firmware library executes, outside the interface."""
+FIRMWARE = ("bdc_fix8b_", "gdma_fix8b_")
+"""The prefixes of calls of the firmware library, outside the interface, and of what they need."""
 
 
 Writer = Callable[[Position], str]
@@ -23,7 +23,7 @@ def local(address: Position) -> str:
 
 def call_text(call: Call, write: Writer = local) -> str:
     """A placed call as C, without the semicolon."""
-    name = call.name.replace("bdc_", "npuc_", 1) if call.name.startswith(FIRMWARE) else f"okk_{call.name}"
+    name = f"npuc_{call.name.partition('_')[2]}" if call.name.startswith(FIRMWARE) else f"okk_{call.name}"
     return f"{name}({', '.join(_argument(call, index, write) for index in range(len(call.args)))})"
 
 

@@ -15,7 +15,7 @@ from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.ops.quantisation import CONVERSIONS
-from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.arithmetic.tables import as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import FINEST_SHIFT, LARGEST_WEIGHT, average_taps
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.network.build import Builder, IntegerForm, expect_weights, free_steps
@@ -24,11 +24,20 @@ from npuc.quantize.scales.constraints import average_kernel, data_inputs
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.reach import expect_within_reach
 from npuc.quantize.scales.spans import limits_of
-from npuc.targets.bm1684.quantisation.operators import FACTORS, OPERATORS, SHIFTS, SUM, UNSIGNED, ZEROS
+from npuc.targets.bm1684.quantisation.operators import (
+    FACTORS,
+    LOOKUP,
+    OPERATORS,
+    PRODUCT,
+    SHIFTS,
+    SUM,
+    UNSIGNED,
+    ZEROS,
+)
 from npuc.targets.bm1684.quantisation.steps import constraints, natural, shared, without_negatives
 
 MOST_BIAS = 2**15 - 1
-MOST_SHIFT = 15
+MOST_SHIFT, MOST_PRODUCT_SHIFT = 15, 31
 MOST_FACTOR = 127.499
 
 
@@ -63,28 +72,36 @@ class _Builder(Builder):
             return "Identity", {}, ()
         if node.op in CONVERSIONS and self.clips(node):
             low, high = limits_of(self.float, node)
-            reason = f"the model's zero point limits values to {low:.6g}..{high:.6g}, and the chip has none"
-            raise UnsupportedOperator(
-                "E205", reason, node=node.name, op=node.op, limit="from 0 on, or the same each way"
-            )
+            return self._entries(node, Node("Clip", node.inputs, node.outputs, {"min": low, "max": high}))
         if node.op in CONVERSIONS or (is_relu(node) and not self.same_steps(node)):
             self.limits(node)
             x, y = self.steps(data_inputs(node)[0]), self.steps(node.output)
             if (x.zero, y.zero) == (UNSIGNED, 0):
                 return self._multiplied(node)
             return SUM, self._shifted(node, data_inputs(node)), ()
+        if node.op == "Mul":
+            return PRODUCT, self._shifted(node, node.inputs), ()
+        if (function := as_unary(self.float, node)) is not None:
+            return self._entries(node, function)
         op, attrs, extra = super().form(node)
         return op, {**attrs, "relu": 0} if "relu" in attrs and self.behind(node) else attrs, extra
 
     def limits(self, node: Node) -> tuple[int, int] | None:
         """None: an upper limit coincides with saturation or is refused (E205)."""
-        if "Clip" in (ACTIVATION(node), node.op) and self.highest(node) != 127:
+        clips = "Clip" in (ACTIVATION(node), node.op) and as_unary(self.float, node) is None
+        if clips and self.highest(node) != 127:
             raise UnsupportedOperator("E205", "a limit below the largest integer", node=node.name, op=node.op)
 
     def sum(self, node: Node, relu: int) -> IntegerForm:
         """A sum in which every operand has its own factor and shift."""
         del relu
         return SUM, self._shifted(node, node.inputs), ()
+
+    def _entries(self, node: Node, function: Node) -> IntegerForm:
+        """The entries of a function for every integer; 0 where it is not defined."""
+        x, y = self.steps(data_inputs(node)[0]), self.steps(node.output)
+        values = np.nan_to_num(wanted_values(function, x.scale, y.scale, x.zero, y.zero), nan=y.zero)
+        return LOOKUP, {}, self.named(node, {"table": np.clip(np.rint(values), -128, 127).astype(np.int8)})
 
     def _multiplied(self, node: Node) -> IntegerForm:
         """Rescales an unsigned tensor to a signed one by a convolution: a sum of unsigned operands is unsigned."""
@@ -96,7 +113,7 @@ class _Builder(Builder):
         return "IntConv", {"group": channels, "average": 1}, constants
 
     def _shifted(self, node: Node, operands: Sequence[str]) -> dict[str, Attr]:
-        signed = any(self.zeros[name] != UNSIGNED for name in operands)
+        signed = any(self.zeros[name] != UNSIGNED for name in operands) or node.op == "Mul"
         if not signed and self.zeros[node.output] != UNSIGNED:
             raise UnsupportedOperator("E205", "no operand has a sign, but the sum", node=node.name, op=node.op)
         factors, shifts = self._numbers(node, operands)
@@ -104,10 +121,12 @@ class _Builder(Builder):
         return {FACTORS.name: factors, SHIFTS.name: shifts, ZEROS.name: zeros}
 
     def _numbers(self, node: Node, operands: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The factors and shifts of operands."""
-        ratios = [self.scales[name] / self.scales[node.output] for name in operands]
+        """The factors and shifts of operands; of a product, of both together."""
+        ratios, most = [self.scales[name] / self.scales[node.output] for name in operands], MOST_SHIFT
+        if node.op == "Mul":
+            ratios, most = [ratios[0] * self.scales[operands[1]]], MOST_PRODUCT_SHIFT
         expect_weights(node, np.ones(1), max(ratios))
-        shifts = tuple(min(int(np.floor(np.log2(MOST_FACTOR / ratio))), MOST_SHIFT) for ratio in ratios)
+        shifts = tuple(min(int(np.floor(np.log2(MOST_FACTOR / ratio))), most) for ratio in ratios)
         return tuple(round(ratio * 2.0**shift) for ratio, shift in zip(ratios, shifts, strict=True)), shifts
 
     def weights(self, node: Node) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The integer operator that BM1684 adds to those of the shared quantiser: sums of shifted operands."""
+"""The integer operators that BM1684 adds to those of the shared quantiser: sums, products and tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from npuc.ir import Array, Node, TensorType
 from npuc.ops import OPS, Op, Operators, Parameter, with_operators
 from npuc.ops.attributes import Attribute
-from npuc.ops.integer_onnx import DOUBLE
+from npuc.ops.declaration import broadcast
+from npuc.ops.integer_onnx import DOUBLE, EVERY, looked_up
 
 if TYPE_CHECKING:
     from npuc.onnx_files.export import Emitter
 
-SUM = "ShiftedSum"
+SUM, PRODUCT, LOOKUP = "ShiftedSum", "ShiftedProduct", "Lookup"
 UNSIGNED = -128
 """The zero point of int8 tensors that are unsigned on the chip, where integers are larger by 128."""
 SIXTEEN_BITS = (-(2**15), 2**15 - 1)
@@ -69,6 +70,43 @@ def _to_onnx(node: Node, emit: Emitter) -> None:
     emit.node("Cast", [moved], [node.output], to="int8")
 
 
+def _product(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    *zeros, zero = ZEROS(node)
+    (factor,), (shift,) = FACTORS(node), SHIFTS(node)
+    a, b = (x.astype(np.int64) - z for x, z in zip(inputs, zeros, strict=True))
+    found = (a * b * factor + ((1 << shift) >> 1)) >> shift
+    return ((np.clip(found, *limits(zero)) + zero).astype(np.int8),)
+
+
+def _pair_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    return (TensorType(broadcast(node, types[0].shape, types[1].shape), "int8"),)
+
+
+def _product_to_onnx(node: Node, emit: Emitter) -> None:
+    """The product, computed in double."""
+    *zeros, zero = ZEROS(node)
+    (factor,), (shift,) = FACTORS(node), SHIFTS(node)
+    a, b = (
+        emit.step("Sub", emit.step("Cast", name, to=DOUBLE), emit.constant(np.float64(z), "zero"))
+        for name, z in zip(node.inputs, zeros, strict=True)
+    )
+    value = emit.step("Mul", emit.step("Mul", a, b), emit.constant(np.ldexp(np.float64(factor), -shift), "factor"))
+    value = emit.step("Floor", emit.step("Add", value, emit.constant(np.float64(0.5 if shift else 0), "half")))
+    limited = emit.step("Clip", value, *_limits(emit, limits(zero)))
+    moved = emit.step("Add", limited, emit.constant(np.float64(zero), "zero"))
+    emit.node("Cast", [moved], [node.output], to="int8")
+
+
+def _lookup(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x, table = inputs
+    return (table[x.astype(np.int16) + 128],)
+
+
+def _lookup_to_onnx(node: Node, emit: Emitter) -> None:
+    table = emit.graph.constants[node.inputs[1]][EVERY.astype(np.int16) + 128]
+    looked_up(emit, emit.constant(table, "table"), node.inputs[0], node.output)
+
+
 def _limits(emit: Emitter, ends: tuple[int, int]) -> tuple[str, str]:
     low, high = (emit.constant(np.float64(each), "limit") for each in ends)
     return low, high
@@ -86,6 +124,26 @@ OPERATORS: Operators = with_operators(
         (_same_shapes,),
         _types,
         _to_onnx,
+        origin="bm1684",
+    ),
+    Op(
+        PRODUCT,
+        "The product of two int8 tensors times a factor, shifted.",
+        (Parameter("a", ("int8",)), Parameter("b", ("int8",))),
+        (Parameter("y", ("int8",)),),
+        _product,
+        (FACTORS, SHIFTS, ZEROS),
+        infer=_pair_types,
+        to_onnx=_product_to_onnx,
+        origin="bm1684",
+    ),
+    Op(
+        LOOKUP,
+        "The entry of a table for each int8 element, from -128 on.",
+        (Parameter("x", ("int8",), "*X"), Parameter("table", ("int8",), "256")),
+        (Parameter("y", ("int8",), "*X"),),
+        _lookup,
+        to_onnx=_lookup_to_onnx,
         origin="bm1684",
     ),
 )

@@ -20,6 +20,7 @@ from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.bm1684.quantisation.operators import UNSIGNED
 
 SAME = (*KEPT_INTEGERS, *SELECTION)
+NEVER_NEGATIVE = ("Sigmoid", "HardSigmoid", "Softplus", "Exp", "Sqrt", "Abs")
 
 
 def natural(given: Mapping[str, Steps]) -> dict[str, Steps]:
@@ -44,7 +45,7 @@ def constraints(
 ) -> ScaleConstraints:
     """The operators' constraints on the scales of their tensors."""
     others = without_arithmetic(nodes)
-    limited = constraints_of(graph, [node for node in nodes if node.op != "Mul"], given)
+    limited = constraints_of(graph, nodes, given)
     found = constraints_of(graph, others, given)
     return replace(found, ceilings=limited.ceilings, floors=floors(graph, nodes, free))
 
@@ -86,10 +87,11 @@ def _signed(graph: Graph, nodes: Sequence[Node], class_of: Mapping[str, str]) ->
 
 def _may_be_negative(node: Node, class_of: Mapping[str, str], signed: Collection[str]) -> bool:
     """Whether a node's result may have negative elements, given the classes that may."""
-    if ACTIVATION(node) in ("Relu", "Clip"):
+    square = node.op == "Mul" and len({*node.inputs}) == 1
+    if ACTIVATION(node) in ("Relu", "Clip") or node.op in NEVER_NEGATIVE or square:
         return False
     if node.op in SAME:
         return False  # as its operands, which are of the same class
-    if node.op in (*AVERAGES, "Add"):
+    if node.op in (*AVERAGES, "Add", "Mul"):
         return any(class_of.get(x) is None or class_of[x] in signed for x in data_inputs(node))
     return not is_relu(node)

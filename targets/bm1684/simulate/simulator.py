@@ -99,6 +99,8 @@ LAYERS: Mapping[str, Callable[..., int]] = {
     "conv_forward_local_fix8b": fix8b.conv2d,
     "pooling_fix8b_forward_local": fix8b.pool2d,
     "eltwise_fix8b_forward_local": fix8b.elementwise,
+    "broadcast_binary_fix8b_forward_local": fix8b.product,
+    "lut_local_v2": fix8b.lookup,
 }
 MATRICES: Mapping[str, Callable[..., int]] = {"matrix_S2L": timing.matrix_S2L, "matrix_L2S": timing.matrix_L2S}
 MOVES: Mapping[str, Callable[[timing.Move, Machine], int]] = {

@@ -223,8 +223,8 @@ void nodechip_conv_forward_local_fix8b(int bottom, int weight, int bias, int top
     okk_divisible("weight", (uint64_t)(unsigned)weight, 4);
     touch(&made);
     convolve(&made);
-    okk_record("groups=%lld IC=%d kernel_h=%d kernel_w=%d stride=%d", okk_groups(&made.out), IC, kh, kw,
-               stride_h < stride_w ? stride_h : stride_w);
+    okk_record("groups=%lld IC=%d kernel_h=%d kernel_w=%d stride=%d limited=%d", okk_groups(&made.out), IC, kh, kw,
+               stride_h < stride_w ? stride_h : stride_w, relu_upper_limit > 0);
 }
 
 /* One output of a window over a channel of one image: the sum of products, or without weights the maximum. */
@@ -247,7 +247,8 @@ static int reduced(const struct layer *made, const uint8_t *plane, const uint8_t
     return found;
 }
 
-static void pool(const struct layer *made, bool weighted)
+/* Bytes of further images in the last word stay as they are. */
+static void pool(const struct layer *made, bool weighted, int images)
 {
     for (int n = 0; n < made->in.shape.n; n++)
         for (int c = 0; c < made->in.shape.c; c++) {
@@ -256,9 +257,11 @@ static void pool(const struct layer *made, bool weighted)
             int bias = weighted ? bias_of(&made->bias, c) : 0;
             for (int h = 0; h < made->window.out.h; h++)
                 for (int w = 0; w < made->window.out.w; w++)
-                    for (int image = 0; image < IMAGES; image++) {
+                    for (int image = 0; image < IMAGES; image++, out++) {
+                        if (IMAGES * n + image >= images)
+                            continue;
                         int64_t sum = (int64_t)reduced(made, plane + image, weights, h, w) + bias;
-                        *out++ = limited(shifted(sum, made->shift), made->least, made->most);
+                        *out = limited(shifted(sum, made->shift), made->least, made->most);
                     }
         }
 }
@@ -308,7 +311,7 @@ void nodechip_pooling_fix8b_forward_local(int bottom, int weight, int bias, int 
         okk_disjoint(&made.out, &made.in);
         okk_touch(&made.out, OKK_WRITE);
     }
-    pool(&made, weighted);
+    pool(&made, weighted, bottom_dim[0]);
     long long tiles = okk_ceil_div(made.window.out.h * made.window.out.w, IMAGES * okk_machine.lanes);
     okk_record("groups=%lld kernel_h=%d kernel_w=%d stride_w=%d weighted=%d",
                bottom_dim[0] * (long long)okk_rows(&made.out) * tiles, kh, kw, stride_w, weighted);
@@ -362,4 +365,84 @@ void nodechip_eltwise_fix8b_forward_local(int *bottoms, int top, int imm, int n,
             }
         }
     okk_record("groups=%lld operands=%d limited=%d", okk_groups(&out), count, if_relu && is_signed);
+}
+
+static void multiply(const struct okk_tensor *out, const struct okk_tensor *a, const struct okk_tensor *b,
+                     const int *signs, int scale, int shift)
+{
+    dim4 shape = out->shape, other = b->shape;
+    for (int n = 0; n < shape.n; n++)
+        for (int c = 0; c < shape.c; c++) {
+            const uint8_t *left = bytes(a, n, c), *right = bytes(b, n, c);
+            uint8_t *to = okk_feature(out, n, c);
+            for (int at = 0; at < shape.h * shape.w * IMAGES; at++) {
+                int h = at / IMAGES / shape.w % other.h, w = at / IMAGES % shape.w % other.w;
+                int y = element(right[(h * other.w + w) * IMAGES + at % IMAGES], signs[1]);
+                int found = shifted((int64_t)element(left[at], signs[0]) * y * scale, shift);
+                to[at] = limited(found, signs[2] ? -128 : 0, signs[2] ? 127 : UNSIGNED);
+            }
+        }
+}
+
+void nodechip_broadcast_binary_fix8b_forward_local(uint32_t bottom0, uint32_t bottom1, uint32_t top, uint32_t imm,
+                                                   int *b0_shape, int *b1_shape, int tensor_dim, int a_is_coeff,
+                                                   int b_is_coeff, int op_code, int scale_A, int scale_B,
+                                                   int rshift_A, int rshift_B, int *is_int8, int *is_sign,
+                                                   int if_relu, void *id_node)
+{
+    okk_call(__func__, OKK_BDC_ENGINE);
+    (void)id_node;
+    expect_seen("op_code", op_code == 2 && tensor_dim == 4 && !a_is_coeff && !b_is_coeff);
+    expect_seen("a type", is_int8[0] && is_int8[1] && is_int8[2] && is_sign[2] == !if_relu);
+    expect_seen("the second operand's scale or shift", scale_B == 1 && !rshift_B);
+    okk_expect("a scale", scale_A, 0, MOST_SCALE);
+    okk_expect("a shift", rshift_A, 0, 31);
+    dim4 shape = words_of(b0_shape), other = words_of(b1_shape), four = shape;
+    expect_seen("the second operand's shape",
+                other.n == shape.n && other.c == shape.c && (other.h == shape.h || other.h == 1) &&
+                    (other.w == shape.w || other.w == 1));
+    four.n *= 4;
+    struct okk_tensor out = words("top", (int)top, shape), a = words("bottom0", (int)bottom0, shape);
+    struct okk_tensor b = words("bottom1", (int)bottom1, other);
+    struct okk_tensor work = okk_local("imm", imm, four, NULL, OKK_ALIGNED, 4);
+    const struct okk_tensor *others[] = {&a, &b, &work};
+    for (int at = 0; at < 3; at++) {
+        okk_together(&out, others[at]);
+        okk_disjoint(&out, others[at]);
+        okk_disjoint(&work, at == 2 ? &out : others[at]);
+        okk_touch(others[at], at == 2 ? OKK_WRITE : OKK_READ);
+    }
+    okk_touch(&out, OKK_WRITE);
+    multiply(&out, &a, &b, is_sign, scale_A, rshift_A);
+    okk_record("groups=%lld limited=%d", okk_groups(&out), if_relu);
+}
+
+void nodechip_lut_local_v2(int index, int table_l2_offset, int imm, int output, int *index_shape, int index_dim,
+                           int bottom_stmode, int top_dtype, int top_stmode, void *pid_node)
+{
+    okk_call(__func__, OKK_BDC_ENGINE);
+    (void)pid_node;
+    expect_seen("a mode", index_dim == 4 && bottom_stmode == 0 && top_dtype == 1 && top_stmode == 1);
+    dim4 shape = words_of(index_shape), twice = shape;
+    twice.n *= 2;
+    struct okk_tensor in = words("index", index, shape), out = words("output", output, shape);
+    struct okk_tensor work = okk_local("imm", (local_addr_t)imm, twice, NULL, OKK_ALIGNED, 4);
+    okk_together(&out, &in);
+    okk_together(&out, &work);
+    okk_disjoint(&out, &in);
+    okk_disjoint(&work, &in);
+    okk_disjoint(&work, &out);
+    okk_touch(&in, OKK_READ);
+    okk_touch(&work, OKK_WRITE);
+    okk_touch(&out, OKK_WRITE);
+    const int32_t *table = okk_l2_words(NPUC_BASE + (uint64_t)table_l2_offset, NPUC_TABLE);
+    for (int n = 0; n < shape.n; n++)
+        for (int c = 0; c < shape.c; c++) {
+            const uint8_t *from = bytes(&in, n, c);
+            uint8_t *to = okk_feature(&out, n, c);
+            for (int at = 0; at < shape.h * shape.w * IMAGES; at++)
+                to[at] = IMAGES * n + at % IMAGES < index_shape[0] ? (uint8_t)table[from[at]] : 0;
+        }
+    long long rows = okk_groups(&out) / shape.n;
+    okk_record("groups=%lld images=%d", rows, index_shape[0]);
 }

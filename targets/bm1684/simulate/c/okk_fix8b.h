@@ -11,6 +11,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "okk.h"
 
@@ -33,6 +34,13 @@ void nodechip_pooling_fix8b_forward_local(int bottom, int weight, int bias, int 
 void nodechip_eltwise_fix8b_forward_local(int *bottoms, int top, int imm, int n, int c, int h, int w,
                                           int *cstrides, int cstride_en, int op_code, int *scales, int *rshifts,
                                           int *signs, int count, int if_relu, void *id_node);
+void nodechip_broadcast_binary_fix8b_forward_local(uint32_t bottom0, uint32_t bottom1, uint32_t top, uint32_t imm,
+                                                   int *b0_shape, int *b1_shape, int tensor_dim, int a_is_coeff,
+                                                   int b_is_coeff, int op_code, int scale_A, int scale_B,
+                                                   int rshift_A, int rshift_B, int *is_int8, int *is_sign,
+                                                   int if_relu, void *id_node);
+void nodechip_lut_local_v2(int index, int table_l2_offset, int imm, int output, int *index_shape, int index_dim,
+                           int bottom_stmode, int top_dtype, int top_stmode, void *pid_node);
 
 /*
  * The command counters: BDC, GDMA, whether in parallel, and on a chip model the cycles. In a parallel region the
@@ -102,14 +110,14 @@ static inline void npuc_fix8b_conv2d(local_addr_t out, local_addr_t in, local_ad
     npuc_done();
 }
 
-/* The same for depthwise convolutions, without a separate upper limit. */
+/* The same for depthwise convolutions of so many images, without a separate upper limit. */
 static inline void npuc_fix8b_depthwise2d(local_addr_t out, local_addr_t in, local_addr_t weight,
                                           local_addr_t bias, const dim4 *shape, int kernel_h, int kernel_w,
                                           const Padding *pad, const dim2 *stride, int shift, bool in_signed,
-                                          bool relu)
+                                          bool relu, int images)
 {
-    int from[4] = {4 * shape->n, shape->c, shape->h, shape->w};
-    int to[4] = {4 * shape->n, shape->c, npuc_extent(shape->h, pad->top, pad->bottom, kernel_h, 1, stride->h),
+    int from[4] = {images, shape->c, shape->h, shape->w};
+    int to[4] = {images, shape->c, npuc_extent(shape->h, pad->top, pad->bottom, kernel_h, 1, stride->h),
                  npuc_extent(shape->w, pad->left, pad->right, kernel_w, 1, stride->w)};
     nodechip_pooling_fix8b_forward_local((int)in, (int)weight, (int)bias, (int)out, from, to, kernel_h, kernel_w,
                                          pad->top, pad->bottom, pad->left, pad->right, stride->h, stride->w, 0, 0,
@@ -117,12 +125,13 @@ static inline void npuc_fix8b_depthwise2d(local_addr_t out, local_addr_t in, loc
     npuc_done();
 }
 
-/* The largest element of a window; padding is never the largest. */
+/* The largest element of a window of so many images; padding is never the largest. */
 static inline void npuc_fix8b_max_pool2d(local_addr_t out, local_addr_t in, const dim4 *shape, int kernel_h,
-                                         int kernel_w, const Padding *pad, const dim2 *stride, bool in_signed)
+                                         int kernel_w, const Padding *pad, const dim2 *stride, bool in_signed,
+                                         int images)
 {
-    int from[4] = {4 * shape->n, shape->c, shape->h, shape->w};
-    int to[4] = {4 * shape->n, shape->c, npuc_extent(shape->h, pad->top, pad->bottom, kernel_h, 1, stride->h),
+    int from[4] = {images, shape->c, shape->h, shape->w};
+    int to[4] = {images, shape->c, npuc_extent(shape->h, pad->top, pad->bottom, kernel_h, 1, stride->h),
                  npuc_extent(shape->w, pad->left, pad->right, kernel_w, 1, stride->w)};
     nodechip_pooling_fix8b_forward_local((int)in, 0, 0, (int)out, from, to, kernel_h, kernel_w, pad->top,
                                          pad->bottom, pad->left, pad->right, stride->h, stride->w, 0, 0, 0, 0, 0, 0,
@@ -152,6 +161,43 @@ static inline void npuc_fix8b_rescale(local_addr_t out, local_addr_t a, local_ad
     int from[1] = {(int)a}, strides[1] = {0}, signs[2] = {a_signed, !relu};
     nodechip_eltwise_fix8b_forward_local(from, (int)out, (int)work, 4 * shape->n, shape->c, shape->h, shape->w,
                                          strides, 0, 1, &scale, &shift, signs, 1, relu, npuc_begun());
+    npuc_done();
+}
+
+/*
+ * The product of a and b times a scale (0..127), shifted right by 0..31, saturated at -128..127 or with a ReLU at
+ * 0..255. b has a's shape, or extent 1 along H or W. work: (4n, c, h, w) words.
+ */
+static inline void npuc_fix8b_product(local_addr_t out, local_addr_t a, local_addr_t b, local_addr_t work,
+                                      const dim4 *shape, const dim4 *b_shape, int scale, int shift, bool a_signed,
+                                      bool b_signed, bool relu)
+{
+    int from[4] = {4 * shape->n, shape->c, shape->h, shape->w}, signs[3] = {a_signed, b_signed, !relu};
+    int other[4] = {4 * b_shape->n, b_shape->c, b_shape->h, b_shape->w}, bytes[3] = {1, 1, 1};
+    nodechip_broadcast_binary_fix8b_forward_local(a, b, out, work, from, other, 4, 0, 0, 2, scale, 1,
+                                                  shift, 0, bytes, signs, relu, npuc_begun());
+    npuc_done();
+}
+
+/* Where the firmware counts from, where L2 memory starts, and the words of a table: one for each byte. */
+#define NPUC_BASE 0x10000000ULL
+#define NPUC_L2 0x100a2000ULL
+#define NPUC_TABLE 256
+
+/* Copies tables from system memory to L2 memory. */
+static inline void npuc_fix8b_tables(system_addr_t tables, int count)
+{
+    dim4 shape = {1, 1, count, NPUC_TABLE};
+    okk_gdma_32bit_cpy_S2S(NPUC_L2, tables, &shape, NULL, NULL);
+}
+
+/* The entries of a table in L2 memory, by its number, for so many images. work: (2n, c, h, w) words. */
+static inline void npuc_fix8b_lookup(local_addr_t out, local_addr_t in, local_addr_t work, const dim4 *shape,
+                                     int table, int images)
+{
+    int from[4] = {images, shape->c, shape->h, shape->w};
+    int at = (int)(NPUC_L2 - NPUC_BASE) + 4 * NPUC_TABLE * table;
+    nodechip_lut_local_v2((int)in, at, (int)work, (int)out, from, 4, 0, 1, 1, npuc_begun());
     npuc_done();
 }
 

@@ -29,13 +29,26 @@ static struct side system_side(const char *name, system_addr_t address, dim4 sha
     dim4 step = made.tensor.stride;
     uint64_t last = (uint64_t)(shape.n - 1) * (uint64_t)step.n + (uint64_t)(shape.c - 1) * (uint64_t)step.c +
                     (uint64_t)(shape.h - 1) * (uint64_t)step.h + (uint64_t)(shape.w - 1) * (uint64_t)step.w;
-    uint64_t start = address - okk_machine.system_start, size = (last + 1) * (uint64_t)bytes;
-    uint64_t all = okk_machine.system_bytes;
-    if (address < okk_machine.system_start || start > all || size > all - start)
+    bool l2 = address < okk_machine.system_start;
+    uint64_t first = l2 ? OKK_L2_START : okk_machine.system_start, all = l2 ? OKK_L2_BYTES : okk_machine.system_bytes;
+    uint64_t start = address - first, size = (last + 1) * (uint64_t)bytes;
+    if (address < first || start > all || size > all - start)
         okk_refuse("%s, 0x%llx and %llu bytes on, is outside system memory", name, address,
                    (unsigned long long)size);
-    made.system = okk_machine.system + start;
+    made.system = (l2 ? okk_machine.l2 : okk_machine.system) + start;
     return made;
+}
+
+const int32_t *okk_l2_words(uint64_t address, int count)
+{
+    dim4 shape = {1, 1, 1, count};
+    const unsigned char *at = system_side("a table", address, shape, NULL, 4).system;
+    if (address >= okk_machine.system_start)
+        okk_refuse("a table is in system memory");
+    for (size_t byte = 3; byte < 4 * (size_t)count; byte += 4)
+        if (at[byte] == OKK_L2_EMPTY)
+            okk_refuse("a table was never written to L2 memory");
+    return (const int32_t *)(const void *)at;
 }
 
 static unsigned char *feature(const struct side *side, int n, int c)

@@ -13,7 +13,7 @@ struct okk_machine {
     uint32_t local_bytes;
     int lanes;
     uint64_t system_start, system_bytes;
-    unsigned char *local, *system;
+    unsigned char *local, *system, *l2;
 };
 extern struct okk_machine okk_machine;
 
@@ -72,6 +72,12 @@ void okk_disjoint(const struct okk_tensor *output, const struct okk_tensor *inpu
 
 void okk_hazards_begin(void);
 void okk_hazards_region_ends(void);
+
+/* L2 memory: where it starts and its bytes; so many words of it, which must have been written. */
+#define OKK_L2_START 0x100A2000ULL
+#define OKK_L2_BYTES 2482176ULL
+#define OKK_L2_EMPTY 0x7f /* bytes that were not written */
+const int32_t *okk_l2_words(uint64_t address, int count);
 
 /* Where a feature (n, c) of a tensor starts. */
 unsigned char *okk_feature(const struct okk_tensor *tensor, int n, int c);

@@ -58,6 +58,8 @@ void okk_begin(const char *calls_file)
 {
     okk_call("okk_begin", OKK_BDC_ENGINE);
     okk_machine.local = okk_memory((size_t)okk_machine.npus * okk_machine.local_bytes);
+    okk_machine.l2 = okk_memory(OKK_L2_BYTES);
+    memset(okk_machine.l2, OKK_L2_EMPTY, OKK_L2_BYTES);
     okk_hazards_begin();
     state.calls = fopen(calls_file, "w");
     if (state.calls == NULL)

@@ -170,11 +170,14 @@ static struct value value(const char *at)
 #define FIX8B_CALLS                                                                                           \
     CALL(fix8b_conv2d, "@@@@(iii[<<ibbi", L(0), L(1), L(2), L(3), D(4), I(5), I(6), I(7), P(8), T(9), T(10),  \
          I(11), B(12), B(13), I(14))                                                                          \
-    CALL(fix8b_depthwise2d, "@@@@(ii[<ibb", L(0), L(1), L(2), L(3), D(4), I(5), I(6), P(7), T(8), I(9),       \
-         B(10), B(11))                                                                                        \
-    CALL(fix8b_max_pool2d, "@@(ii[<b", L(0), L(1), D(2), I(3), I(4), P(5), T(6), B(7))                        \
+    CALL(fix8b_depthwise2d, "@@@@(ii[<ibbi", L(0), L(1), L(2), L(3), D(4), I(5), I(6), P(7), T(8), I(9),      \
+         B(10), B(11), I(12))                                                                                 \
+    CALL(fix8b_max_pool2d, "@@(ii[<bi", L(0), L(1), D(2), I(3), I(4), P(5), T(6), B(7), I(8))                 \
+    CALL(fix8b_product, "@@@@((iibbb", L(0), L(1), L(2), L(3), D(4), D(5), I(6), I(7), B(8), B(9), B(10))     \
+    CALL(fix8b_lookup, "@@@(ii", L(0), L(1), L(2), D(3), I(4), I(5))                                          \
     CALL(fix8b_sum, "@@@@(<<bbb", L(0), L(1), L(2), L(3), D(4), T(5), T(6), B(7), B(8), B(9))                 \
     CALL(fix8b_rescale, "@@@(iibb", L(0), L(1), L(2), D(3), I(4), I(5), B(6), B(7))
+#define TABLES CALL(fix8b_tables, "$i", S(0), I(1))
 #define COPY(way, kinds, to, from) CALL(gdma_32bit_cpy_##way, kinds, to(0), from(1), D(2), D(3), D(4))
 #define UNARY(name) CALL(bdc_##name, "@@(??", L(0), L(1), D(2), D(3), D(4))
 #define BINARY(name) CALL(bdc_##name, "@@@(???", L(0), L(1), L(2), D(3), D(4), D(5), D(6))
@@ -194,6 +197,7 @@ CALLS
         npuc_##name(__VA_ARGS__);                                                                             \
     }
 FIX8B_CALLS
+TABLES
 #undef CALL
 
 static const struct entry {
@@ -205,6 +209,9 @@ static const struct entry {
 #undef CALL
 #define CALL(name, kinds, ...) {"bdc_" #name, kinds, call_##name},
     FIX8B_CALLS
+#undef CALL
+#define CALL(name, kinds, ...) {"gdma_" #name, kinds, call_##name},
+    TABLES
 #undef CALL
 };
 

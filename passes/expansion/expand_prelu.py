@@ -17,7 +17,7 @@ def expand_prelu(graph: Graph) -> Graph:
 
     Exact, and still rounded once when quantised: a convolution with ReLU computes x and -x as 2 C channels, and
     one from 2 C to C channels weights them with 1 and -a. A Conv that only the PRelu reads computes both signs
-    itself. For machines without a word for slopes; x: (1, C, ...) with two spatial axes or none.
+    itself. For machines without a word for slopes; x: (1, C, ...) with two spatial axes or none, or a batch.
     """
     return rewrite(graph, _expand)
 

@@ -1,0 +1,114 @@
+"""8-bit convolutions of network inputs: parts of the window become channels while the image is loaded.
+
+Few input channels cost a convolution several times what its products do. Rows in one another's stride become
+channels, and so do copies of the image, each a column further, for every s-th column of the window: the loads take
+longer, but run beside the convolution, strip by strip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from npuc.frozen import frozen
+from npuc.ir import Node
+from npuc.ops.windows import Window
+from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
+from npuc.targets.bm1684.lowering.conv_calls import Form
+from npuc.targets.bm1684.lowering.convolutions import STRIP_BYTES, STRIPS, fold, folded_view, folds, strip_rows
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, known
+from npuc.targets.bm1684.machine import fix8b_timing
+from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
+from npuc.targets.bm1684.machine.parameters import Machine
+
+MOST_CHANNELS = 64
+"""Channels of an image that is loaded so: as many as there are NPUs."""
+
+
+@frozen
+class Spread:
+    """A convolution of copies of an image, each a column further than the one before, as its channels.
+
+    form: the convolution; columns: of a copy; before: how many of them lie before the image in the first one.
+    """
+
+    form: Form
+    copies: int
+    columns: int
+    before: int
+
+    @classmethod
+    def of(cls, form: Form, copies: int, out: Dim4) -> Spread:
+        """Every `copies`-th column of the window remains one."""
+        window, (outputs, inputs, height, width) = form.window, form.weights.shape
+        left = ceil_div(width, copies)
+        weights = np.pad(form.weights, ((0, 0), (0, 0), (0, 0), (0, left * copies - width)))
+        weights = weights.reshape(outputs, inputs, height, left, copies).transpose(0, 4, 1, 2, 3)
+        spread = Window(
+            (height, left),
+            window.strides,
+            (window.begins[0], 0),
+            (window.ends[0], 0),
+            (window.dilations[0], window.dilations[1] * copies),
+        )
+        weights = weights.reshape(outputs, copies * inputs, height, left)
+        columns = (out.w - 1) * window.strides[1] + (left - 1) * spread.dilations[1] + 1
+        return cls(replace(form, window=spread, weights=weights), copies, columns, window.begins[1])
+
+    def cost(self, image: Dim4, out: Dim4, machine: Machine) -> tuple[int, int]:
+        """The cycles of the busier engine, then of the other one."""
+        window, channels = self.form.window, self.form.weights.shape[1]
+        groups = ceil_div(out.c, machine.npus) * ceil_div(out.h * out.w, machine.lanes)
+        computed = fix8b_timing.conv2d(
+            groups, channels, window.kernel[0], window.kernel[1], min(window.strides), False
+        )
+        loaded = int(ELEMENT * channels * image.h * self.columns / machine.dram_bytes_per_cycle)
+        return max(computed, loaded), min(computed, loaded)
+
+
+def strips(lo: Lowering, node: Node, form: Form, out: Dim4) -> Iterator[tuple[Form, Tensor, int, int]]:
+    """The convolution, the image, and the first row and rows of the result of every strip. out: the result."""
+    view = lo.view(node.inputs[0])
+    ways: list[tuple[tuple[int, int], int, Spread]] = []
+    most = form.window.kernel[1] if form.window.dilations[1] == 1 else 1
+    for by, copies in product(folds(form, view), range(1, most + 1)):
+        made = Spread.of(fold(form, by), copies, out)
+        if made.form.weights.shape[1] <= MOST_CHANNELS or (by, copies) == (1, 1):
+            ways.append((made.cost(Dim4(*folded_view(view, by).shape), out, lo.machine), by, made))
+    _, by, spread = min(ways, key=lambda way: (way[0], way[1], way[2].copies))
+    view = folded_view(view, by)
+    rows = strip_rows(out, min(STRIPS, max(1, ELEMENT * prod(view.shape) // STRIP_BYTES)))
+    for first in range(0, out.h, rows):
+        count, window = min(rows, out.h - first), spread.form.window
+        low = first * window.strides[0] - window.begins[0]
+        start, behind = max(low, 0), min(low + (count - 1) * window.strides[0] + window.reach[0], view.shape[2])
+        x = _loaded(lo, node, spread, known(view.sliced(2, start, behind - start)))
+        yield replace(spread.form, window=replace(window, begins=(start - low, 0))), x, first, count
+
+
+def _loaded(lo: Lowering, node: Node, spread: Spread, view: View) -> Tensor:
+    """The copies of some rows of the image, with zeros before and behind it."""
+    _, channels, rows, columns = view.shape
+    x = lo.new(f"{node.inputs[0]}/rows", Dim4(1, spread.copies * channels, rows, spread.columns))
+    zeros = View(WEIGHTS, lo.weights.zeros(spread.columns) // ELEMENT, (((1, 0),),) * 4)
+    for number in range(spread.copies):
+        copy = x.channels(number * channels, (number + 1) * channels, lo.machine)
+        begin = min(max(spread.before - number, 0), spread.columns)
+        end = max(min(columns + spread.before - number, spread.columns), begin)
+        source = known(view.sliced(3, begin - spread.before + number, end - begin)) if end > begin else zeros
+        for first, last, given in ((0, begin, zeros), (begin, end, source), (end, spread.columns, zeros)):
+            if last > first:
+                part = Tensor(copy.shape._replace(w=last - first), copy.at.shifted(ELEMENT * first))
+                lo.fill(part, _wide(given, part.shape), x.stride(lo.machine))
+    return x
+
+
+def _wide(view: View, shape: Dim4) -> View:
+    """A view of data, or of zeros as many as a shape has."""
+    if view.shape == tuple(shape):
+        return view
+    return replace(view, axes=(((1, 0),), ((shape.c, 0),), ((shape.h, 0),), ((shape.w, 1),)))
