@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -299,6 +300,22 @@ def test_where_everything_fits_nothing_is_computed_twice() -> None:
     assert {plan.halo_cycles for plan in found.values()} == {0}
     maps = sum(each.window.words for each in (p for q in placements for p in (*q.inputs, *q.outputs)))
     assert maps == 12 * 10 + 2 * 6 * 5
+
+
+def test_planning_holds_the_ranges_of_one_end_at_a_time() -> None:
+    """A signal of more than 16 x 256 elements has about 4,000 tiles per tensor to consider."""
+    net, x = Layers((16, 1, 6000)), "x"
+    for _ in range(36):
+        x = net.conv(x, 16, kernel=1)
+    graph = net.graph()
+    outputs = {each: whole(graph, each) for each in outputs_of(graph, graph.nodes)}
+    shares = shares_of(run_of(graph, graph.nodes, Machine(), outputs, documented=False).jobs)
+    tracemalloc.start()
+    try:
+        assert plans(graph, graph.nodes, Machine(), shares)
+        assert tracemalloc.get_traced_memory()[1] < 60e6
+    finally:
+        tracemalloc.stop()
 
 
 ENLARGING = """

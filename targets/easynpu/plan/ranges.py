@@ -245,10 +245,10 @@ class Range:
             ranges = ranges_for(self.graph, before, known.ranges, axis)
         else:
             ranges = ranges_for(self.graph, self.nodes, _tiled(extents, counts, unit), axis)
-        nothing = np.zeros((2, sum(counts)), np.int64)
+        nothing = np.zeros(sum(counts), np.int64)
         held = anchored(self.graph, self.chains.chains, ranges) if self.chains and axis == 1 else ranges
-        low, high = np.stack([held.get(name, nothing) for name in self.tensors], axis=1)
-        return Axis(counts, low // unit, -(-high // unit), ranges)
+        held = {name: held.get(name, (nothing, nothing)) for name in self.tensors}
+        return Axis.of(counts, unit, ranges, held, known if known is not None and known.counts == counts else None)
 
     def _counts(self, axis: int, least: int) -> tuple[int, ...]:
         """Useful numbers of tiles for an axis with this many units."""
