@@ -63,6 +63,7 @@ from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import split_max_pool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
+from npuc.passes.expansion.wide_dilations import LayInRows, drop_padding_taps
 from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
@@ -72,6 +73,7 @@ from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import given_steps
+from npuc.targets.easynpu.layers.kernels import FIELD_DILATIONS
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, MOST_EXTENT, MOST_STRIDE, WIDEST
@@ -365,7 +367,9 @@ _FORMS: tuple[Pass, ...] = (
     reductions_to_pools,
     resize_to_products,
     maxima_to_pools,
+    drop_padding_taps,
     FoldStrides(MOST_STRIDE, MOST_CHANNELS),
+    LayInRows(FIELD_DILATIONS, MOST_PADDING),
     PadsToConvs(MOST_PADDING),
     products_to_convs,
     subtract_by_adding,
