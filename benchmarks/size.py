@@ -34,9 +34,9 @@ CEILINGS = {
     "npuc": 38_400,
     "passes": 6_360,
     "targets/bm1684": 9_750,
-    "targets/easynpu": 17_000,
+    "targets/easynpu": 17_100,
     "targets/nvdla": 20_850,
-    "tests": 63_700,
+    "tests": 63_800,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

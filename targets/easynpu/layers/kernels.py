@@ -12,7 +12,7 @@ from itertools import product
 
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
-from npuc.ir import Node
+from npuc.ir import Array, Node
 from npuc.ops.windows import Window, window_of
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Scope, bands, chunk_view
 from npuc.targets.easynpu.layers.tiling import FIELD_MOST
@@ -21,6 +21,9 @@ from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
+
+MOST_STEP, MOST_EXTENT = 15, 256
+"""The fields of strides and padding have 4 bits, those of rows and columns 8."""
 
 
 def geometry(
@@ -88,6 +91,33 @@ class Part:
     columns: slice
     row: int
     column: int
+
+
+def columns_of_channels(word: Layer, machine: Machine) -> int:
+    """m, for a dense word that reads its map [H, W, C] as [H, W m, C / m], which has the same bytes.
+
+    The fewest that leave at most 256 channels; 1 where the word needs no more, or where no m fits its fields.
+    """
+    for m in range(1, word.Ci // LANES + 1):
+        stride = 1 if word.Wo == 1 else word.Sw * m
+        fields = max(stride, word.Pw * m) <= MOST_STEP and word.Wi * m <= MOST_EXTENT
+        taps = word.Hk * (word.Dh + 1) * word.Wk * m <= machine.ifmap_pad_entries and (m == 1 or not word.Dw)
+        if word.Ci <= m * FIELD_CHANNELS and not word.Ci % (m * LANES) and fields and taps:
+            return m
+    return 1
+
+
+def with_columns_of_channels(word: Layer, m: int) -> Layer:
+    """The word that reads m columns for every column of the map."""
+    stride = word.Sw if word.Wo == 1 else word.Sw * m
+    return replace(word, Ci=word.Ci // m, Wi=word.Wi * m, Wk=word.Wk * m, Sw=stride, Pw=word.Pw * m)
+
+
+def kernel_with_columns_of_channels(w: Array, m: int) -> Array:
+    """(Co, C, Hk, Wk) as (Co, C / m, Hk, Wk m)."""
+    outputs, channels, high, wide = w.shape
+    apart = w.reshape(outputs, m, channels // m, high, wide)
+    return apart.transpose(0, 2, 3, 4, 1).reshape(outputs, channels // m, high, wide * m)
 
 
 FIELD_DILATIONS = 16

@@ -73,10 +73,10 @@ from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import given_steps
-from npuc.targets.easynpu.layers.kernels import FIELD_DILATIONS
+from npuc.targets.easynpu.layers.kernels import FIELD_DILATIONS, MOST_STEP
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, MOST_EXTENT, MOST_STRIDE, WIDEST
+from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, MOST_EXTENT, WIDEST
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 
 MOST_WEIGHTS = 1 << 22
@@ -322,9 +322,6 @@ def _subtract(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-MOST_PADDING = 15
-
-
 def split_padding(graph: Graph) -> Graph:
     """A Conv with more than 15 rows or columns of padding before its image reads a padded image instead.
 
@@ -335,9 +332,9 @@ def split_padding(graph: Graph) -> Graph:
 
 def _split(rewriter: Rewriter, node: Node) -> bool:
     window = conv_window(rewriter, node)
-    if window is None or max(window.begins) <= MOST_PADDING:
+    if window is None or max(window.begins) <= MOST_STEP:
         return False
-    before = tuple(min(max(begin - MOST_PADDING, 0), MOST_PADDING) for begin in window.begins)
+    before = tuple(min(max(begin - MOST_STEP, 0), MOST_STEP) for begin in window.begins)
     x, channels = node.inputs[0], rewriter.shape(node.inputs[0])[1]
     padded = rewriter.fresh(f"{node.output}/padded")
     ones = rewriter.constant(np.ones((channels, 1, 1, 1), np.float32), f"{padded}/ones")
@@ -368,9 +365,9 @@ _FORMS: tuple[Pass, ...] = (
     resize_to_products,
     maxima_to_pools,
     drop_padding_taps,
-    FoldStrides(MOST_STRIDE, MOST_CHANNELS),
-    LayInRows(FIELD_DILATIONS, MOST_PADDING),
-    PadsToConvs(MOST_PADDING),
+    FoldStrides(MOST_STEP, MOST_CHANNELS),
+    LayInRows(FIELD_DILATIONS, MOST_STEP),
+    PadsToConvs(MOST_STEP),
     products_to_convs,
     subtract_by_adding,
     batch_norm_to_conv,
@@ -379,7 +376,7 @@ _FORMS: tuple[Pass, ...] = (
     sink_shuffles,
     PermuteChannelsByConv(LANES),
     gathers_to_slices,
-    StridedSlicesToConvs(MOST_STRIDE),
+    StridedSlicesToConvs(MOST_STEP),
     split_average_borders,
 )
 _SHAPES: tuple[Pass, ...] = (

@@ -20,6 +20,7 @@ from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_sha
 from npuc.targets.easynpu.layers.anchoring import anchored
 from npuc.targets.easynpu.layers.convolutions import parts_in_turn
 from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind, is_batch_norm
+from npuc.targets.easynpu.layers.kernels import MOST_EXTENT
 from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
 from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, is_tileable, ranges_for, whole
@@ -34,8 +35,6 @@ from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.segments import cut
 from npuc.targets.easynpu.plan.streams import Streams
 
-MOST_EXTENT = 256
-"""The most rows or columns of a map that an instruction word can state."""
 FINEST_TILES = 8192
 """The most tiles along rows and columns together, where no grid of MOST_TILES by MOST_TILES fits."""
 FINER = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
