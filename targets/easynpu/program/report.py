@@ -22,7 +22,7 @@ from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
-from npuc.targets.easynpu.program.traffic import host_traffic, time
+from npuc.targets.easynpu.program.traffic import host_traffic, multiplied, time
 from npuc.view import memory_use, totals
 
 
@@ -42,7 +42,8 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     first, job = parts[0]
     stages = job.placed.job.stages
     nodes = {stage.node: stage.node for stage in stages}
-    multiplied = sum(macs(node, quantised.graph.tensors) for node in nodes.values())
+    own = sum(macs(node, quantised.graph.tensors) for node in nodes.values())
+    executed = sum(multiplied(stage.word) for _, each in parts for stage in each.placed.job.stages)
     errors = [ERROR_LSB(node) for node in nodes.values() if node.op == "IntTable"]
     bounds = [found for node in nodes.values() if (found := bound(quantised.graph, node)) is not None]
     result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
@@ -50,9 +51,9 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
         "name": quantised.floats.get(result, result),
         "op": "+".join(listing.mnemonic(stage.word) for stage in stages),
         "nodes": list(dict.fromkeys(source for node in nodes.values() for source in node.sources)),
-        "macs": multiplied,
+        "macs": own,
         **costs([each.tiling for _, each in parts], machine),
-        "ideal_cycles": multiplied / machine.macs_per_cycle,
+        "ideal_cycles": min(own, executed) / machine.macs_per_cycle,
         "instruction": first,
         "weight_words": len(job.weights),
         "table_error_lsb": max(errors) if errors else None,
