@@ -132,21 +132,21 @@ def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | Non
     sub-ifmap.
 
     A band of kernel rows (or columns) is a convolution of its own over the map from a later row on, with less
-    padding before it. Bands that cover only padding contribute nothing and are left out. Raises DoesNotFit (E303)
-    if all do.
+    padding before it. Bands that cover only padding contribute nothing and are left out, but one if all do. Raises
+    DoesNotFit (E303) where no word can state any.
     """
     rows, columns = _kernel_bands(whole, machine)
     channels = bands(whole.Ci, FIELD_CHANNELS) if dense else [slice(0, whole.Ci)]
     if dense and most is not None:
         rows, columns = bands(whole.Hk, 1), bands(whole.Wk, 1)
         channels = bands(whole.Ci, min(FIELD_CHANNELS, (most - BS_WORDS) // LANES * LANES))
+    only_padding: Part | None = None
     found = 0
     for row_band, column_band, channel_band in product(rows, columns, channels):
         row, Ph, Hi = _shifted(row_band.start * (whole.Dh + 1), whole.Ph, whole.Hi)
         column, Pw, Wi = _shifted(column_band.start * (whole.Dw + 1), whole.Pw, whole.Wi)
         if Hi <= 0 or Wi <= 0:
             continue
-        found += 1
         high, wide = (band.stop - band.start for band in (row_band, column_band))
         word = replace(
             whole,
@@ -154,9 +154,18 @@ def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | Non
             Pw=Pw, Wi=Wi, Wk=wide, Dw=whole.Dw if wide > 1 else 0,
             Ci=channel_band.stop - channel_band.start,
         )  # fmt: skip
-        yield Part(word, channel_band, row_band, column_band, row, column)
-    if not found:
+        part = Part(word, channel_band, row_band, column_band, row, column)
+        last = (whole.Ho - 1) * whole.Sh + (high - 1) * (whole.Dh + 1)
+        right = (whole.Wo - 1) * whole.Sw + (wide - 1) * (whole.Dw + 1)
+        if last < Ph or right < Pw:
+            only_padding = only_padding or part
+            continue
+        found += 1
+        yield part
+    if not found and only_padding is None:
         raise DoesNotFit("E303", "the kernel meets nothing but padding")
+    if not found and only_padding is not None:
+        yield only_padding
 
 
 def _shifted(offset: int, padding: int, extent: int) -> tuple[int, int, int]:
