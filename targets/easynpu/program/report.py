@@ -19,6 +19,7 @@ from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.isa import Layer, Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
+from npuc.targets.easynpu.plan.apart import Window
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
@@ -31,7 +32,8 @@ def layers(lowered: Lowered, machine: Machine) -> list[dict[str, Any]]:
     found: dict[tuple[str, ...], list[tuple[int, EmittedJob]]] = {}
     index = 0
     for job in lowered.jobs:
-        key = tuple(dict.fromkeys(stage.node.output for stage in job.placed.job.stages))
+        names = [stage.node.output for stage in job.placed.job.stages]
+        key = tuple(dict.fromkeys(lowered.windows.get(name, Window(name)).tensor for name in names))
         found.setdefault(key, []).append((index, job))
         index += len(job.words)
     return [_layer(parts, lowered.quantised, machine) for parts in found.values()]
@@ -41,7 +43,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     """The report fields of a layer, and the certificate of its first tile."""
     first, job = parts[0]
     stages = job.placed.job.stages
-    nodes = {stage.node: stage.node for stage in stages}
+    nodes = {stage.node: stage.node for _, each in parts for stage in each.placed.job.stages}
     own = sum(macs(node, quantised.graph.tensors) for node in nodes.values())
     executed = sum(multiplied(stage.word) for _, each in parts for stage in each.placed.job.stages)
     errors = [ERROR_LSB(node) for node in nodes.values() if node.op == "IntTable"]
