@@ -34,9 +34,9 @@ CEILINGS = {
     "npuc": 38_400,
     "passes": 6_360,
     "targets/bm1684": 9_750,
-    "targets/easynpu": 17_450,
+    "targets/easynpu": 17_500,
     "targets/nvdla": 20_850,
-    "tests": 63_950,
+    "tests": 64_000,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

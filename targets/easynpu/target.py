@@ -51,8 +51,9 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.network.expand_prelu import expand_prelu
         from npuc.targets.easynpu.network.passes import passes
 
-        found = passes(machines.load(options.machine))
-        if options.flag(ISA) != DOCUMENTED:
+        documented = options.flag(ISA) == DOCUMENTED
+        found = passes(machines.load(options.machine), documented=documented)
+        if not documented:
             return found
         return (
             *found,
