@@ -32,11 +32,11 @@ CEILINGS = {
     "examples": 200,
     "models": 1_100,
     "npuc": 38_400,
-    "passes": 6_330,
+    "passes": 6_360,
     "targets/bm1684": 10_080,
-    "targets/easynpu": 16_930,
+    "targets/easynpu": 17_500,
     "targets/nvdla": 20_850,
-    "tests": 63_760,
+    "tests": 64_000,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

@@ -55,7 +55,7 @@ def compiled(report: Shown, entries: Sequence[Entry], directory: Path, *, verbos
     ]
     traffic = report.get("host_traffic")
     if traffic:
-        bounds = f"raw {count(traffic['raw_bytes'])}, lower bound {count(traffic['lower_bound_bytes'])}"
+        bounds = f"every program moves {count(traffic['least_bytes'])}"
         if traffic["optimum_bytes"] is not None:
             bounds += f", best plan {count(traffic['optimum_bytes'])}"
         lines.append(f"  {count(report['traffic_bytes'])} bytes moved by the host ({bounds})")

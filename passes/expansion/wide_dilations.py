@@ -1,4 +1,4 @@
-"""Dilated convolutions beyond a limit: as convolutions of the phases of the map, or with zeros between taps."""
+"""Dilated convolutions beyond a limit: of phases of the map, of a signal in rows, or with zeros between taps."""
 
 from __future__ import annotations
 
@@ -47,6 +47,100 @@ def _spread(most: int, rewriter: Rewriter, node: Node) -> bool:
     kernel[:, :, :: window.dilations[0], :: window.dilations[1]] = taps
     inputs = (node.inputs[0], rewriter.constant(kernel, f"{node.inputs[1]}/spread"), *node.inputs[2:])
     rewriter.replace(node, replace(node, inputs=inputs).with_attrs(dilations=(1, 1), kernel_shape=window.reach))
+    return True
+
+
+@frozen
+class LayInRows:
+    """A Conv of a signal (N, C, 1, L) or (N, C, L, 1) with too wide a dilation d reads it in rows of f elements.
+
+    f divides d: taps lie below one another, with dilation d / f, and padding is whole rows. Of the f that leave
+    permitted dilations and padding, the longest that add at most a sixteenth to the signal; otherwise the shortest
+    signal.
+    """
+
+    most: int
+    most_padding: int
+    __name__ = "lay_in_rows"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with such signals in rows."""
+        return rewrite(graph, self._lay)
+
+    def _lay(self, rewriter: Rewriter, node: Node) -> bool:
+        window, shape = conv_window(rewriter, node), rewriter.shape(node.inputs[0])
+        taps = rewriter.constants.get(node.inputs[1]) if window is not None else None
+        if window is None or taps is None or 1 not in shape[2:] or window.strides != (1, 1):
+            return False
+        along = int(shape[2] == 1)
+        across, kernel, d = 1 - along, window.kernel[along], window.dilations[along]
+        begin, extent, count = window.begins[along], shape[2 + along], rewriter.shape(node.output)[2 + along]
+        flat = window.kernel[across] == 1 and not window.begins[across] and not window.ends[across]
+        if not flat or d == 1 or (d <= self.most and begin <= self.most_padding):
+            return False
+        lengths = [f for f in range(2, d + 1) if d % f == begin % f == 0 and d // f <= self.most]
+        lengths = [f for f in lengths if begin // f <= self.most_padding]
+        if not lengths:
+            return False
+        f = min(lengths, key=lambda f: (max(-(-extent // f) * f, extent * 17 // 16), -f))
+        held, rows, above = -(-extent // f), -(-count // f), begin // f
+        x, nodes = node.inputs[0], list[Node]()
+        if held * f > extent:
+            pads = (*(0,) * 6, *((held * f - extent) * each for each in (across, along)))
+            nodes.append(rewriter.part(node, "Pad", (x,), f"{x}/padded", pads=pads, mode="constant", value=0.0))
+            x = nodes[-1].output
+        nodes.append(rewriter.part(node, "Reshape", (x,), f"{x}/rows", shape=(*shape[:2], held, f)))
+        weights = taps.reshape(*taps.shape[:2], kernel, 1)
+        inputs = (nodes[-1].output, rewriter.constant(weights, f"{node.inputs[1]}/rows"), *node.inputs[2:])
+        below = max(rows - 1 + (kernel - 1) * (d // f) + 1 - above - held, 0)
+        attrs = {"kernel_shape": (kernel, 1), "dilations": (d // f, 1), "pads": (above, 0, below, 0)}
+        made = replace(node, inputs=inputs, outputs=(rewriter.fresh(f"{node.output}/rows"),)).with_attrs(**attrs)
+        nodes.append(made)
+        rows = held + above + below - (kernel - 1) * (d // f)
+        if rows * f == count:
+            rewriter.replace(node, *nodes, rewriter.back(node, made.output))
+            return True
+        whole = (
+            shape[0],
+            rewriter.shape(node.output)[1],
+            *((rows * f if each else 1) for each in (across, along)),
+        )
+        nodes.append(rewriter.part(node, "Reshape", made.outputs, f"{node.output}/whole", shape=whole))
+        ends: dict[str, Attr] = {"axes": (2 + along,), "starts": (0,), "ends": (count,), "steps": (1,)}
+        cut = Node("Slice", nodes[-1].outputs, node.outputs, ends, f"{node.name}/slice", node.sources)
+        rewriter.replace(node, *nodes, cut)
+        return True
+
+
+def drop_padding_taps(graph: Graph) -> Graph:
+    """A Conv without the outer rows and columns of its kernel that meet nothing but padding. Exact."""
+    return rewrite(graph, _drop_taps)
+
+
+def _drop_taps(rewriter: Rewriter, node: Node) -> bool:
+    window = conv_window(rewriter, node)
+    taps = rewriter.constants.get(node.inputs[1]) if window is not None else None
+    if window is None or taps is None:
+        return False
+    kept, begins, ends = list[slice](), list[int](), list[int]()
+    extents, counts = (rewriter.shape(name)[2:] for name in (node.inputs[0], node.output))
+    for at, (extent, count) in enumerate(zip(extents, counts, strict=True)):
+        first, last, d = 0, window.kernel[at] - 1, window.dilations[at]
+        begin, end = window.begins[at], window.ends[at]
+        while first < last and begin >= d and (count - 1) * window.strides[at] + first * d < window.begins[at]:
+            first, begin = first + 1, begin - d
+        while last > first and end >= d and last * d - window.begins[at] >= extent:
+            last, end = last - 1, end - d
+        kept.append(slice(first, last + 1))
+        begins.append(begin)
+        ends.append(end)
+    smaller = taps[:, :, kept[0], kept[1]]
+    if smaller.shape == taps.shape:
+        return False
+    inputs = (node.inputs[0], rewriter.constant(smaller, f"{node.inputs[1]}/met"), *node.inputs[2:])
+    dilations = tuple(1 if k == 1 else d for k, d in zip(smaller.shape[2:], window.dilations, strict=True))
+    attrs = {"kernel_shape": smaller.shape[2:], "pads": (*begins, *ends), "dilations": dilations}
+    rewriter.replace(node, replace(node, inputs=inputs).with_attrs(**attrs))
     return True
 
 

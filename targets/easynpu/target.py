@@ -51,8 +51,9 @@ class EasyNpu(Target):
         from npuc.passes.expansion.split_average_pool import SplitAveragePool
         from npuc.targets.easynpu.network.passes import passes
 
-        found = passes(machines.load(options.machine))
-        if options.flag(ISA) != DOCUMENTED:
+        documented = options.flag(ISA) == DOCUMENTED
+        found = passes(machines.load(options.machine), documented=documented)
+        if not documented:
             return found
         return (
             *found,

@@ -216,12 +216,11 @@ def compiled(shared: Path, name: str, **options: Any) -> program.Program:
 
 
 @pytest.mark.parametrize("objective", ["traffic", "time"])
-def test_documented_resnet8_moves_at_most_1_6_times_what_it_must(objective: str, shared: Path) -> None:
+def test_documented_resnet8_moves_at_most_twice_what_it_must(objective: str, shared: Path) -> None:
     found = compiled(shared, "tiny_resnet8_fp32", objective=objective)
     traffic = found.manifest["report"]["host_traffic"]
     words = traffic["map_bytes"] + traffic["weight_bytes"]
-    assert traffic["lower_bound_bytes"] <= traffic["optimum_bytes"] <= words
-    assert words <= 1.6 * traffic["lower_bound_bytes"]
+    assert traffic["least_bytes"] <= traffic["optimum_bytes"] <= words <= 2 * traffic["least_bytes"]
 
 
 @pytest.mark.parametrize("seed", range(3))

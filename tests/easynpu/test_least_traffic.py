@@ -42,7 +42,7 @@ def _model(
     folder: Path,
     nodes: Sequence[onnx.NodeProto],
     x: Sequence[int],
-    y: Sequence[int],
+    y: Sequence[int | str],
     constants: dict[str, Array],
 ) -> Path:
     value = helper.make_tensor_value_info
@@ -222,3 +222,24 @@ def test_averages_that_share_taps_are_means(tmp_path: Path) -> None:
     run = session(model.read_bytes())
     wanted = np.stack([run.run(None, {"x": each})[0] for each in x])
     assert np.abs(found.reshape(wanted.shape) - wanted).max() <= np.abs(x).max() / 127
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "extents", "attrs"),
+    [
+        (512, (1, 1), (7, 7), {}),
+        (272, (1, 1), (3, 1), {}),  # 17 columns of 16 channels
+        (320, (1, 3), (4, 9), {"pads": [0, 1, 0, 1]}),
+        (320, (2, 2), (6, 7), {"strides": [2, 2]}),
+        (1280, (1, 1), (1, 1), {}),
+        (512, (2, 1), (5, 6), {"dilations": [3, 1], "pads": [0, 0, 3, 0]}),
+    ],
+)
+def test_documented_words_read_many_channels_as_more_columns(
+    channels: int, kernel: tuple[int, int], extents: tuple[int, int], attrs: dict[str, Any], tmp_path: Path
+) -> None:
+    """[H, W, m C] has the bytes of [H, m W, C]: one word, whose weights are loaded once."""
+    nodes = [_conv("x", "y", "c", kernel_shape=kernel, **attrs)]
+    model = _model(tmp_path, nodes, [channels, *extents], [16, "h", "w"], _weights("c", 16, channels, *kernel))
+    found = _proved(model, tmp_path, isa="documented", strict=True)
+    assert _moved(found)[1] == 5 + channels * kernel[0] * kernel[1]

@@ -17,6 +17,9 @@ from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.export.assembling import expect_legal
+from npuc.targets.easynpu.layers.kernels import split_kernel
+from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.verification.metrics import Difference
 from tests.compiled import compilation, verified
 
@@ -182,3 +185,16 @@ def test_parts_of_a_map_that_no_memory_holds_are_taken_by_the_host(op: str, tmp_
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > 25
     assert "Slice" in {step.get("op") for step in found.manifest["steps"]}
+
+
+@pytest.mark.parametrize(("rows", "taps"), [(1, {1, 2}), (2, {0, 1, 2})])
+def test_taps_that_meet_only_padding_take_no_word(rows: int, taps: set[int]) -> None:
+    """The upper left pixel, and the two at the left border: of nine taps four, and six, meet the map."""
+    word = Layer(
+        opcode=BY_MNEMONIC["conv"].opcode,
+        Hi=5, Wi=5, Ho=rows, Wo=1, Hk=3, Wk=3, Ph=1, Pw=1, Ci=64, Co=16, Zs=1,
+    )  # fmt: skip
+    parts = split_kernel(word, Machine(), dense=True, most=100)
+    assert {(part.rows.start, part.columns.start) for part in parts} == {
+        (row, at) for row in taps for at in (1, 2)
+    }

@@ -36,3 +36,21 @@ def test_they_hold_the_bias(
     assert verify(model, program, {"x": x})["bit_exact"]
     (y,) = program.run({"x": x}).values()
     assert np.abs(y[:, :, -1, -1] - bias).max() <= np.abs(y).max() / 127  # a step
+
+
+@pytest.mark.parametrize("isa", ["extended", "documented"])
+@pytest.mark.parametrize(("channels", "kernel", "padding"), [(4, 5, 18), (4, 3, 40), (20, 5, 31)])
+def test_padding_behind_that_no_field_states_is_tiled(channels: int, kernel: int, padding: int, isa: str) -> None:
+    """A tile of n rows behind the map would take n - 1 + kernel rows of padding before it, of 15."""
+    random = np.random.default_rng(0)
+    w = random.standard_normal((channels, channels, kernel, kernel)).astype(np.float32)
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[padding] * 4)
+    x, y = (
+        helper.make_tensor_value_info(name, 1, shape)
+        for name, shape in (("x", (1, channels, 9, 9)), ("y", (1, channels, None, None)))
+    )
+    graph = helper.make_graph([conv], "g", [x], [y], [numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    data = {"x": 1 + random.standard_normal((3, 1, channels, 9, 9)).astype(np.float32)}
+    program = compile(model, "easynpu", calibration=data, isa=isa, strict=True)
+    assert verify(model, program, data)["bit_exact"]

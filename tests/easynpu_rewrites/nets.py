@@ -200,6 +200,18 @@ NETS: Mapping[str, Net] = {
             "axes": np.array([2, 3]), "steps": np.array([2, 2]),
         },
     ),
+    "several results per channel, before a convolution": Net(
+        (1, 16, 7, 6),
+        (1, 8, 7, 6),
+        "c = Conv <group = 16, pads = [1, 1, 1, 1]> (x, w, b) r = Relu (c) y = Conv (r, v)",
+        {"w": (48, 1, 3, 3), "b": (48,), "v": (8, 48, 1, 1)},
+    ),
+    "several results per channel, before a sum": Net(
+        (1, 16, 7, 6),
+        (1, 32, 7, 6),
+        "c = Conv <group = 16, pads = [1, 1, 1, 1]> (x, w) d = Conv (x, v) y = Add (c, d)",
+        {"w": (32, 1, 3, 3), "v": (32, 16, 1, 1)},
+    ),
     "an unaligned slice": Net(
         (1, 24, 6, 6),
         (1, 24, 6, 6),

@@ -17,7 +17,7 @@ from npuc.pipeline import run_passes
 from npuc.target import Options, Request, target
 from npuc.verification.metrics import Tolerance
 from tests.compiled import verified
-from tests.easynpu_rewrites.nets import NETS
+from tests.easynpu_rewrites.nets import NETS, Net
 from tests.passes.networks import assert_same_meaning
 from tests.passes.random_graphs import random_graph
 
@@ -48,6 +48,23 @@ def test_the_passes_keep_the_meaning_and_change_nothing_more_the_second_time(nam
             assert_same_meaning(graph, after)
         assert each(after).nodes == after.nodes, each.__name__
         graph = after
+
+
+@pytest.mark.parametrize("isa", ["extended", "documented"])
+@pytest.mark.parametrize(("channels", "m", "size"), [(16, 2, 20), (32, 3, 9)])
+def test_several_results_per_channel_of_an_output_take_no_more_than_theirs(
+    channels: int, m: int, size: int, isa: str, tmp_path: Path
+) -> None:
+    """m words, or as many as 16 channels need, of 9 taps; the host only gives the result another shape."""
+    text = f"y = Conv <group = {channels}, pads = [1, 1, 1, 1]> (x, w, b)"
+    shapes = {"w": (m * channels, 1, 3, 3), "b": (m * channels,)}
+    net = Net((1, channels, size, size), (1, m * channels, size, size), text, shapes)
+    onnx.save(net.model(), tmp_path / "m.onnx")
+    asked = Options(level="0", strict=True, flags={"isa": isa})
+    loaded, report = verified(Request(tmp_path / "m.onnx", EASYNPU, asked), tmp_path)
+    assert report["bit_exact"] is True
+    products = m * channels // 16 * 9 * size * size
+    assert products <= loaded.manifest["report"]["cycles"] <= 1.05 * products
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -18,7 +18,7 @@ from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
-from npuc.passes.expansion.wide_dilations import SpreadKernels, WideDilations
+from npuc.passes.expansion.wide_dilations import LayInRows, SpreadKernels, WideDilations, drop_padding_taps
 from npuc.pipeline import Pass
 from npuc.targets.easynpu.network.passes import split_padding
 from tests.conftest import Reference
@@ -210,6 +210,64 @@ def test_phases_that_are_too_many_stay() -> None:
         conv = node("Conv", "x w", "y", dilations=dilations, pads=(36, 36, 36, 36))
         graph = network((1, 4, 13, 13), "y", conv, w=(6, 4, 2, 2))
         assert WideDilations(4, apart=True)(graph) is graph
+
+
+def dilated_signal(
+    length: int, dilation: int, pads: tuple[int, int], group: int = 1, *, down: bool = False
+) -> Graph:
+    axis = 0 if down else 1
+    ends: dict[str, Attr] = {"dilations": (dilation, 1) if down else (1, dilation), "group": group}
+    ends["pads"] = (pads[0], 0, pads[1], 0) if down else (0, pads[0], 0, pads[1])
+    shape, kernel = ((length, 1), (3, 1)) if down else ((1, length), (1, 3))
+    conv = node("Conv", "x w b", "y", activation="Relu", **ends)
+    graph = network((2, 4, *shape), "y", conv, w=(8, 4 // group, *kernel), b=(8,))
+    assert graph.shape("y")[2 + axis] == length + sum(pads) - 2 * dilation
+    return graph
+
+
+@pytest.mark.parametrize(("graph", "before", "behind", "rows"), [
+    (dilated_signal(64, 8, (8, 8)), "", "Reshape", (1, 1)),
+    (dilated_signal(62, 8, (8, 8), down=True), "Pad", "Reshape Slice", (1, 1)),
+    (dilated_signal(60, 15, (30, 0), group=2), "", "Reshape", (1, 1)),
+    (dilated_signal(40, 12, (12, 12)), "Pad", "Reshape Slice", (2, 1)),
+    (dilated_signal(40, 3, (18, 15)), "Pad", "Reshape Slice", (1, 1)),
+    (dilated_signal(33, 32, (32, 32)), "Pad", "Reshape Slice", (4, 1)),
+    (dilated_signal(50, 10, (0, 0)), "", "Reshape", (1, 1)),
+    (dilated_signal(50, 10, (0, 7), group=4), "", "Reshape Slice", (1, 1)),
+])  # fmt: skip
+def test_a_dilated_signal_is_laid_in_rows(graph: Graph, before: str, behind: str, rows: tuple[int, int]) -> None:
+    found = becomes(LayInRows(4, 15), graph, [*before.split(), "Reshape", "Conv+Relu", *behind.split()])
+    conv = next(each for each in found.nodes if each.op == "Conv")
+    assert conv.integers("dilations") == rows
+
+
+@pytest.mark.parametrize("graph", [
+    dilated_signal(64, 4, (4, 4)),
+    dilated_signal(64, 7, (3, 3)),
+    network((1, 4, 9, 64), "y", node("Conv", "x w", "y", dilations=(1, 8)), w=(4, 4, 1, 3)),
+    network((1, 4, 1, 64), "y", node("Conv", "x w", "y", dilations=(1, 8), pads=(1, 0, 0, 0)), w=(4, 4, 1, 3)),
+    network((1, 4, 1, 64), "y", node("Conv", "x w", "y", dilations=(1, 8), strides=(1, 2)), w=(4, 4, 1, 3)),
+], ids=["permitted", "no common length", "image", "padded across", "stride"])  # fmt: skip
+def test_no_other_signal_is_laid_in_rows(graph: Graph) -> None:
+    assert LayInRows(4, 15)(graph) is graph
+
+
+@pytest.mark.parametrize(("extents", "attrs", "kernel", "pads"), [
+    ((5, 30), {"dilations": (6, 6), "pads": (6, 6, 6, 6)}, (1, 3), (0, 6, 0, 6)),
+    ((5, 5), {"dilations": (4, 5), "pads": (4, 10, 4, 0)}, (3, 1), (4, 0, 4, 0)),
+    ((9, 9), {"strides": (4, 4), "pads": (0, 0, 4, 0)}, (3, 3), (0, 0, 4, 0)),
+    ((4, 9), {"strides": (4, 1), "pads": (0, 0, 1, 0)}, (3, 3), (0, 0, 1, 0)),
+    ((1, 9), {"pads": (2, 2, 0, 0), "kernel_shape": (3, 3)}, (1, 3), (0, 2, 0, 0)),
+])  # fmt: skip
+def test_taps_that_meet_only_padding_are_dropped(
+    extents: tuple[int, int], attrs: dict[str, Attr], kernel: tuple[int, int], pads: tuple[int, ...]
+) -> None:
+    graph = network((2, 4, *extents), "y", node("Conv", "x w b", "y", **attrs), w=(6, 4, 3, 3), b=(6,))
+    found = drop_padding_taps(graph)
+    (conv,) = found.nodes
+    assert found.shape(conv.inputs[1])[2:] == kernel
+    assert (conv.integers("pads") or (0, 0, 0, 0)) == pads
+    assert_same_meaning(graph, found)
 
 
 @pytest.mark.parametrize("dilations", [(2, 2), (1, 3)])

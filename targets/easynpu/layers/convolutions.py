@@ -21,7 +21,14 @@ from npuc.targets.easynpu.layers.borders import border_weights
 from npuc.targets.easynpu.layers.channelwise import following, held_groups, relu_stage
 from npuc.targets.easynpu.layers.fusion import conv_mnemonic, group_words, is_batch_norm, table_words
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Scope, Stage, bands, chunk_view
-from npuc.targets.easynpu.layers.kernels import geometry, split_kernel, window_word
+from npuc.targets.easynpu.layers.kernels import (
+    columns_of_channels,
+    geometry,
+    kernel_with_columns_of_channels,
+    split_kernel,
+    window_word,
+    with_columns_of_channels,
+)
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups, pack_layer
@@ -99,7 +106,7 @@ def load_of(
     Where 16 outputs exceed the weight DTCM, the parts of a job are loaded one after another. Raises DoesNotFit
     (E302) where documented words cannot express that, or the nodes fused behind take too many words.
     """
-    word, parts = _parts(graph, node, machine)
+    word, parts = _parts(graph, node, machine, documented=documented)
     dense = _name(graph, node) == "conv"
     per_group = sum(BS_WORDS + part.Hk * part.Wk * (part.Ci if dense else 1) for part in parts)
     if PADDING(node):
@@ -130,7 +137,7 @@ def load_of(
 
 def expect_documented(graph: Graph, node: Node, machine: Machine, followers: Sequence[Node]) -> Iterator[Problem]:
     """The reasons why documented words cannot compute a convolution with any tile (E204, E302)."""
-    word, parts = _parts(graph, node, machine)
+    word, parts = _parts(graph, node, machine, documented=True)
     spans = _name(graph, node) == "conv" and BLOCKS(node) > 1  # a job sweeps the channels that have weights
     if PADDING(node) or (len(parts) > 1 and not spans):
         yield from _several_words(node, word, len(parts) + bool(PADDING(node))).problems
@@ -160,14 +167,17 @@ def parts_in_turn(graph: Graph, node: Node, machine: Machine, followers: Sequenc
     return tuple(replace(part, Zs=1) for part in parts)
 
 
-def _parts(graph: Graph, node: Node, machine: Machine, most: int | None = None) -> tuple[Layer, list[Layer]]:
+def _parts(
+    graph: Graph, node: Node, machine: Machine, most: int | None = None, *, documented: bool = False
+) -> tuple[Layer, list[Layer]]:
     """The word of a whole convolution, and the words that it is split into for 16 outputs."""
     dense = _name(graph, node) == "conv"
     kernel = graph.shape(node.inputs[1])[2:]
     x, y = whole(graph, node.inputs[0]), whole(graph, node.output)
     fields, _, _ = geometry(node, x, y, x, (kernel[0], kernel[1]))
     word = Layer(opcode=BY_MNEMONIC["conv" if dense else "dwconv"].opcode, **fields)
-    return word, [part.word for part in split_kernel(word, machine, dense=dense, most=most)]
+    read = with_columns_of_channels(word, columns_of_channels(word, machine)) if documented and dense else word
+    return word, [part.word for part in split_kernel(read, machine, dense=dense, most=most)]
 
 
 def _name(graph: Graph, node: Node) -> str:
@@ -184,6 +194,9 @@ def _conv_stages(
     """
     dense = name == "conv"
     word, x = window_word(scope, node, name, w.shape[2:], chunk, dense=dense)
+    m = columns_of_channels(word, scope.machine) if scope.documented and dense else 1
+    if m > 1:
+        word, w = with_columns_of_channels(word, m), kernel_with_columns_of_channels(w, m)
     runs = [slice(0, w.shape[1])]
     if dense and BLOCKS(node) > 1:
         runs = [used_span(w)] if scope.documented else used_runs(w, prod(scope.size(node)))
@@ -208,7 +221,7 @@ def _conv_stages(
         block = pack_layer(kernel, bias if first else np.zeros_like(bias), shift, dense=dense)
         mnemonic = f"{name}_relu" if merged and last else name
         source = x.part(part.row, part.column)
-        if dense:
+        if dense and m == 1:
             source = source.channel_groups(part.channels.start // LANES, part.word.Ci)
         tensor = node.output if last and merged == relu else None
         coded = replace(part.word, opcode=BY_MNEMONIC[mnemonic].opcode)

@@ -12,7 +12,7 @@ from itertools import product
 
 from npuc.errors import DoesNotFit
 from npuc.frozen import frozen
-from npuc.ir import Node
+from npuc.ir import Array, Node
 from npuc.ops.windows import Window, window_of
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Scope, bands, chunk_view
 from npuc.targets.easynpu.layers.tiling import FIELD_MOST
@@ -21,6 +21,9 @@ from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
+
+MOST_STEP, MOST_EXTENT = 15, 256
+"""The fields of strides and padding have 4 bits, those of rows and columns 8."""
 
 
 def geometry(
@@ -90,6 +93,33 @@ class Part:
     column: int
 
 
+def columns_of_channels(word: Layer, machine: Machine) -> int:
+    """m, for a dense word that reads its map [H, W, C] as [H, W m, C / m], which has the same bytes.
+
+    The fewest that leave at most 256 channels; 1 where the word needs no more, or where no m fits its fields.
+    """
+    for m in range(1, word.Ci // LANES + 1):
+        stride = 1 if word.Wo == 1 else word.Sw * m
+        fields = max(stride, word.Pw * m) <= MOST_STEP and word.Wi * m <= MOST_EXTENT
+        taps = word.Hk * (word.Dh + 1) * word.Wk * m <= machine.ifmap_pad_entries and (m == 1 or not word.Dw)
+        if word.Ci <= m * FIELD_CHANNELS and not word.Ci % (m * LANES) and fields and taps:
+            return m
+    return 1
+
+
+def with_columns_of_channels(word: Layer, m: int) -> Layer:
+    """The word that reads m columns for every column of the map."""
+    stride = word.Sw if word.Wo == 1 else word.Sw * m
+    return replace(word, Ci=word.Ci // m, Wi=word.Wi * m, Wk=word.Wk * m, Sw=stride, Pw=word.Pw * m)
+
+
+def kernel_with_columns_of_channels(w: Array, m: int) -> Array:
+    """(Co, C, Hk, Wk) as (Co, C / m, Hk, Wk m)."""
+    outputs, channels, high, wide = w.shape
+    apart = w.reshape(outputs, m, channels // m, high, wide)
+    return apart.transpose(0, 2, 3, 4, 1).reshape(outputs, channels // m, high, wide * m)
+
+
 FIELD_DILATIONS = 16
 """Dh and Dw have 4 bits, stored minus one; beyond that, every tap takes a word of its own."""
 
@@ -102,21 +132,21 @@ def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | Non
     sub-ifmap.
 
     A band of kernel rows (or columns) is a convolution of its own over the map from a later row on, with less
-    padding before it. Bands that cover only padding contribute nothing and are left out. Raises DoesNotFit (E303)
-    if all do.
+    padding before it. Bands that cover only padding contribute nothing and are left out, but one if all do. Raises
+    DoesNotFit (E303) where no word can state any.
     """
     rows, columns = _kernel_bands(whole, machine)
     channels = bands(whole.Ci, FIELD_CHANNELS) if dense else [slice(0, whole.Ci)]
     if dense and most is not None:
         rows, columns = bands(whole.Hk, 1), bands(whole.Wk, 1)
         channels = bands(whole.Ci, min(FIELD_CHANNELS, (most - BS_WORDS) // LANES * LANES))
+    only_padding: Part | None = None
     found = 0
     for row_band, column_band, channel_band in product(rows, columns, channels):
         row, Ph, Hi = _shifted(row_band.start * (whole.Dh + 1), whole.Ph, whole.Hi)
         column, Pw, Wi = _shifted(column_band.start * (whole.Dw + 1), whole.Pw, whole.Wi)
         if Hi <= 0 or Wi <= 0:
             continue
-        found += 1
         high, wide = (band.stop - band.start for band in (row_band, column_band))
         word = replace(
             whole,
@@ -124,9 +154,18 @@ def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | Non
             Pw=Pw, Wi=Wi, Wk=wide, Dw=whole.Dw if wide > 1 else 0,
             Ci=channel_band.stop - channel_band.start,
         )  # fmt: skip
-        yield Part(word, channel_band, row_band, column_band, row, column)
-    if not found:
+        part = Part(word, channel_band, row_band, column_band, row, column)
+        last = (whole.Ho - 1) * whole.Sh + (high - 1) * (whole.Dh + 1)
+        right = (whole.Wo - 1) * whole.Sw + (wide - 1) * (whole.Dw + 1)
+        if last < Ph or right < Pw:
+            only_padding = only_padding or part
+            continue
+        found += 1
+        yield part
+    if not found and only_padding is None:
         raise DoesNotFit("E303", "the kernel meets nothing but padding")
+    if not found and only_padding is not None:
+        yield only_padding
 
 
 def _shifted(offset: int, padding: int, extent: int) -> tuple[int, int, int]:

@@ -43,7 +43,7 @@ class View:
 
     def channel_groups(self, first: int, channels: int) -> View:
         """The channel groups from `first` on that hold this many channels."""
-        return replace(self, group=self.group + first * self.group_step, channels=channels)
+        return self.window((first * LANES, 0, 0), (channels, self.height, self.width))
 
     def pixel_for(self, channels: int, height: int, width: int) -> View:
         """The first pixel and its first 16 channels, repeated over a map."""
@@ -51,20 +51,21 @@ class View:
 
     def part(self, row: int, column: int) -> View:
         """The rows and columns from an offset on."""
-        return replace(
-            self,
-            row=self.row + row * self.row_step,
-            column=self.column + column * self.column_step,
-            height=self.height - row,
-            width=self.width - column,
-        )
+        return self.window((0, row, column), (self.channels, self.height - row, self.width - column))
 
     def window(self, start: Shape, shape: Shape) -> View:
         """A map of this shape (C, H, W) that starts at a channel (a multiple of 16), row and column."""
         channel, row, column = start
-        channels, height, width = shape
-        moved = self.part(row, column).channel_groups(channel // LANES, channels)
-        return replace(moved, height=height, width=width)
+        return View(  # without `replace`: a compile makes some 100,000 of them
+            self.buffer,
+            *shape,
+            self.group + channel // LANES * self.group_step,
+            self.row + row * self.row_step,
+            self.column + column * self.column_step,
+            self.row_step,
+            self.column_step,
+            self.group_step,
+        )
 
     def interleaved(self, row: int, column: int, step: tuple[int, int], size: tuple[int, int]) -> View:
         """Every step-th row and column from an offset on, of a given size."""

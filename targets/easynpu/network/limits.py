@@ -7,7 +7,7 @@ MOST_EXTENT = 256
 """The most rows or columns of a map in a layer word."""
 WIDEST = 4096
 """Rows or columns beyond which one row of a map fills a memory."""
-MOST_STRIDE, MOST_CHANNELS = 15, 256
-"""The largest stride and the most channels in a layer word."""
+MOST_CHANNELS = 256
+"""The most channels in a layer word."""
 IMAGES = ImageLimits(LANES, MOST_CHANNELS, MOST_EXTENT, pixels=64)
 """The kernel of a fully connected layer covers at most 64 pixels."""

@@ -22,6 +22,8 @@ Grouped convolutions as dense ones with block structure, for machines with only 
 
 Rescale nodes around operators that take no zero points and constrain their scales.
 
+Depthwise convolutions with several results per channel.
+
 Channel shuffles between grouped convolutions, moved behind the depthwise convolution that reads them.
 
 Interpolation as products with constant matrices.
@@ -31,11 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, BLOCKS, DTYPE, GROUP, SCALES, SIZES, ZERO_POINT
@@ -63,6 +66,7 @@ from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import split_max_pool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
+from npuc.passes.expansion.wide_dilations import LayInRows, drop_padding_taps
 from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
@@ -72,9 +76,10 @@ from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import given_steps
+from npuc.targets.easynpu.layers.kernels import FIELD_DILATIONS, MOST_STEP
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, MOST_EXTENT, MOST_STRIDE, WIDEST
+from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, MOST_EXTENT, WIDEST
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 
 MOST_WEIGHTS = 1 << 22
@@ -232,6 +237,57 @@ def _rescale(source: str, result: str, node: Node) -> Node:
     return Node("Rescale", (source,), (result,), {}, f"{node.name}/{result}", node.sources)
 
 
+@frozen
+class SplitMultipliers:
+    """A depthwise Conv with m results per channel becomes m depthwise ones, whose results are put in order.
+
+    Only of whole words of channels: the results are then joined without a copy. An output's are joined as rows,
+    which only need another shape. Those that a dense Conv alone reads are joined as channels, whose order its
+    weights absorb. Any others stay. Exact.
+
+    rows_only: words cannot join channels.
+    """
+
+    rows_only: bool
+    __name__ = "split_multipliers"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph without such multipliers."""
+        return rewrite(graph, partial(_split_multiplier, self.rows_only))
+
+
+def _split_multiplier(rows_only: bool, rewriter: Rewriter, node: Node) -> bool:
+    window, group = conv_window(rewriter, node), GROUP(node)
+    if window is None or group % LANES or any(name not in rewriter.constants for name in node.inputs[1:] if name):
+        return False
+    (channels, outputs), several = (rewriter.shape(name)[1] for name in (node.inputs[0], node.output)), []
+    if group != channels or outputs == channels:
+        return False
+    m, reader = outputs // channels, rewriter.only_reader(node.output)
+    as_rows = node.output in rewriter.outputs and not rewriter.readers(node.output)
+    absorbed = reader is not None and is_dense(rewriter, reader) and reader.inputs[0] == node.output
+    if not as_rows and (rows_only or not absorbed):
+        return False
+    for at in range(m):
+        names = [
+            rewriter.constant(rewriter.constants[name][at::m], f"{node.output}/{part}{at}")
+            for name, part in zip(node.inputs[1:], ("weight", "bias"), strict=False)
+            if name
+        ]
+        result = rewriter.fresh(f"{node.output}/{at}")
+        several.append(replace(node, inputs=(node.inputs[0], *names), outputs=(result,), name=result))
+    (N, _, H, W), names = rewriter.shape(node.output), tuple(each.output for each in several)
+    if as_rows:  # of (N, C, m H, W)
+        joined = rewriter.part(node, "Concat", names, f"{node.output}/joined", axis=2)
+        rewriter.replace(node, *several, joined, rewriter.back(node, joined.output))
+        return True
+    joined = rewriter.part(node, "Concat", names, f"{node.output}/joined", axis=1)
+    apart = rewriter.part(node, "Reshape", joined.outputs, f"{node.output}/apart", shape=(N, m, channels, H * W))
+    turned = rewriter.part(node, "Transpose", apart.outputs, f"{node.output}/turned", perm=(0, 2, 1, 3))
+    rewriter.replace(node, *several, joined, apart, turned, rewriter.back(node, turned.output))
+    return True
+
+
 def expand_groups(graph: Graph) -> Graph:
     """Every grouped Conv that is not depthwise gets group 1 and zeros outside its blocks.
 
@@ -320,9 +376,6 @@ def _subtract(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-MOST_PADDING = 15
-
-
 def split_padding(graph: Graph) -> Graph:
     """A Conv with more than 15 rows or columns of padding before its image reads a padded image instead.
 
@@ -333,9 +386,9 @@ def split_padding(graph: Graph) -> Graph:
 
 def _split(rewriter: Rewriter, node: Node) -> bool:
     window = conv_window(rewriter, node)
-    if window is None or max(window.begins) <= MOST_PADDING:
+    if window is None or max(window.begins) <= MOST_STEP:
         return False
-    before = tuple(min(max(begin - MOST_PADDING, 0), MOST_PADDING) for begin in window.begins)
+    before = tuple(min(max(begin - MOST_STEP, 0), MOST_STEP) for begin in window.begins)
     x, channels = node.inputs[0], rewriter.shape(node.inputs[0])[1]
     padded = rewriter.fresh(f"{node.output}/padded")
     ones = rewriter.constant(np.ones((channels, 1, 1, 1), np.float32), f"{padded}/ones")
@@ -346,15 +399,27 @@ def _split(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def passes(machine: Machine) -> tuple[Pass, ...]:
-    """The passes of every program for a machine."""
-    return (*_FORMS, *_averages(machine), *_SHAPES)
+def passes(machine: Machine, *, documented: bool = False) -> tuple[Pass, ...]:
+    """The passes of every program for a machine, in the document's words only or with the extensions."""
+    return (*_FORMS, *_weights(documented=documented), *_averages(machine), *_SHAPES)
 
 
 def _averages(machine: Machine) -> tuple[Pass, ...]:
     """The passes for averages: kept psums allow any window that a DTCM holds; others are averages of averages."""
     limits = Limits(positions=max(machine.fmap_words, machine.skip_words) - 1, extent=MOST_EXTENT)
     return PadLongAverages(limits), SplitAveragePool(limits=limits)
+
+
+def _weights(*, documented: bool) -> tuple[Pass, ...]:
+    return (
+        SplitMultipliers(rows_only=documented),
+        expand_groups,
+        sink_shuffles,
+        PermuteChannelsByConv(LANES),
+        gathers_to_slices,
+        StridedSlicesToConvs(MOST_STEP),
+        split_average_borders,
+    )
 
 
 _FORMS: tuple[Pass, ...] = (
@@ -365,18 +430,14 @@ _FORMS: tuple[Pass, ...] = (
     reductions_to_pools,
     resize_to_products,
     maxima_to_pools,
-    FoldStrides(MOST_STRIDE, MOST_CHANNELS),
-    PadsToConvs(MOST_PADDING),
+    drop_padding_taps,
+    FoldStrides(MOST_STEP, MOST_CHANNELS),
+    LayInRows(FIELD_DILATIONS, MOST_STEP),
+    PadsToConvs(MOST_STEP),
     products_to_convs,
     subtract_by_adding,
     batch_norm_to_conv,
     ConvTransposeToConvs(LANES),
-    expand_groups,
-    sink_shuffles,
-    PermuteChannelsByConv(LANES),
-    gathers_to_slices,
-    StridedSlicesToConvs(MOST_STRIDE),
-    split_average_borders,
 )
 _SHAPES: tuple[Pass, ...] = (
     split_max_pool,

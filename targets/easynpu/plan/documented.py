@@ -16,15 +16,13 @@ from npuc.targets.easynpu.layers.anchoring import chains_of, operand_of, slides
 from npuc.targets.easynpu.layers.convolutions import expect_documented, load_of
 from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS
+from npuc.targets.easynpu.layers.kernels import MOST_STEP
 from npuc.targets.easynpu.layers.views import Views
 from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, is_channelwise
 from npuc.targets.easynpu.machine.memory import feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Share
 from npuc.targets.easynpu.plan.implicit import ChainUse, Inexpressible, arranged
-
-MOST_PADDING = 15
-"""Ph has 4 bits."""
 
 
 def expect_words(graph: Graph, nodes: Sequence[Node], machine: Machine) -> None:
@@ -181,4 +179,4 @@ class Chains:
             return reading.moves or (held.columns == result.columns and held.rows[0] == result.rows[0])
         first = result.rows[0] * reading.rows.stride - reading.rows.padding
         column, _ = reading.columns.needed(*map(np.array, result.columns))
-        return column == held.columns[0] and first <= held.rows[0] <= first + MOST_PADDING
+        return column == held.columns[0] and first <= held.rows[0] <= first + MOST_STEP

@@ -24,6 +24,8 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.regions import outputs_of
 
+Ranges = Mapping[str, tuple[Array, Array]]
+
 
 @frozen
 class Grid:
@@ -114,32 +116,42 @@ def together(shares: Iterable[Share]) -> tuple[int, int]:
 
 @frozen
 class Axis:
-    """The ranges of every tensor along an axis, for all useful numbers of tiles, one after the other.
-
-    Channels (axis 0) count in groups of 16.
-    """
+    """The ranges of every tensor along an axis, for all useful numbers of tiles, one after the other."""
 
     counts: tuple[int, ...]
-    low: Array
-    """(tensors, tiles of all counts)"""
-    high: Array
-    ranges: Mapping[str, tuple[Array, Array]]
+    unit: int
+    """Elements of a step: channels (axis 0) count in groups of 16."""
+    ranges: Ranges
     """Low and high in elements, by tensor."""
+    held: Ranges
+    """The same of what is in a DTCM, in the order of tensors; it may begin earlier (anchoring)."""
+    sizes: Mapping[str, Array]
+    """(2, counts): the steps of the largest tile, and of all tiles."""
 
-    @cached_property
-    def starts(self) -> Array:
-        """The index at which the tiles of each count begin."""
-        return np.cumsum((0, *self.counts[:-1]))
+    @classmethod
+    def of(
+        cls, counts: tuple[int, ...], unit: int, ranges: Ranges, held: Ranges, known: Axis | None = None
+    ) -> Axis:
+        """An axis. known: one with the same counts, whose sizes are taken over for the same ranges."""
+        starts = np.cumsum((0, *counts[:-1]))
+        sizes: dict[str, Array] = {}
+        for name, each in held.items():
+            if known is not None and known.held.get(name) is each:
+                sizes[name] = known.sizes[name]
+                continue
+            steps = -(-each[1] // unit) - each[0] // unit
+            sizes[name] = np.stack([ufunc.reduceat(steps, starts) for ufunc in (np.maximum, np.add)])
+        return cls(counts, unit, ranges, held, sizes)
 
     @cached_property
     def largest(self) -> Array:
         """The extent of the largest tile: (counts, tensors)."""
-        return np.maximum.reduceat(self.high - self.low, self.starts, axis=1).T
+        return np.stack([each[0] for each in self.sizes.values()], axis=1)
 
     @cached_property
     def total(self) -> Array:
         """The sum of the extents of all tiles: (counts, tensors)."""
-        return np.add.reduceat(self.high - self.low, self.starts, axis=1).T
+        return np.stack([each[1] for each in self.sizes.values()], axis=1)
 
     def kinds(self, count: int) -> list[Array]:
         """The ranges (tensors, 2) of one tile of every kind; tiles of a kind have equal extents."""
@@ -156,8 +168,9 @@ class Axis:
         return [np.stack([low[:, at], high[:, at]], axis=1) for at in first], [kinds[key] for key in keys]
 
     def _tiles(self, count: int) -> tuple[Array, Array]:
-        start = self.starts[self.counts.index(count)]
-        return self.low[:, start : start + count], self.high[:, start : start + count]
+        start = sum(self.counts[: self.counts.index(count)])
+        low, high = (np.stack([e[at][start : start + count] for e in self.held.values()]) for at in (0, 1))
+        return low // self.unit, -(-high // self.unit)
 
 
 def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, MapWindow]]:

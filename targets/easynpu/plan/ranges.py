@@ -20,9 +20,10 @@ from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_sha
 from npuc.targets.easynpu.layers.anchoring import anchored
 from npuc.targets.easynpu.layers.convolutions import parts_in_turn
 from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind, is_batch_norm
+from npuc.targets.easynpu.layers.kernels import MOST_EXTENT, MOST_STEP
 from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
-from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, is_tileable, ranges_for, whole
+from npuc.targets.easynpu.layers.windows import MapWindow, Sliding, is_channelwise, is_tileable, ranges_for, whole
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -34,8 +35,6 @@ from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.segments import cut
 from npuc.targets.easynpu.plan.streams import Streams
 
-MOST_EXTENT = 256
-"""The most rows or columns of a map that an instruction word can state."""
 FINEST_TILES = 8192
 """The most tiles along rows and columns together, where no grid of MOST_TILES by MOST_TILES fits."""
 FINER = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -82,6 +81,8 @@ class Range:
         self.machine = machine
         self.tensors = _tensors(graph, nodes)
         self.inputs, self.outputs = inputs_of(graph, nodes), outputs_of(graph, nodes)
+        new = self.nodes if tail is None else self.nodes[: -len(tail.nodes)]
+        self.deep = (*(node for node in new if _is_deep(graph, node)), *(tail.deep if tail else ()))
         self.before = fused_behind(graph, nodes, machine)
         readings = readings or readings_of(graph, machine)
         self.chains = Chains(graph, nodes, machine, self.before, shares, readings) if documented else None
@@ -245,10 +246,10 @@ class Range:
             ranges = ranges_for(self.graph, before, known.ranges, axis)
         else:
             ranges = ranges_for(self.graph, self.nodes, _tiled(extents, counts, unit), axis)
-        nothing = np.zeros((2, sum(counts)), np.int64)
+        nothing = np.zeros(sum(counts), np.int64)
         held = anchored(self.graph, self.chains.chains, ranges) if self.chains and axis == 1 else ranges
-        low, high = np.stack([held.get(name, nothing) for name in self.tensors], axis=1)
-        return Axis(counts, low // unit, -(-high // unit), ranges)
+        held = {name: held.get(name, (nothing, nothing)) for name in self.tensors}
+        return Axis.of(counts, unit, ranges, held, known if known is not None and known.counts == counts else None)
 
     def _counts(self, axis: int, least: int) -> tuple[int, ...]:
         """Useful numbers of tiles for an axis with this many units."""
@@ -257,6 +258,20 @@ class Range:
         most = min(least, MOST_TILES if axis else least)
         finer = (n for n in FINER if self.fine and axis and n <= least)
         return (*(n for n in range(1, most + 1) if n == 1 or -(-least // n) < -(-least // (n - 1))), *finer)
+
+    def _stated(self, at: int) -> Array:
+        """The numbers of tiles along an axis whose extents and padding fit the fields of a word.
+
+        A tile of windows that lie wholly in the padding behind the map states it as padding before.
+        """
+        axis = self.axes[at]
+        fitting = axis.largest.max(axis=1) <= MOST_EXTENT
+        for node in self.deep:
+            slide, (low, high) = Sliding.of(self.graph, node, at), axis.ranges[node.output]
+            behind = low * slide.stride - slide.padding >= slide.extent
+            behind &= (high - 1 - low) * slide.stride + slide.reach > MOST_STEP
+            fitting &= ~np.logical_or.reduceat(behind, np.cumsum((0, *axis.counts[:-1])))
+        return fitting
 
     def _undivided(self, rows: Array, columns: Array) -> Array:
         """The grids in which layers that are loaded part by part have windows of one tile each.
@@ -296,7 +311,7 @@ class Range:
         cycles = np.array([each.row_cycles(self.machine) for each in mine])
         sums = rows.total[:, None] * columns.total[None]
         largest = rows.largest[:, None] * columns.largest[None]
-        tall, wide = rows.largest.max(axis=1) <= MOST_EXTENT, columns.largest.max(axis=1) <= MOST_EXTENT
+        tall, wide = (self._stated(axis) for axis in (1, 2))
         tiles = np.multiply.outer(rows.counts, columns.counts)
         few = tiles <= max(FINEST_TILES, MOST_TILES**2)
         legal = tall[:, None] & wide & few & self._undivided(rows.largest, columns.largest)
@@ -347,6 +362,14 @@ def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:
     for parts in (2, 3):
         possible &= ((words * parts > most) @ alive.T).max(axis=-1) <= 2 * (parts - 1)
     return possible
+
+
+def _is_deep(graph: Graph, node: Node) -> bool:
+    """Whether windows reach further behind a map than a word can state of padding before it."""
+    if node.op not in ("IntConv", "MaxPool"):
+        return False
+    slides = [Sliding.of(graph, node, axis) for axis in (1, 2)]
+    return any((s.outputs - 1) * s.stride - s.padding + s.reach - s.extent > MOST_STEP for s in slides)
 
 
 def _divides_interleaving(graph: Graph, nodes: Sequence[Node]) -> bool:

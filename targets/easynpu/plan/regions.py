@@ -29,12 +29,15 @@ class Region:
     array: tuple[Node, ...]
 
 
-def regions_of(graph: Graph, machine: Machine, *, documented: bool = False) -> tuple[Region, ...]:
+def regions_of(
+    graph: Graph, machine: Machine, *, documented: bool = False, moved: frozenset[str] = frozenset()
+) -> tuple[Region, ...]:
     """The graph as alternating host and array phases, as few as its dependencies allow.
 
-    A phase of address arithmetic only goes to the host, as the array would compute nothing.
+    moved: tensors that are moved from and to others. A phase of address arithmetic only goes to the host, as the
+    array would compute nothing.
     """
-    array = array_nodes(graph, machine, documented=documented)
+    array = {node for node in array_nodes(graph, machine, documented=documented) if node.output not in moved}
     waiting = list(graph.nodes)
     known = {*graph.inputs, *graph.constants, ""}
     found: list[Region] = []

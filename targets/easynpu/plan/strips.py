@@ -9,7 +9,7 @@ place. Only where no such plan exists are there finer grids, of up to 8192 tiles
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import inf, prod
 
@@ -90,24 +90,14 @@ def plans(
     in_turn, readings = parts_of(graph, machine), readings_of(graph, machine)
     by_unit, by_node = units(graph, nodes, machine), range(len(nodes) + 1)
     for fine, points in product((False, True), (by_unit, by_node)):
-        ranges: dict[tuple[int, int], Range] = {}
-        for position, end in enumerate(points):
-            tail: Range | None = None
-            for start in reversed(points[max(0, position - MOST_UNITS) : position]):
-                tail = ranges[start, end] = Range(
-                    graph,
-                    nodes[start:end],
-                    machine,
-                    shares,
-                    tail,
-                    in_turn,
-                    readings,
-                    documented=documented,
-                    fine=fine,
-                )
-        found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
+
+        def ranged(start: int, end: int, tail: Range | None, fine: bool = fine) -> Range:
+            part = nodes[start:end]
+            return Range(graph, part, machine, shares, tail, in_turn, readings, documented=documented, fine=fine)
+
+        found = _best(points, ranged, weights)
         least = least_cycles(graph, nodes, machine, shares)
-        fitting = {name: Plan(strips, least) for name, strips in found.items() if strips is not None}
+        fitting = {name: Plan(strips, least) for name, strips in found.items()}
         if fitting:
             return fitting
     finest = (Range(graph, [node], machine, shares, documented=documented, fine=True) for node in nodes)
@@ -136,25 +126,39 @@ def _joins(graph: Graph, node: Node, reader: Node) -> bool:
 
 
 def _best(
-    points: Sequence[int], ranges: Mapping[tuple[int, int], Range], weight: float
-) -> tuple[Strip, ...] | None:
-    """The strips of the cheapest cuts, by the cheapest plan up to each point; None if nothing fits.
+    points: Sequence[int], ranged: Callable[[int, int, Range | None], Range], weights: Mapping[str, float]
+) -> dict[str, tuple[Strip, ...]]:
+    """The strips of the cheapest cuts by objective, by the cheapest plan up to each point; none if nothing fits.
 
-    A range is evaluated only while its cheapest strip, if it fits, would improve on the best plan found.
+    ranged: the range between two points, given another with the same end and a later start. Only the ranges of one
+    end are held, and only those that begin where a plan ends. A range is evaluated only while its cheapest strip,
+    if it fits, would improve on the best plan found.
     """
-    best: dict[int, tuple[float, tuple[Strip, ...]]] = {points[0]: (0.0, ())}
+    best: dict[int, dict[str, tuple[float, tuple[Strip, ...]]]] = {points[0]: dict.fromkeys(weights, (0.0, ()))}
     for position, end in enumerate(points[1:], 1):
-        starts = [start for start in points[max(0, position - MOST_UNITS) : position] if start in best]
-        limit = inf
-        for hoped, start in sorted((best[start][0] + ranges[start, end].least(weight), start) for start in starts):
-            if hoped >= limit:
-                break
-            cost, before = best[start]
-            strip = ranges[start, end].best(weight, limit - cost)
-            if strip is not None:
-                limit = cost + strip.cost(weight)
-                best[end] = limit, (*before, strip)
-    return best[points[-1]][1] if points[-1] in best else None
+        ranges: dict[int, Range] = {}
+        tail: Range | None = None
+        for start in reversed(points[max(0, position - MOST_UNITS) : position]):
+            if start in best:
+                tail = ranges[start] = ranged(start, end, tail)
+        if not ranges:
+            return {}
+        found: dict[str, tuple[float, tuple[Strip, ...]]] = {}
+        for name, weight in weights.items():
+            limit = inf
+            for hoped, start in sorted(
+                (best[at][name][0] + each.least(weight), at) for at, each in ranges.items()
+            ):
+                if hoped >= limit:
+                    break
+                cost, before = best[start][name]
+                strip = ranges[start].best(weight, limit - cost)
+                if strip is not None:
+                    limit = cost + strip.cost(weight)
+                    found[name] = limit, (*before, strip)
+        if found:
+            best[end] = found
+    return {name: strips for name, (_, strips) in best.get(points[-1], {}).items()}
 
 
 def _nothing_fits(graph: Graph, node: Node, machine: Machine) -> DoesNotFit:

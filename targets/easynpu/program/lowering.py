@@ -29,11 +29,12 @@ from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES, Map, Place, groups
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.apart import Window, places, with_taps_apart
 from npuc.targets.easynpu.plan.documented import expect_words
 from npuc.targets.easynpu.plan.grids import Strip, shares_of, tiles_of
 from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.ordering import best_order
-from npuc.targets.easynpu.plan.placement import Crossing, Placement, Run, Usage, explicit, placeable
+from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage, explicit, placeable
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.sections import in_sections
 from npuc.targets.easynpu.plan.segments import cut
@@ -154,8 +155,10 @@ class Lowered:
     weights: bytes
     jobs: tuple[EmittedJob, ...]
     usage: Mapping[str, Usage]
-    plans: tuple[Mapping[str, Plan], ...] = ()
+    plans: tuple[Mapping[str, Plan], ...]
     """Per run of array nodes, the best plan for each objective."""
+    windows: Mapping[str, Window]
+    """Tensors that are windows of others (apart)."""
 
 
 def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective: str = "time") -> Lowered:
@@ -170,7 +173,9 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     if not documented:
         held = machine.fmap_words + machine.skip_words
         graph = with_maps_apart(graph, lambda name: whole(graph, name).words > held)
-    regions = regions_of(graph, machine, documented=documented)
+    graph, apart = (graph, frozenset[str]()) if documented else with_taps_apart(graph, machine)
+    windows = places(graph, apart)
+    regions = regions_of(graph, machine, documented=documented, moved=apart)
     steps: list[Step] = []
     words: list[isa.Instruction] = []
     weights, maps = _WeightImage(), Resident()
@@ -180,15 +185,15 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     considered: list[Mapping[str, Plan]] = []
     for region in regions:
         steps += constant_steps(graph, region.host, read)
-        steps += [_host_step(graph, node, regions, region) for node in region.host]
+        steps += [_host_step(graph, node, regions, region) for node in region.host if node.output not in apart]
         if not region.array:
             continue
         best, found = computed(graph, region.array, machine, documented, objective)
         considered.append(best)
         for placement in found:
-            emitted = [emit_job(each, machine) for each in placement.jobs]
+            emitted = [emit_job(_told(each, windows), machine) for each in placement.jobs]
             stream = b"".join(job.weights.tobytes() for job in emitted)
-            segment = _segment(graph, placement, emitted, len(words), weights.load(stream, emitted))
+            segment = _segment(graph, windows, placement, emitted, len(words), weights.load(stream, emitted))
             steps.append(replace(segment, loads=maps.load(segment.loads)))
             maps.run(placement, segment)
             words += [word for job in emitted for word in job.words]
@@ -203,7 +208,17 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
         tuple(jobs),
         peaks,
         tuple(considered),
+        windows,
     )
+
+
+def _told(placed: PlacedJob, windows: Mapping[str, Window]) -> PlacedJob:
+    """The job with its result as the part of the tensor of which it is a window."""
+    job = placed.job
+    if (window := windows.get(job.stages[-1].node.output)) is None:
+        return placed
+    stages = tuple(replace(stage, tensor=stage.tensor and window.tensor) for stage in job.stages)
+    return replace(placed, job=replace(job, stages=stages, start=window.shifted(job.start)))
 
 
 def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool:
@@ -344,17 +359,27 @@ def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
 
 
 def _segment(
-    graph: Graph, placement: Placement, jobs: Sequence[EmittedJob], words: int, weights: Sequence[ImageLoad]
+    graph: Graph,
+    windows: Mapping[str, Window],
+    placement: Placement,
+    jobs: Sequence[EmittedJob],
+    words: int,
+    weights: Sequence[ImageLoad],
 ) -> Segment:
-    """The segment of a placed run: the words and maps that the host loads and stores."""
+    """The segment of a placed run: the words and maps that the host loads and stores.
+
+    windows: tensors that are moved from and to others.
+    """
     count = sum(len(job.words) for job in jobs)
     images = [ImageLoad("itcm", 0, "itcm.bin", words, count), *weights]
 
+    def move(crossing: Crossing) -> TensorMove:
+        window = windows.get(crossing.tensor, Window(crossing.tensor))
+        start = window.shifted(crossing.window.start)
+        return TensorMove(window.tensor, graph.shape(window.tensor), crossing.place, *crossing.window.shape, start)
+
     def moves(crossings: Sequence[Crossing]) -> tuple[TensorMove, ...]:
-        return tuple(
-            TensorMove(each.tensor, graph.shape(each.tensor), each.place, *each.window.shape, each.window.start)
-            for each in crossings
-        )
+        return tuple(map(move, crossings))
 
     return Segment(tuple(images), moves(placement.inputs), count, moves(placement.outputs))
 

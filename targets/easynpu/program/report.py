@@ -19,10 +19,11 @@ from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.isa import Layer, Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
+from npuc.targets.easynpu.plan.apart import Window
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
-from npuc.targets.easynpu.program.traffic import host_traffic, time
+from npuc.targets.easynpu.program.traffic import host_traffic, multiplied, time
 from npuc.view import memory_use, totals
 
 
@@ -31,7 +32,8 @@ def layers(lowered: Lowered, machine: Machine) -> list[dict[str, Any]]:
     found: dict[tuple[str, ...], list[tuple[int, EmittedJob]]] = {}
     index = 0
     for job in lowered.jobs:
-        key = tuple(dict.fromkeys(stage.node.output for stage in job.placed.job.stages))
+        names = [stage.node.output for stage in job.placed.job.stages]
+        key = tuple(dict.fromkeys(lowered.windows.get(name, Window(name)).tensor for name in names))
         found.setdefault(key, []).append((index, job))
         index += len(job.words)
     return [_layer(parts, lowered.quantised, machine) for parts in found.values()]
@@ -41,8 +43,9 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     """The report fields of a layer, and the certificate of its first tile."""
     first, job = parts[0]
     stages = job.placed.job.stages
-    nodes = {stage.node: stage.node for stage in stages}
-    multiplied = sum(macs(node, quantised.graph.tensors) for node in nodes.values())
+    nodes = {stage.node: stage.node for _, each in parts for stage in each.placed.job.stages}
+    own = sum(macs(node, quantised.graph.tensors) for node in nodes.values())
+    executed = sum(multiplied(stage.word) for _, each in parts for stage in each.placed.job.stages)
     errors = [ERROR_LSB(node) for node in nodes.values() if node.op == "IntTable"]
     bounds = [found for node in nodes.values() if (found := bound(quantised.graph, node)) is not None]
     result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
@@ -50,9 +53,9 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
         "name": quantised.floats.get(result, result),
         "op": "+".join(listing.mnemonic(stage.word) for stage in stages),
         "nodes": list(dict.fromkeys(source for node in nodes.values() for source in node.sources)),
-        "macs": multiplied,
+        "macs": own,
         **costs([each.tiling for _, each in parts], machine),
-        "ideal_cycles": multiplied / machine.macs_per_cycle,
+        "ideal_cycles": min(own, executed) / machine.macs_per_cycle,
         "instruction": first,
         "weight_words": len(job.weights),
         "table_error_lsb": max(errors) if errors else None,
