@@ -27,16 +27,16 @@ from npuc.text.terminal import as_json, table  # noqa: E402
 PACKAGES = ("npuc", "passes", "targets", "models", "docs", "benchmarks", "examples", "tests")
 TESTS = "tests"
 CEILINGS = {
-    "benchmarks": 3_335,
+    "benchmarks": 3_495,
     "docs": 290,
     "examples": 200,
-    "models": 1_100,
+    "models": 1_720,
     "npuc": 38_430,
     "passes": 6_300,
     "targets/bm1684": 9_750,
     "targets/easynpu": 17_000,
     "targets/nvdla": 20_850,
-    "tests": 63_650,
+    "tests": 63_745,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}

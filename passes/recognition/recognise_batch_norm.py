@@ -57,7 +57,7 @@ def _arithmetic(rewriter: Rewriter, node: Node) -> bool:
 
 
 def factor_and_shift(rewriter: Rewriter, node: Node, axis: int) -> tuple[str, Array, Array] | None:
-    """x, factor and shift (float64, one number for each place of the axis) if a node computes factor * x + shift."""
+    """x, factor and shift of a node that computes factor * x + shift, a float64 for each place of an axis."""
     if node.op not in ("Neg", "Add", "Sub", "Mul", "Div") or ACTIVATION(node):
         return None
     x, name = (node.inputs[0], "") if node.op == "Neg" else constant_operand(rewriter, node) or ("", "")
