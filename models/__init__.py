@@ -1,6 +1,7 @@
-"""Networks for compiling, testing and measuring: one builder per file, and a small trained network.
+"""Networks for compiling, testing and measuring.
 
-`MODELS` lists them all; a builder's module, and onnx with it, is imported when the builder is called.
+`MODELS` has one builder per file, one of them trained, `PUBLIC` several per file. A builder's module, and onnx
+with it, is imported when the builder is called.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
     import onnx
 
 
-def _builder(name: str) -> Callable[[], onnx.ModelProto]:
+def _builder(name: str, module: str, function: str = "build") -> Callable[[], onnx.ModelProto]:
     def build() -> onnx.ModelProto:
-        return import_module(f"npuc.models.{name}").build()
+        return getattr(import_module(f"npuc.models.{module}"), function)()
 
     build.__name__ = build.__qualname__ = name
     return build
@@ -37,5 +38,18 @@ _NAMES = (
     "unet_small",
 )
 
-MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = MappingProxyType({name: _builder(name) for name in _NAMES})
-"""Name -> builder of every network of this package."""
+MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = MappingProxyType(
+    {name: _builder(name, name) for name in _NAMES}
+)
+"""Name -> builder of a network."""
+
+_PUBLIC = {
+    "public_detectors": ("shufflenet_detector", "nanodet", "yolov5", "yolov8", "ssd", "rfb", "blazeface"),
+    "public_maps": ("unet", "deeplab", "mobilenet_v3", "tinyvit", "ppocr_recogniser"),
+    "public_sequences": ("gru_denoiser", "crnn", "keyword_spotting", "series_transformer"),
+}
+
+PUBLIC: Mapping[str, Callable[[], onnx.ModelProto]] = MappingProxyType(
+    {name: _builder(name, module, name) for module, names in _PUBLIC.items() for name in names}
+)
+"""Name -> builder of a network of a family that users bring, as its exporter writes it."""

@@ -55,6 +55,7 @@ class NetworkBuilder:
     def __init__(self, name: str, seed: int) -> None:
         self.name = name
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.types: dict[str, int] = {}  # of tensors that are not float32
         self._power: dict[str, float] = {}  # an estimate of every result's mean square
         self._random = np.random.default_rng(seed)
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -196,7 +197,9 @@ class NetworkBuilder:
 
     def finish(self, *outputs: str) -> onnx.ModelProto:
         """The model with these outputs, checked by onnx."""
-        results = [helper.make_tensor_value_info(y, TensorProto.FLOAT, self.shapes[y]) for y in outputs]
+        results = [
+            helper.make_tensor_value_info(y, self.types.get(y, TensorProto.FLOAT), self.shapes[y]) for y in outputs
+        ]
         graph = helper.make_graph(self._nodes, self.name, self._inputs, results, self._weights)
         called = {(node.domain, node.op_type) for node in self._nodes}
         functions = [each for each in self.functions if (each.domain, each.name) in called]

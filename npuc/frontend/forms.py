@@ -10,6 +10,7 @@ import onnx
 from npuc.frontend.batches import steps_first
 from npuc.frontend.dense import with_dense_constants
 from npuc.frontend.dynamic import without_dynamic_quantisation
+from npuc.frontend.fusions import with_activations_apart
 from npuc.frontend.importing import without_functions
 from npuc.frontend.upgrading import upgraded
 from npuc.frontend.widening import widened
@@ -37,6 +38,7 @@ REWRITES = (
         lambda model, _: without_dynamic_quantisation(model),
         deliberate=True,
     ),
+    Rewrite("activations of fused operators become nodes", lambda model, _: with_activations_apart(model)),
     Rewrite("recurrent operators get their steps first", lambda model, _: steps_first(model)),
 )
 """In the order in which they are made. Decisions: docs/decisions.md."""

@@ -36,6 +36,7 @@ from npuc.frontend.foreign import (
     static,
     types_by_onnxruntime,
 )
+from npuc.frontend.fusions import with_activations_apart
 from npuc.frontend.importers import IMPORTERS
 from npuc.frontend.importers.attention import prepared
 from npuc.frontend.model import FileNode, ImportedModel, ImportedNode, live
@@ -69,7 +70,7 @@ def importable(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelP
     except NpucError as error:
         opset = error
     expect_small(model)
-    model = steps_first(without_dynamic_quantisation(without_functions(model)))
+    model = steps_first(with_activations_apart(without_dynamic_quantisation(without_functions(model))))
     check_names(model.graph)
     _expect_names(model.graph)
     return model, opset

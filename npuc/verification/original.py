@@ -168,7 +168,7 @@ class Form:
         return made
 
     def _disturbed(self, parts: Mapping[str, float]) -> onnx.ModelProto:
-        """The model with a perturbation behind every float result, and before every dynamic quantisation."""
+        """The model with a perturbation behind every float result, and before dynamic quantisations."""
         from onnx import inliner
 
         model = self._proto()
@@ -201,7 +201,9 @@ def _perturbed(
     for seed, node in enumerate(nodes):
         made, behind = type(node)(), list[Any]()
         made.CopyFrom(node)
-        if node.op_type == "DynamicQuantizeLinear":
+        if node.op_type == "DynamicQuantizeLinear" or any(
+            each.name == "accuracy_level" and each.i > 1 for each in node.attribute
+        ):  # MatMulNBits: whether onnxruntime rounds x to int8 depends on the processor and the session's options
             made.input[0] = names.new(f"{node.input[0]}/moved")
             yield from _moved_by_steps(node.input[0], made.input[0], names, parts[STEPS], seed)
         if node.op_type.startswith("QLinear") and len(node.input) > 1:  # it rounds inside: its scale is moved

@@ -50,7 +50,7 @@ def _to_copies(rewriter: Rewriter, node: Node) -> bool:
     first = rewriter.fresh(f"{node.output}/{scale // step}x")
     sizes = batch, channels, height * scale // step, width * scale // step
     scales = (1.0, 1.0, scale / step, scale / step)
-    modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     before = replace(node.with_attrs(sizes=sizes, scales=scales, **modes), outputs=(first,), name=first)
     after = node.with_attrs(scales=(1.0, 1.0, float(step), float(step)), **modes)
     rewriter.replace(node, before, replace(after, inputs=(first, *node.inputs[1:])))

@@ -10,7 +10,12 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, PADS
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes
-from npuc.passes.recognition.recognise_batch_norm import in_float32, merge_batch_norms, scale_and_shift
+from npuc.passes.recognition.recognise_batch_norm import (
+    factor_and_shift,
+    in_float32,
+    merge_batch_norms,
+    scale_and_shift,
+)
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 WEIGHTED = frozenset(("Conv", "ConvTranspose", "Gemm"))
@@ -21,9 +26,10 @@ def fold_batch_norm(graph: Graph) -> Graph:
 
     It is folded into the following operator only if that is exact: a Conv without padding (padding is not
     normalised), a Gemm, or a Gemm after a Reshape. All weights and statistics are constants, and the result
-    between the two has one reader. Computed in float64.
+    between the two has one reader. A constant row that scales or shifts tokens is folded into the Gemms that read
+    them. Computed in float64.
     """
-    return rewrite(graph, merge_batch_norms, _into_producer, _into_reader, merge_reshapes)
+    return rewrite(graph, merge_batch_norms, _into_producer, _into_reader, _row_into_products, merge_reshapes)
 
 
 def _into_producer(rewriter: Rewriter, node: Node) -> bool:
@@ -69,6 +75,44 @@ def _into_reader(rewriter: Rewriter, node: Node) -> bool:
     sources = rewriter.sources(norm, node)
     rewriter.replace(node, *before, replace(node, inputs=(*x, *names), sources=sources))
     return True
+
+
+def _row_into_products(rewriter: Rewriter, node: Node) -> bool:
+    """The same for one constant row of those that scale and shift normalised tokens, whose channels are last."""
+    parameters = _parameters(rewriter, node) if node.op == "Gemm" else None
+    rows = rewriter.producer(node.inputs[0])
+    rows = rows if rows is not None and rows.op == "Reshape" else None
+    tensor = rows.inputs[0] if rows else node.inputs[0]
+    step = rewriter.producer(tensor)
+    found = factor_and_shift(rewriter, step, len(rewriter.shape(tensor)) - 1) if step is not None else None
+    if (
+        step is None
+        or parameters is None
+        or found is None
+        or not _only_products(rewriter, tensor, parameters[0].shape[1])
+    ):
+        return False
+    (w, b), (x, factor, shift) = parameters, found
+    moved = b + w @ shift
+    if not _fits(w, factor, moved):
+        return False
+    names = _stored(rewriter, node.output, _product(w, factor), moved)
+    before = [replace(rows, inputs=(x,), outputs=(rewriter.fresh(f"{rows.output}/plain"),))] if rows else []
+    inputs = (before[0].output if before else x, *names)
+    rewriter.replace(node, *before, replace(node, inputs=inputs, sources=rewriter.sources(step, node)))
+    return True
+
+
+def _only_products(rewriter: Rewriter, tensor: str, columns: int) -> bool:
+    """Whether all that reads a tensor are products of its rows with constants."""
+    if tensor in rewriter.outputs or rewriter.shape(tensor)[-1:] != (columns,):
+        return False
+    return all(
+        _only_products(rewriter, each.output, columns)
+        if each.op == "Reshape"
+        else each.op == "Gemm" and each.inputs[0] == tensor and _parameters(rewriter, each) is not None
+        for each in rewriter.readers(tensor)
+    )
 
 
 def _parameters(rewriter: Rewriter, node: Node) -> tuple[Array, Array] | None:

@@ -50,37 +50,31 @@ def _batch_norm(
 
 
 def _arithmetic(rewriter: Rewriter, node: Node) -> bool:
-    if node.op == "Neg":
-        C = rewriter.shape(node.output)[1:2]
-        return bool(C) and _convert(rewriter, node, node.inputs[0], np.full(C, -1.0), np.zeros(C))
-    if node.op not in ("Add", "Sub", "Mul", "Div") or ACTIVATION(node):
-        return False
-    found = constant_operand(rewriter, node)
-    if found is None or rewriter.shape(found[0]) != rewriter.shape(node.output):
-        return False
-    x, name = found
-    value = along_axis(rewriter.constants[name], rewriter.shape(x), 1) if len(rewriter.shape(x)) > 1 else None
+    found = factor_and_shift(rewriter, node, 1)
+    if found is not None:
+        _batch_norm(rewriter, node, *found, node.sources)
+    return found is not None
+
+
+def factor_and_shift(rewriter: Rewriter, node: Node, axis: int) -> tuple[str, Array, Array] | None:
+    """x, factor and shift of a node that computes factor * x + shift, a float64 for each place of an axis."""
+    if node.op not in ("Neg", "Add", "Sub", "Mul", "Div") or ACTIVATION(node):
+        return None
+    x, name = (node.inputs[0], "") if node.op == "Neg" else constant_operand(rewriter, node) or ("", "")
+    shape = rewriter.shape(node.output)
+    if not x or rewriter.shape(x) != shape or len(shape) <= axis or not only_float(rewriter, x):
+        return None
+    value = along_axis(rewriter.constants[name], shape, axis) if name else np.full(shape[axis], -1.0)
     if value is None or not np.isfinite(value).all():
-        return False
+        return None
     c, one, zero = value.astype(np.float64), np.ones(len(value)), np.zeros(len(value))
     if node.op == "Add":
-        return _convert(rewriter, node, x, one, c)
+        return x, one, c
     if node.op == "Sub":
-        return (
-            _convert(rewriter, node, x, one, -c) if node.inputs[0] == x else _convert(rewriter, node, x, -one, c)
-        )
-    if node.op == "Mul":
-        return _convert(rewriter, node, x, c, zero)
-    if node.inputs[0] != x or not c.all():
-        return False
-    return in_float32(1 / c) and _convert(rewriter, node, x, 1 / c, zero)
-
-
-def _convert(rewriter: Rewriter, node: Node, x: str, factor: Array, shift: Array) -> bool:
-    if not only_float(rewriter, x):
-        return False
-    _batch_norm(rewriter, node, x, factor, shift, node.sources)
-    return True
+        return (x, one, -c) if node.inputs[0] == x else (x, -one, c)
+    if node.op == "Div":
+        return (x, 1 / c, zero) if node.inputs[0] == x and c.all() and in_float32(1 / c) else None
+    return x, c, zero
 
 
 def merge_batch_norms(rewriter: Rewriter, node: Node) -> bool:

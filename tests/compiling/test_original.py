@@ -168,6 +168,33 @@ def test_what_onnxruntime_computes_in_two_ways_is_refused(monkeypatch: pytest.Mo
         npuc.compile(model, "bm1684", precision="fp32", level="0")
 
 
+@pytest.mark.parametrize(("level", "place"), [(4, "y = Relu (t)"), (4, "y = Atan (t)"), (1, "y = Relu (t)")])
+def test_matmul_nbits_is_exact_whether_or_not_onnxruntime_rounds_its_activations(
+    level: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # level 4 permits int8 activations, which onnxruntime's packed kernels then have and the others have not
+    random = np.random.default_rng(1)
+    packed = random.integers(0, 256, (8, 2, 16), dtype=np.uint8)
+    scales = random.uniform(0.01, 0.03, (8, 2)).astype(np.float32)
+    product = f"t = com.microsoft.MatMulNBits <N=8, K=64, bits=4, block_size=32, accuracy_level={level}> (x, w, s)"
+    head = HEAD.replace("17]", '17, "com.microsoft": 1]')
+    model = parse(f"{head} g (float[1,4,64] x) => (float[1,4,8] y) {{ {product} {place} }}", w=packed, s=scales)
+    x = random.normal(0.3, 1, (2, 4, 64)).astype(np.float32)
+    w = (np.stack([packed & 15, packed >> 4], axis=-1).reshape(8, 2, 32) - 8.0) * scales[..., None]
+    exact = x @ w.reshape(8, 64).T
+    expected = np.maximum(exact, 0) if "Relu" in place else np.arctan(exact)
+    found = npuc.compile(model, "bm1684", precision="fp32", level="0").run(x)["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    importer = IMPORTERS["MatMulNBits"]
+    monkeypatch.setitem(IMPORTERS, "MatMulNBits", lambda node, to: importer(_with_swapped_scales(node, to), to))
+    with pytest.raises(Mismatch, match="E603"):
+        npuc.compile(model, "bm1684", precision="fp32", level="0")
+
+
+def _with_swapped_scales(node: OnnxNode, to: Builder) -> OnnxNode:
+    return replace(node, inputs=(*node.inputs[:2], to.constant(node, "turned", to.value(node, 2)[::-1])))
+
+
 def test_a_model_that_onnxruntime_refuses_is_judged_by_the_first_form_that_it_runs(tmp_path: Path) -> None:
     w = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]

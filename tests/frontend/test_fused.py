@@ -12,6 +12,8 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+from npuc import api
+from npuc.account import account_of
 from npuc.errors import NpucError
 from npuc.frontend import load
 from npuc.ir import Array
@@ -226,6 +228,37 @@ def test_a_model_that_onnxruntime_optimised_is_read_whole(name: str, tmp_path: P
     (expected,) = session(tmp_path / "m.onnx").run(["y"], {"x": x})
     (found,) = graph_session(load(tmp_path / "optimised.onnx"), ["y"]).run(["y"], {"x": x})
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "macs"),
+    [
+        (fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3), (4,)], activation="Sigmoid"), 4 * 9 * 18),
+        (fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3), None, (1, 4, 3, 3)], activation="Tanh"), 4 * 9 * 18),
+        (fed("FusedGemm", [(3, 5), (5, 4), (4,)], activation="LeakyRelu", activation_alpha=0.1), 60),
+    ],
+)
+def test_a_target_without_the_activation_runs_what_it_is_fused_with(case: Any, macs: int) -> None:
+    model, x = model_of(*case)
+    program = api.compile(model, "bm1684", precision="int8", level=0, calibration=np.stack([x, x / 2])).program
+    (entry,) = account_of(program.manifest)
+    assert (entry.op, entry.place, entry.macs_on_npu) == (case[0], "split", macs)
+    assert [each.op for each in entry.problems] == [case[3]["activation"]]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"activation": 3},
+        {"activation": "LeakyRelu", "activation_params": "0.2"},
+        {"activation": "LeakyRelu", "activation_params": [1]},
+    ],
+)
+def test_an_activation_of_another_type_is_refused(attributes: dict[str, Any], tmp_path: Path) -> None:
+    onnx.save(model_of(*fed("FusedConv", [(1, 2, 5, 5), (4, 2, 3, 3)], **attributes))[0], tmp_path / "m.onnx")
+    with pytest.raises(NpucError) as refused:
+        load(tmp_path / "m.onnx")
+    assert [(each.code, each.op) for each in refused.value.problems] == [("E105", "FusedConv")]
 
 
 @pytest.mark.parametrize("segments", [True, False])

@@ -8,10 +8,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from npuc.models import MODELS, detector
+from npuc.models import MODELS, PUBLIC, detector
 from npuc.models.builder import NetworkBuilder, explicit_pads
 from npuc.models.digits import FOLDER
-from tests.files import arrays
+from npuc.models.exported import ExportedBuilder
+from tests.files import arrays, script
 
 SHAPES = {
     "autoencoder": ((1, 640), (1, 640)),
@@ -71,6 +72,32 @@ def test_maps_keep_their_size_through_the_network(name: str) -> None:
     given, _ = SHAPES[name]
     y = _run(MODELS[name](), np.random.default_rng(1).standard_normal(given).astype(np.float32))
     assert 0.02 < float(y.std()) < 20
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_network_has_the_same_bytes_every_time_and_outputs_that_vary(name: str) -> None:
+    model = PUBLIC[name]()
+    assert PUBLIC[name]().SerializeToString() == model.SerializeToString()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    x = np.random.default_rng(1).normal(0.3, 1, (2, *given.shape)).astype(np.float32)
+    for first, second in zip(*(session.run(None, {given.name: each}) for each in x), strict=True):
+        assert np.isfinite(first).all()
+        assert first.std() > 0
+        assert (first != second).any()
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-full", "bm1684", "bm1684 int8"])
+def test_a_public_network_compiles_to_a_right_program_that_the_npu_runs_whole(target: str) -> None:
+    bench = script("benchmarks/public_networks.py")
+    row = bench.row("keyword_spotting", PUBLIC["keyword_spotting"](), target)
+    assert row.within and row.share == 1.0 and row.decibels > 20
+
+
+def test_a_shape_that_an_exported_node_does_not_have_is_an_error() -> None:
+    net = ExportedBuilder("n", 0)
+    with pytest.raises(ValueError, match=r"n0_Relu has the shape \(1, 2\), not \(1, 3\)"):
+        net.node("Relu", [net.input((1, 2))], (1, 3))
 
 
 def test_bc_resnet_has_the_largest_map_of_the_easynpu_document() -> None:

@@ -239,6 +239,49 @@ def test_batch_norm_before_flatten_and_gemm_is_folded_into_the_columns() -> None
     becomes(fold_batch_norm, graph, ["Reshape", "Gemm"])
 
 
+def tokens(*nodes: Node, outputs: str = "y", **constants: Any) -> Graph:
+    """Tokens (2, 3, 4) scaled and shifted to `t`, and their products; `r` are their rows."""
+    row = {"s": (4,), "b": (1, 4), "w": (5, 4), "v": (6, 4), "c": (5,)} | constants
+    rows = node("Reshape", "t", "r", shape=(6, 4))
+    return network((2, 3, 4), outputs, node("Mul", "x s", "m"), node("Sub", "m b", "t"), rows, *nodes, **row)
+
+
+def test_rows_that_scale_and_shift_tokens_are_folded_into_their_products() -> None:
+    found = becomes(fold_batch_norm, tokens(node("Gemm", "r w c", "y")), ["Reshape", "Gemm"])
+    assert sources(found, "y") == ("m", "t", "y")
+    products = node("Gemm", "r w", "y"), node("Gemm", "r v", "z")
+    becomes(fold_batch_norm, tokens(*products, outputs="y z"), ["Reshape", "Gemm", "Reshape", "Gemm"])
+
+
+@pytest.mark.parametrize(
+    ("reader", "outputs"),
+    [("Relu t", "y z"), ("Relu r", "y z"), ("", "y t"), ("", "y r"), ("Reshape t", "y z")],
+)
+def test_tokens_that_something_else_reads_keep_their_rows(reader: str, outputs: str) -> None:
+    op, _, read = reader.partition(" ")
+    others = [node(op, read, "z", **({"shape": (8, 3)} if op == "Reshape" else {}))] if op else []
+    graph = tokens(node("Gemm", "r w", "y"), *others, outputs=outputs)
+    assert fold_batch_norm(graph) is graph
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [
+        {"s": (3, 1), "b": (3, 1)},
+        {"s": (2, 1, 1), "b": (2, 1, 1)},
+        {"b": np.full(4, 1e30, np.float32), "w": np.full((5, 4), 1e30, np.float32)},
+    ],
+)
+def test_factors_of_tokens_and_sums_beyond_float32_stay(constants: dict[str, Any]) -> None:
+    graph = tokens(node("Gemm", "r w", "y"), **constants)
+    assert fold_batch_norm(graph) is graph
+
+
+def test_rows_before_a_product_with_computed_weights_stay() -> None:
+    graph = tokens(node("Relu", "w", "u"), node("Gemm", "r u", "y"))
+    assert fold_batch_norm(graph) is graph
+
+
 def test_batch_norm_before_a_convolution_with_padding_stays() -> None:
     conv = node("Conv", "n w", "y", pads=(1, 1, 1, 1))
     graph = network((1, 4, 6, 6), "y", norm("x", "n"), conv, w=(4, 4, 3, 3), **STATISTICS)

@@ -281,8 +281,10 @@ def test_any_mode_that_repeats_pixels_is_recognised(coordinates: str, nearest: s
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_one_pixel_is_repeated_in_every_mode(mode: str) -> None:
-    becomes(resize_to_copies, resized((1, 3, 1, 1), (1.0, 1.0, 6.0, 6.0), mode=mode), ["Concat", "DepthToSpace"])
+@pytest.mark.parametrize(("scale", "steps"), [(6, 1), (12, 2)])
+def test_one_pixel_is_repeated_in_every_mode_and_in_every_step(mode: str, scale: int, steps: int) -> None:
+    graph = resized((1, 3, 1, 1), (1.0, 1.0, scale, scale), mode=mode)
+    becomes(resize_to_copies, graph, ["Concat", "DepthToSpace"] * steps)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,6 @@ def of_lstm() -> onnx.ModelProto:
 def test_a_node_counts_its_products(made: Any, expected: int) -> None:
     model = made() if callable(made) else model_of(*CASES[made])[0]
     network = import_nodes(model, Path(), {})
-    (unit,) = (each for each in network.nodes if each.op == model.graph.node[0].op_type)
+    unit = network.nodes[0]
     foreign = type(unit)(unit.name, unit.proto, (), None, unit.source)
     assert {node_macs(network, each) for each in (unit, foreign)} == {expected}

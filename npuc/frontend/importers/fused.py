@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.fusions import ACTIVATIONS
 from npuc.frontend.importers import activation, elementwise, linear, movement, normalisation, windows
 from npuc.frontend.importers.importer import Importer
 from npuc.frontend.signatures import signature
@@ -26,12 +27,6 @@ FORMS: dict[str, Importer] = {
     **normalisation.IMPORTERS,
     **windows.IMPORTERS,
 }
-ACTIVATIONS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign"), ()),
-    **dict.fromkeys(("LeakyRelu", "Elu"), ("alpha",)),
-    "HardSigmoid": ("alpha", "beta"),
-}
-"""Activations that a convolution or product may end with, and their parameters in order."""
 
 
 def _step(
@@ -97,42 +92,26 @@ def _embed_normalization(node: OnnxNode, to: Builder) -> None:
     _normalised(node, to, total, (gamma, beta))
 
 
-def _activated(node: OnnxNode, to: Builder, x: str, parameters: Sequence[float]) -> None:
-    """The activation at the end of a node. Raises E202 for an unknown one."""
-    op = node.attrs["activation"]
-    if op == "Clip" and len(parameters) == 2:
-        to.emit(node, "Clip", (x,), min=float(parameters[0]), max=float(parameters[1]))
-        return
-    if op not in ACTIVATIONS:
-        raise node.unsupported(
-            f"the activation {op!r}", "write it as a node", limit=", ".join((*ACTIVATIONS, "Clip"))
-        )
-    given = dict(zip(ACTIVATIONS[op], parameters, strict=False))
-    _step(node, to, op, (x,), node.outputs[0], **given)
-
-
 def _fused_conv(node: OnnxNode, to: Builder) -> None:
-    """A convolution, a sum with another tensor, and an activation; the last two are optional."""
+    """A convolution, a sum with another tensor, and a Clip; the last two are optional."""
     x, w, bias, other = (_optional(node, at) for at in range(4))
     given = {key: each for key, each in node.attrs.items() if not key.startswith("activation")}
     if to.types[x].dtype != "float32":
         raise node.unsupported(f"an input of {to.types[x].dtype}", "convert the model to float32")
-    plain = not node.attrs["activation"]
-    found = _step(node, to, "Conv", (x, w, bias), node.outputs[0] if plain and not other else None, **given)
+    op, limits = node.attrs["activation"], node.attrs["activation_params"]
+    if op and (op != "Clip" or len(limits) != 2):
+        _unknown(node, to)
+    found = _step(node, to, "Conv", (x, w, bias), None if op or other else node.outputs[0], **given)
     if other:
-        found = _step(node, to, "Add", (found, other), node.outputs[0] if plain else None)
-    if not plain:
-        _activated(node, to, found, node.attrs["activation_params"])
+        found = _step(node, to, "Add", (found, other), None if op else node.outputs[0])
+    if op:
+        to.emit(node, "Clip", (found,), min=float(limits[0]), max=float(limits[1]))
 
 
-def _fused_gemm(node: OnnxNode, to: Builder) -> None:
-    """A Gemm and an activation."""
-    given = {key: each for key, each in node.attrs.items() if not key.startswith("activation")}
-    if not node.attrs["activation"]:
-        _step(node, to, "Gemm", node.inputs, node.outputs[0], **given)
-        return
-    found = _step(node, to, "Gemm", node.inputs, **given)
-    _activated(node, to, found, [node.attrs[f"activation_{key}"] for key in ("alpha", "beta", "gamma")])
+def _unknown(node: OnnxNode, _: Builder) -> None:
+    """Refuses an activation that npuc.frontend.fusions leaves in its node."""
+    limit, op = ", ".join((*ACTIVATIONS, "Clip")), node.attrs["activation"]
+    raise node.unsupported(f"the activation {op!r}", "write it as a node", limit=limit)
 
 
 def _fused_matmul(node: OnnxNode, to: Builder) -> None:
@@ -206,13 +185,8 @@ def _rotary(node: OnnxNode, to: Builder) -> None:
     turned = node.attrs["rotary_embedding_dim"] or 2 * half
     if len(shape) == 3:
         size = shape[2] // heads if heads else 2 * half
-        x = _step(
-            node,
-            to,
-            "Transpose",
-            (_reshaped(node, to, x, (*shape[:2], shape[2] // size, size)),),
-            perm=(0, 2, 1, 3),
-        )
+        heads_last = _reshaped(node, to, x, (*shape[:2], shape[2] // size, size))
+        x = _step(node, to, "Transpose", (heads_last,), perm=(0, 2, 1, 3))
     batch, count, steps, size = to.shape(x)
     if fused or node.given(3):
         positions = to.value(node, 1 if fused else 3)
@@ -265,7 +239,7 @@ IMPORTERS: dict[str, Importer] = {
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skip_normalization),
     "EmbedLayerNormalization": _embed_normalization,
     "FusedConv": _fused_conv,
-    "FusedGemm": _fused_gemm,
+    "FusedGemm": _unknown,
     "FusedMatMul": _fused_matmul,
     "MatMulNBits": _matmul_nbits,
     "RotaryEmbedding": _rotary,
