@@ -52,6 +52,7 @@ CODES: dict[str, str] = {
     "E403": "the data needs more memory than the limit",
     "E404": "scales have to be chosen, and nobody said from which samples",
     "E405": "the description of an image input is not valid, or does not fit the model",
+    "E406": "a table of scales is not valid, or contradicts the model or the machine",
     # artefacts and listings
     "E501": "this is not an npuc artefact, or not one of this version",
     "E502": "a file of the artefact is missing, truncated or changed",
@@ -76,6 +77,7 @@ CODES: dict[str, str] = {
     "W302": "an output of the program is hardly more than noise",
     "W303": "the program means something else than onnxruntime, as decided; the distance is measured",
     "W304": "an output of a floating-point program has fewer correct digits than its precision allows",
+    "W305": "a table of scales has tensors that the program does not store as integers",
 }
 
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"
@@ -107,6 +109,7 @@ REMEDIES: dict[str, str] = {
     "E403": "use fewer samples, or raise --memory-limit",
     "E404": "give typical samples: --calibration FILE.npz; --calibration synthetic does without, for trials",
     "E405": "correct it as the limit says; docs/photos.md describes the keys",
+    "E406": "correct the table of scales; docs/quantisation.md describes it",
     "E501": f"give the folder that npuc compile wrote, or {_AGAIN}",
     "E502": _AGAIN,
     "E503": "compile the model for this machine, and give data for which its operators are defined",

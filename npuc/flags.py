@@ -30,6 +30,7 @@ class Flags(TypedDict, total=False):
     level: int | str
     method: str
     scales: str
+    scales_in: str | PathLike[str] | Mapping[str, Any]
     mixed: bool | str
     allow: str | Sequence[str]
     proof: str
@@ -95,8 +96,10 @@ def _expect_together(
     """Raises ValueError for flags that exclude each other or do not go with the precision."""
     if options.deny and options.strict:
         raise ValueError(f"{spelled('deny')} and {spelled('strict')} exclude each other")
-    if flags.get("scales") is not None and options.precision in FLOATING:
-        what = f"{spelled('scales')} {flags['scales']}"
+    for name in ("scales", "scales_in"):
+        if flags.get(name) is None or options.precision not in FLOATING:
+            continue
+        what = f"{spelled(name)} {flags[name]}"
         raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")
     if options.prefix is not None:
         _expect_named(target, flags.get("prefix", options.prefix), options.prefix, spelled("prefix"))
@@ -125,6 +128,12 @@ def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
 
 
+def _table(value: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+    from npuc.quantize.table import table_of
+
+    return table_of(value)
+
+
 def _mixed(value: bool | str) -> bool:
     if isinstance(value, str) and value not in CHOICES["mixed"]:
         raise ValueError(f"mixed is '{value}'.{closest(value, CHOICES['mixed'])} It is one of off, auto")
@@ -145,6 +154,7 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
     "inputs": _listed,
+    "scales_in": _table,
     "outputs": _listed,
     "mixed": _mixed,
     "prefix": identifier,

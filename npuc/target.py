@@ -22,6 +22,8 @@ from npuc.view import Heading, MemoryAnnotation, Timeline, by_nodes, in_turn
 if TYPE_CHECKING:
     from npuc.quantize.calibration.histograms import HistogramSource
     from npuc.quantize.improvement.search import Network, Trial
+    from npuc.quantize.scales.model_scales import Steps
+    from npuc.quantize.table import Entry
 
 Observer = Callable[[str, Array], None]
 """Called with the name of an int8 tensor and its values (samples, *shape).
@@ -51,6 +53,10 @@ class Options:
     """The source of tensors' histograms; None: quantize.calibration.histograms."""
     scales: str | None = None
     """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
+    scales_in: Mapping[str, Entry] = field(default_factory=dict[str, "Entry"])
+    """Scales and zero points that tensors must have, by the model's names."""
+    one_scale: bool = False
+    """Whether all channels of a tensor have the same scale, as a table says it."""
     deny: tuple[str, ...] = ()
     """ONNX operators and nodes that must run on the host."""
     bind: tuple[tuple[str, float], ...] = ()
@@ -87,6 +93,11 @@ class Options:
     def changes_inputs(self) -> bool:
         """Whether the program has other inputs than the model: bound ones, or frames."""
         return bool(self.bind) or any(each.fused for each in self.input)
+
+    @property
+    def steps(self) -> dict[str, Steps]:
+        """The scales and zero points of `scales_in`."""
+        return {name: each.steps for name, each in self.scales_in.items()}
 
     def flag(self, flag: Flag) -> str:
         """The value of a flag that a target declares."""

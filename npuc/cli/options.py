@@ -195,6 +195,12 @@ search_options = _together(
         help="Activation scales to choose from [default: set by the machine]; a quantised model keeps its own.",
     ),
     click.option(
+        "--scales-in",
+        type=PATH,
+        metavar="FILE",
+        help="Table of scales that tensors must have (.toml, or NVIDIA's .json); npuc chooses the others.",
+    ),
+    click.option(
         "--mixed",
         type=Choice(CHOICES["mixed"]),
         default="off",

@@ -51,7 +51,7 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.network.expand_prelu import expand_prelu
         from npuc.targets.easynpu.network.passes import passes
 
-        found = passes(machines.load(options.machine))
+        found = passes(machines.load(options.machine), options.steps)
         if options.flag(ISA) != DOCUMENTED:
             return found
         return (

@@ -76,7 +76,10 @@ class Nvdla(Target):
 
         machine = self._machine(options)
         return passes(
-            machine, options.precision, tables="HardSwish" in support.table_ops(machine, options.precision)
+            machine,
+            options.precision,
+            options.steps,
+            tables="HardSwish" in support.table_ops(machine, options.precision),
         )
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:

@@ -18,7 +18,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS, Operators, rebuild
 from npuc.quantize.calibration.histograms import Histogram
-from npuc.quantize.scales.model_scales import Steps, steps_of
+from npuc.quantize.scales.model_scales import Steps, of_model, steps_of
 
 
 @frozen
@@ -151,20 +151,12 @@ class GraphBuilder:
         graph = rebuild(replace(self.float, operators=self.operators), self.nodes, self.constants)
         stands = {self.own(name): name for name in self.scales} | self._stands
         present = {name: tensor for name, tensor in stands.items() if name in graph.tensors}
-        floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}
-        floats |= {name: self._onnx_tensor(tensor) for tensor, name in self._shared.items() if name in present}
+        floats = {name: of_model(self.float, tensor) for name, tensor in present.items()}
+        floats |= {name: of_model(self.float, tensor) for tensor, name in self._shared.items() if name in present}
         zeros = {name: self.zeros[tensor] for name, tensor in present.items() if self.zeros[tensor]}
         scales = {name: self.scales[tensor] for name, tensor in present.items()}
         forms = {tensor: self.own(tensor) for tensor in self.scales if self.own(tensor) in graph.tensors}
         return Quantised(graph, scales, floats, zeros, forms=forms, sources=self.sources)
-
-    def _onnx_tensor(self, tensor: str) -> str:
-        """The ONNX model's tensor with the same elements: a pass may have put a reshape after a node."""
-        if tensor not in self.float.reserved:
-            for reader in self.float.readers.get(tensor, ()):
-                if reader.op == "Reshape" and reader.output in self.float.reserved:
-                    return reader.output
-        return tensor
 
     def _border(self, source: str, result: str, op: str, tensor: str) -> None:
         """Quantises or dequantises a tensor, unless its other form already exists."""

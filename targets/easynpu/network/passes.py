@@ -29,13 +29,14 @@ Interpolation as products with constant matrices.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import field, replace
 from functools import reduce
 from math import prod
 
 import numpy as np
 
+from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, BLOCKS, DTYPE, GROUP, SCALES, SIZES, ZERO_POINT
@@ -71,7 +72,7 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.constraints import equal_scales
-from npuc.quantize.scales.model_scales import given_steps
+from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, MOST_EXTENT, MOST_STRIDE, WIDEST
@@ -191,18 +192,25 @@ def _sink(rewriter: Rewriter, node: Node, found: Selection) -> None:
     )
 
 
-def rescale_operands(graph: Graph) -> Graph:
+@frozen
+class RescaleOperands:
     """Rescale around products, and around PRelu with slopes per channel, of tensors whose steps a model sets.
 
     Operands and results then have scales of their own, as the target's products take no zero points and are
-    requantised only by shifts. A model sets the steps of a tensor by FakeQuantize or a conversion, and a limit, a
-    maximum or a move passes them on, whichever of these nodes run on int8 in the end.
+    requantised only by shifts. A model sets the steps of a tensor by FakeQuantize or a conversion, the user by a
+    table, and a limit, a maximum or a move passes them on, whichever of these nodes run on int8 in the end.
     """
-    computed = [name for name in graph.tensors if name not in graph.constants]
-    known = frozenset(computed)
-    constraints = [pair for pair in equal_scales(graph, graph.nodes) if known.issuperset(pair)]
-    given = frozenset(given_steps(graph, computed, constraints))
-    return rewrite(graph, lambda rewriter, node: _free(rewriter, node, given))
+
+    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps])
+    __name__ = "rescale_operands"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with rescaled operands and results."""
+        computed = [name for name in graph.tensors if name not in graph.constants]
+        known = frozenset(computed)
+        constraints = [pair for pair in equal_scales(graph, graph.nodes) if known.issuperset(pair)]
+        given = frozenset(given_steps(graph, computed, constraints, self.table))
+        return rewrite(graph, lambda rewriter, node: _free(rewriter, node, given))
 
 
 def _free(rewriter: Rewriter, node: Node, steps: Collection[str]) -> bool:
@@ -346,9 +354,10 @@ def _split(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def passes(machine: Machine) -> tuple[Pass, ...]:
-    """The passes of every program for a machine."""
-    return (*_FORMS, *_averages(machine), *_SHAPES)
+def passes(machine: Machine, scales: Mapping[str, Steps] = NOTHING_GIVEN) -> tuple[Pass, ...]:
+    """The passes of every program for a machine. scales: those of a table, by the model's names."""
+    rescaling = RescaleMixedConcats(IMAGES, scales), RescaleOperands(scales)
+    return (*_FORMS, *_averages(machine), *_SHAPES, *rescaling)
 
 
 def _averages(machine: Machine) -> tuple[Pass, ...]:
@@ -389,6 +398,4 @@ _SHAPES: tuple[Pass, ...] = (
     copies_to_concats,
     GemmToConv(IMAGES),
     limit_at_zero,
-    rescale_operands,
-    RescaleMixedConcats(IMAGES),
 )

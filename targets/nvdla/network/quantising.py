@@ -23,6 +23,7 @@ from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensor
 from npuc.quantize.scales.model_scales import Steps, given_steps, only_of_inputs
 from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
+from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.nvdla.flags import WEIGHTS
@@ -125,7 +126,8 @@ def network(
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_scales(graph, nodes))
+    table = expect_machine(options.scales_in, machine.scales, range(-128, 128) if precision == "int8" else (0,))
+    given = given_steps(graph, tensors, equal_scales(graph, nodes), table)
     free = [name for name in tensors if name not in given]
     if precision == "int8":  # limited to the inputs that 8 bits can tell apart
         found = node_histograms(find, graph, samples, free, nodes, given)
@@ -204,7 +206,8 @@ def _improved(
         return make(graph, selecting(host)(graph), known(host), options.method or level.method, given)
 
     def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
-        recipe = Recipe(selecting(host), make, LAYERS, zeros, histograms=find, given=given)
+        equalises = not options.one_scale
+        recipe = Recipe(selecting(host), make, LAYERS, zeros, equalises=equalises, histograms=find, given=given)
         return best_network(graph, recipe, samples, level, options.method, known(host))
 
     return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())
