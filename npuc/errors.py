@@ -30,7 +30,7 @@ CODES: dict[str, str] = {
     "E106": "a dimension is not known at compile time",
     "E107": "the element type is not supported",
     "E108": "external data lies outside the model's folder, or is missing or too short",
-    "E109": "an --input-shape, a --bind, a --deny or a cut does not fit the model",
+    "E109": "an --input-shape, a --bind, a --deny, a --layer or a cut does not fit the model",
     "E110": "the model needs more memory than the limit",
     "E111": "onnxruntime takes longer for the model than the limit",
     AMBIGUOUS: "ONNX's text and onnxruntime read a node differently, and the model does not say which it means",

@@ -204,7 +204,8 @@ search_options = _together(
         "--mixed",
         type=Choice(CHOICES["mixed"]),
         default="off",
-        help="auto: run the few layers that lose the most accuracy in int8 on the host, in float [default: off].",
+        help="auto: run the few layers that lose the most accuracy in int8 in int16 (nvdla-full) or on the host."
+        " [default: off].",
     ),
 )
 """Options of the choice of scales."""

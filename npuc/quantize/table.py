@@ -87,13 +87,13 @@ def _entry(name: str, values: Any) -> Entry:
         raise _invalid(name, f"its scale is {scale:g}", "a finite number above 0, as float32")
     zero = values.get("zero_point", values.get("offset", 0))
     least = -most - 1
-    if type(zero) not in (int, float) or zero != round(zero) or not least <= zero <= most:
+    if not least <= _number(name, "zero_point", zero) <= most or zero != round(zero):
         raise _invalid(name, f"its zero point is {zero!r}", f"an integer in {least}..{most}")
     return Entry(Steps(float(np.float32(scale)), int(zero)), precision)
 
 
 def _number(name: str, key: str, value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise _invalid(name, f"{key} = {value!r}", "a finite number")
     return float(value)
 
@@ -102,29 +102,39 @@ def _invalid(name: str, reason: str, limit: str) -> DataError:
     return DataError("E406", reason, tensor=name, limit=limit)
 
 
-def expect_of_model(table: Mapping[str, Entry], names: Collection[str], precision: str) -> None:
-    """Raises DataError (E406) for every entry of no tensor that the model computes, or of another precision."""
+def expect_of_model(table: Mapping[str, Entry], names: Collection[str], *precisions: str) -> None:
+    """Raises DataError (E406) for every entry of no tensor that the model computes, or of another precision.
+
+    precisions: those that the program's tensors may have.
+    """
     found: list[Problem] = []
     for name, entry in table.items():
         if name not in names:
             reason = f"the model computes no such tensor.{closest(name, names)}"
             found.append(Problem("E406", reason, tensor=name, limit="inputs, and results of nodes"))
-        elif entry.precision not in ("", precision):
-            reason, remedy = f"the table has it in {entry.precision}", f"--precision {entry.precision}"
-            found.append(Problem("E406", reason, tensor=name, limit=f"{precision}, as the program", remedy=remedy))
+        elif entry.precision not in ("", *precisions):
+            reason, limit = f"the table has it in {entry.precision}", f"{', '.join(precisions)}, as the program"
+            remedy = f"--precision {entry.precision}, or --layer for the nodes that compute and read it"
+            found.append(Problem("E406", reason, tensor=name, limit=limit, remedy=remedy))
     if found:
         raise DataError.of(found)
 
 
 def expect_machine(
-    table: Mapping[str, Entry], scales: str = "free", zeros: Collection[int] = range(-128, 128)
+    table: Mapping[str, Entry],
+    scales: str = "free",
+    zeros: Collection[int] = range(-128, 128),
+    precision: str = "int8",
+    program: str = "int8",
 ) -> dict[str, Steps]:
     """The scales and zero points of a table, if a machine has them; scales: its rule, as in a machine file.
 
-    Raises DataError (E406) for every entry that it has not.
+    precision: of the entries that are asked for; program: of those that say none. Raises DataError (E406) for what
+    the machine has not.
     """
+    asked = {name: each for name, each in table.items() if (each.precision or program) == precision}
     found: list[Problem] = []
-    for name, entry in table.items():
+    for name, entry in asked.items():
         scale, zero = entry.steps.scale, entry.steps.zero
         if scales == POWER_OF_TWO and math.frexp(scale)[0] != 0.5:
             found.append(Problem("E406", f"its scale is {scale:g}", tensor=name, limit="powers of two"))
@@ -133,7 +143,7 @@ def expect_machine(
             found.append(Problem("E406", f"the machine has no zero point {zero}", tensor=name, limit=limit))
     if found:
         raise DataError.of(found)
-    return {name: entry.steps for name, entry in table.items()}
+    return {name: entry.steps for name, entry in asked.items()}
 
 
 def not_stored(
@@ -144,9 +154,9 @@ def not_stored(
     stored: what such tensors have in the program, by the model's names; a tensor may have copies with other steps.
     Raises DataError (E406) for one that has not the steps of its entry.
     """
-    for name in table.keys() & stored.keys():
-        if table[name].steps not in stored[name]:
-            raise contradiction(name, table[name].steps, "the machine stores it otherwise")
+    for name, entry in table.items():
+        if entry.steps not in stored.get(name, (entry.steps,)):
+            raise contradiction(name, entry.steps, "the program cannot keep that, or has it in int16 (--layer)")
     left = [name for name in table if name not in stored]
     if not left:
         return None
@@ -161,12 +171,13 @@ def as_table(network: Network, form: str) -> str:
     form: the ending of the file's name; .json: NVIDIA's.
     """
     made, model = network.quantised, network.graph.reserved
-    found = {made.floats[name]: Steps(made.scales[name], made.zeros.get(name, 0)) for name in made.forms.values()}
-    steps = {tensor: each for tensor, each in found.items() if tensor in model}
+    found = {made.floats[name]: name for name in made.forms.values() if made.floats[name] in model}
+    steps = {tensor: Steps(made.scales[name], made.zeros.get(name, 0)) for tensor, name in found.items()}
     if form == ".json":
         rows = {name: {"scale": s.scale, "min": 0, "max": 0, "offset": s.zero} for name, s in steps.items()}
         return json.dumps(rows, indent=4, ensure_ascii=False) + "\n"
     return "\n".join(
-        f'[{toml_string(name)}]\nscale = {each.scale!r}\nzero_point = {each.zero}\nprecision = "int8"\n'
+        f"[{toml_string(name)}]\nscale = {each.scale!r}\nzero_point = {each.zero}\n"
+        f'precision = "{made.graph.tensors[found[name]].dtype}"\n'
         for name, each in steps.items()
     )

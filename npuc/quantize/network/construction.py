@@ -69,9 +69,12 @@ class GraphBuilder:
         zeros: Mapping[str, int] | None = None,
         dtype: str = "int8",
         operators: Operators = OPS,
+        dtypes: Mapping[str, str] | None = None,
     ) -> None:
         self.float = graph
         self.dtype = dtype
+        self.dtypes = dict(dtypes or {})
+        """The number formats of tensors that have another one."""
         self.operators = operators
         self.scales = {name: float(np.float32(scale)) for name, scale in scales.items()}
         self.zeros = dict.fromkeys(scales, 0) | dict(zeros or {})
@@ -94,7 +97,12 @@ class GraphBuilder:
 
     def own(self, tensor: str) -> str:
         """The name of a float tensor's own form in the machine's number format."""
-        return tensor if self.dtype == "float32" else self.fresh(f"{tensor}/{self.dtype}")
+        dtype = self.dtype_of(tensor)
+        return tensor if dtype == "float32" else self.fresh(f"{tensor}/{dtype}")
+
+    def dtype_of(self, tensor: str) -> str:
+        """The number format of a float tensor's form."""
+        return self.dtypes.get(tensor, self.dtype)
 
     def fresh(self, stem: str) -> str:
         """A name that the model has not, made of a stem: always the same for the same stem."""
@@ -136,7 +144,7 @@ class GraphBuilder:
         """Whether the integers that the model itself converts equal a tensor's int8 form."""
         steps = steps_of(self.float, node)
         integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
-        return steps == self.steps(tensor) and self.float.tensors[integers].dtype == self.dtype
+        return steps == self.steps(tensor) and self.float.tensors[integers].dtype == self.dtype_of(tensor)
 
     def constant(self, stem: str, value: Array) -> str:
         """The name of a new constant."""
@@ -163,7 +171,10 @@ class GraphBuilder:
         if result in self.have:
             return
         if tensor not in self._stored:
-            scale, zero = np.array(self.scales[tensor], np.float32), np.array(self.zeros[tensor], self.dtype)
+            scale, zero = (
+                np.array(self.scales[tensor], np.float32),
+                np.array(self.zeros[tensor], self.dtype_of(tensor)),
+            )
             names = self.constant(f"{tensor}/scale", scale), self.constant(f"{tensor}/zero", zero)
             self._stored[tensor] = names
         self.add(Node(op, (source, *self._stored[tensor]), (result,), name=f"{result}/{op}"))
