@@ -35,8 +35,8 @@ CEILINGS = {
     "passes": 6_300,
     "targets/bm1684": 9_750,
     "targets/easynpu": 17_000,
-    "targets/nvdla": 21_050,
-    "tests": 64_000,
+    "targets/nvdla": 21_100,
+    "tests": 64_100,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
