@@ -231,11 +231,11 @@ class _Improvement:
 
     @cached_property
     def widening(self) -> frozenset[str]:
-        """The names of the nodes that could be in int16."""
+        """The names of the convolutions that could be in int16; functions at the ends keep more on the host."""
         if not self.machine.int16:
             return frozenset()
         count = Counter(node.name for node in self.graph.nodes)
-        computed = (node for node in self.graph.nodes if support.row_of(node.op, self.machine, "int16"))
+        computed = (node for node in self.graph.nodes if node.op == "Conv")
         fits = (node for node in computed if not support.refusal(self.graph, node, self.machine, "int16"))
         return frozenset(node.name for node in fits if count[node.name] == 1)
 
@@ -266,7 +266,8 @@ class _Improvement:
 
     def known(self, mixed: _Mixture) -> dict[str, Histogram]:
         """The histograms of a mixture's tensors."""
-        before = histograms_before_host(self.find, self.graph, self.samples, self.found, mixed.host)
+        fine = mixed.host | mixed.wide  # they tell large inputs of functions apart
+        before = histograms_before_host(self.find, self.graph, self.samples, self.found, fine)
         wide = wide_tensors(mixed.graph, mixed.wide)
         names = tensors_of(self.nodes(mixed)(mixed.graph))
         given = self.steps(mixed)
