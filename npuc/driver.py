@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from npuc.compiling.proof import Prover
 from npuc.cutting import part_of, with_cut
-from npuc.errors import NpucError, UnsupportedOperator
+from npuc.errors import ModelError, NpucError, UnsupportedOperator
 from npuc.frontend.binding import bound_values, input_types
 from npuc.frontend.reading import read_model
 from npuc.images.description import bound
@@ -17,12 +18,17 @@ from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Step
 from npuc.program import Program
 from npuc.quantize.calibration.provenance import expect_ranges
+from npuc.quantize.improvement.search import Network
 from npuc.quantize.qdq import qdq_model
+from npuc.quantize.scales.model_scales import Steps
+from npuc.quantize.table import expect_of_model, not_stored
 from npuc.regions.compilation import calibrating, compiled, optimised_whole, request_of
+from npuc.regions.planning import imported
 from npuc.regions.rebatching import rebatched
 from npuc.rewrites import Rewrite, rewrites
 from npuc.samples.loading import Samples
-from npuc.target import Options, Request, Shapes, Target
+from npuc.target import Options, Request, Shapes, Target, matches
+from npuc.text.terminal import closest
 from npuc.variants import with_samples
 
 
@@ -32,10 +38,12 @@ def compile_model(request: Request) -> tuple[Program, Samples]:
     Raises NpucError for nodes that neither the target nor the host can run, and for everything that the target
     refuses if the options forbid the host; Mismatch (E603) for a program that computes anything else.
     """
+    _expect_table(request)
+    _expect_layers(request)
     with part_of(request) as (inner, cut):
         inner = _described(inner)
         program, samples = compiled(inner, Prover(inner))
-        return with_cut(program, cut), samples
+        return with_cut(_with_table(program, request.options), cut), samples
 
 
 def compile_variants(request: Request, shapes: Sequence[Shapes]) -> tuple[list[Program], Samples]:
@@ -70,6 +78,42 @@ def _described(request: Request, *, frames: bool = True) -> Request:
     return replace(request, options=replace(options, input=found))
 
 
+def _expect_table(request: Request) -> None:
+    """Raises DataError (E406) for a table of scales with tensors that the model lacks, or another precision."""
+    if request.options.scales_in:
+        graph = read_model(request.model, whole=False).graph
+        constants = {each.name for each in graph.initializer}
+        names = [each.name for each in graph.input] + [name for node in graph.node for name in node.output]
+        wide = ("int16",) if request.options.layer or request.options.mixed else ()
+        expect_of_model(request.options.scales_in, {*names} - constants, request.options.precision, *wide)
+
+
+def _expect_layers(request: Request) -> None:
+    """Raises ModelError (E109) for a --layer that is no node of the model."""
+    if not request.options.layer:
+        return
+    known = [node.key for node in imported(request.model, request.options, request.shapes).file_nodes]
+    for pattern, precision in request.options.layer:
+        if not any(matches(pattern, name) for name in known):
+            reason = f"--layer {pattern}={precision}: the model has no such node.{closest(pattern, known)}"
+            raise ModelError("E109", reason, remedy="name a node of the model; * stands for any letters")
+
+
+def _with_table(program: Program, options: Options) -> Program:
+    """The program with a warning for what its table of scales says in vain (W305)."""
+    if not options.scales_in:
+        return program
+    stored: dict[str, list[Steps]] = {}
+    for each in json.loads(program.evidence["graph.json"])["tensors"].values():
+        stored.setdefault(each["float"], []).extend(
+            [] if each["factors"] else [Steps(each["scale"], each["zero_point"])]
+        )
+    left = not_stored(options.scales_in, stored, options.precision)
+    report = program.manifest["report"]
+    told = [*report.get("warnings", ()), *((left.as_json(),) if left else ())]
+    return replace(program, manifest={**program.manifest, "report": {**report, "warnings": told}})
+
+
 def _variant(request: Request, number: int) -> Request:
     """The request for one of several sets of shapes, with its own samples and prefix."""
     graph, options = read_model(request.model).graph, request.options
@@ -81,17 +125,18 @@ def _variant(request: Request, number: int) -> Request:
     return replace(request, options=replace(options, prefix=prefix), calibration=calibration)
 
 
-def quantise_model(request: Request) -> tuple[bytes, Samples]:
-    """The network that the target's programs compute, as a QDQ model, and its calibration samples.
+def quantise_model(request: Request) -> tuple[bytes, Network]:
+    """The network that the target's programs compute, as a QDQ model and as it is.
 
     Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model with
     scales of its own, or a target without an integer network.
     """
+    _expect_table(request)
     with part_of(request) as (inner, _):
         return _quantised_model(_described(inner, frames=False))
 
 
-def _quantised_model(request: Request) -> tuple[bytes, Samples]:
+def _quantised_model(request: Request) -> tuple[bytes, Network]:
     (graph, _), target, options = optimised_whole(request), request.target, request.options
     given = next((node for node in graph.nodes if node.op in CONVERSIONS), None)
     if given is not None:
@@ -101,7 +146,7 @@ def _quantised_model(request: Request) -> tuple[bytes, Samples]:
     samples = calibrating(request, {name: graph.tensors[name] for name in graph.inputs})
     network, tried = target.quantised(graph, samples, options)
     options.tell(tried)
-    return qdq_model(network), samples
+    return qdq_model(network), network
 
 
 def float_passes(model: Path, program: Program, target: Target, told: Sequence[str]) -> Sequence[Step]:

@@ -30,7 +30,7 @@ CODES: dict[str, str] = {
     "E106": "a dimension is not known at compile time",
     "E107": "the element type is not supported",
     "E108": "external data lies outside the model's folder, or is missing or too short",
-    "E109": "an --input-shape, a --bind, a --deny or a cut does not fit the model",
+    "E109": "an --input-shape, a --bind, a --deny, a --layer or a cut does not fit the model",
     "E110": "the model needs more memory than the limit",
     "E111": "onnxruntime takes longer for the model than the limit",
     AMBIGUOUS: "ONNX's text and onnxruntime read a node differently, and the model does not say which it means",
@@ -52,6 +52,7 @@ CODES: dict[str, str] = {
     "E403": "the data needs more memory than the limit",
     "E404": "scales have to be chosen, and nobody said from which samples",
     "E405": "the description of an image input is not valid, or does not fit the model",
+    "E406": "a table of scales is not valid, or contradicts the model or the machine",
     # artefacts and listings
     "E501": "this is not an npuc artefact, or not one of this version",
     "E502": "a file of the artefact is missing, truncated or changed",
@@ -76,6 +77,7 @@ CODES: dict[str, str] = {
     "W302": "an output of the program is hardly more than noise",
     "W303": "the program means something else than onnxruntime, as decided; the distance is measured",
     "W304": "an output of a floating-point program has fewer correct digits than its precision allows",
+    "W305": "a table of scales has tensors that the program does not store as integers",
 }
 
 _AGAIN = "compile the model again: npuc compile MODEL.onnx --target TARGET"
@@ -107,6 +109,7 @@ REMEDIES: dict[str, str] = {
     "E403": "use fewer samples, or raise --memory-limit",
     "E404": "give typical samples: --calibration FILE.npz; --calibration synthetic does without, for trials",
     "E405": "correct it as the limit says; docs/photos.md describes the keys",
+    "E406": "correct the table of scales; docs/quantisation.md describes it",
     "E501": f"give the folder that npuc compile wrote, or {_AGAIN}",
     "E502": _AGAIN,
     "E503": "compile the model for this machine, and give data for which its operators are defined",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, TypedDict
 
 from npuc.export.network_name import identifier
 from npuc.flag import CHOICES, FLOAT, MIXED, REMOVED
 from npuc.images.description import described
+from npuc.system.budget import given
 from npuc.target import FLOATING, Options, Target, usual_options
+from npuc.text.encodings import decoded
 from npuc.text.terminal import closest
 
 
@@ -21,6 +24,7 @@ class Flags(TypedDict, total=False):
     precision: str
     isa: str
     strict: bool
+    layer: str | Sequence[str] | Mapping[str, str]
     deny: str | Sequence[str]
     bind: Mapping[str, float]
     inputs: str | Sequence[str]
@@ -30,6 +34,7 @@ class Flags(TypedDict, total=False):
     level: int | str
     method: str
     scales: str
+    scales_in: str | PathLike[str] | Mapping[str, Any]
     mixed: bool | str
     allow: str | Sequence[str]
     proof: str
@@ -99,9 +104,13 @@ def _expect_together(
     """Raises ValueError for flags that exclude each other or do not go with the precision."""
     if options.deny and options.strict:
         raise ValueError(f"{spelled('deny')} and {spelled('strict')} exclude each other")
-    if flags.get("scales") is not None and options.precision in FLOATING:
-        what = f"{spelled('scales')} {flags['scales']}"
+    for name in ("scales", "scales_in"):
+        if flags.get(name) is None or options.precision not in FLOATING:
+            continue
+        what = f"{spelled(name)} {flags[name]}"
         raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")
+    if options.layer and not (target.takes_layers and options.precision == "int8"):
+        raise ValueError(f"{target.name} in {options.precision} takes no {spelled('layer')}: it is for int8")
     if options.prefix is not None:
         _expect_named(target, flags.get("prefix", options.prefix), options.prefix, spelled("prefix"))
     mixed = f"{spelled('precision')} {MIXED}"
@@ -129,6 +138,29 @@ def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
 
 
+def _layers(value: str | Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Node and precision of each NODE=PRECISION, split at the last `=`; @FILE has one in a line."""
+    if isinstance(value, Mapping):
+        value = [f"{name}={each}" for name, each in value.items()]
+    found: list[tuple[str, str]] = []
+    for text in _names(value):
+        if text.startswith("@"):
+            lines = decoded(given(Path(text[1:]), "E401", "give a file of NODE=PRECISION lines")).split("\n")
+            found += _layers([each.strip() for each in lines if each.strip() and not each.startswith("#")])
+            continue
+        name, equals, precision = text.rpartition("=")
+        if not equals or not name or precision not in ("int8", "int16", *FLOATING):
+            raise ValueError(f"layer '{text}' is not NODE=PRECISION, with int8, int16, fp16 or fp32")
+        found.append((name, precision))
+    return tuple(found)
+
+
+def _table(value: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+    from npuc.quantize.table import table_of
+
+    return table_of(value)
+
+
 def _mixed(value: bool | str) -> bool:
     if isinstance(value, str) and value not in CHOICES["mixed"]:
         raise ValueError(f"mixed is '{value}'.{closest(value, CHOICES['mixed'])} It is one of off, auto")
@@ -146,9 +178,11 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "level": str,
     "strict": _truth,
     "deny": _names,
+    "layer": _layers,
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
     "inputs": _listed,
+    "scales_in": _table,
     "outputs": _listed,
     "mixed": _mixed,
     "prefix": identifier,

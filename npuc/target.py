@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from npuc.flag import Flag
 from npuc.frozen import frozen
 from npuc.images.description import Description
 from npuc.ir import Array, Graph, Node, TensorType
+from npuc.ops.movement import MOVEMENT
+from npuc.ops.quantisation import CONVERSIONS
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.registry import target as target
@@ -22,6 +25,8 @@ from npuc.view import Heading, MemoryAnnotation, Timeline, by_nodes, in_turn
 if TYPE_CHECKING:
     from npuc.quantize.calibration.histograms import HistogramSource
     from npuc.quantize.improvement.search import Network, Trial
+    from npuc.quantize.scales.model_scales import Steps
+    from npuc.quantize.table import Entry
 
 Observer = Callable[[str, Array], None]
 """Called with the name of an int8 tensor and its values (samples, *shape).
@@ -51,6 +56,12 @@ class Options:
     """Whether a few layers may run on the host for accuracy."""
     scales: str | None = None
     """The rule for activation scales, one of machine_files.DEMANDS; None: the machine's own."""
+    scales_in: Mapping[str, Entry] = field(default_factory=dict[str, "Entry"])
+    """Scales and zero points that tensors must have, by the model's names."""
+    one_scale: bool = False
+    """Whether all channels of a tensor have the same scale, as a table says it."""
+    layer: tuple[tuple[str, str], ...] = ()
+    """Names of ONNX nodes, with * for any letters, and the precision that they shall have; the last one counts."""
     deny: tuple[str, ...] = ()
     """ONNX operators and nodes that must run on the host."""
     bind: tuple[tuple[str, float], ...] = ()
@@ -86,6 +97,29 @@ class Options:
         """Whether the program has other inputs than the model: bound ones, or frames."""
         return bool(self.bind) or any(each.fused for each in self.input)
 
+    @property
+    def steps(self) -> dict[str, Steps]:
+        """The scales and zero points of `scales_in`."""
+        return {name: each.steps for name, each in self.scales_in.items()}
+
+    def asked(self, node: Node) -> str:
+        """The precision that `layer` asks for a node of a graph; that of the program where it asks for none."""
+        names = () if node.op in (*MOVEMENT, *CONVERSIONS) else node.sources
+        found = [each for pattern, each in self.layer if any(matches(pattern, name) for name in names)]
+        return found[-1] if found else self.precision
+
+    def unlike(self, node: Node, *known: str) -> Problem | None:
+        """Why the host computes a node: `layer` asks for a precision that is none of those known.
+
+        known: those that the target's programs can have in a layer, besides the program's own.
+        """
+        asked = self.asked(node)
+        if asked in (self.precision, *known):
+            return None
+        limit = ", ".join((self.precision, *known))
+        reason = f"--layer asks for {asked}, which the program has not; the host computes it in fp32"
+        return Problem("E202", reason, node.source, node.op, limit=limit)
+
     def flag(self, flag: Flag) -> str:
         """The value of a flag that a target declares."""
         return self.flags.get(flag.name, flag.values[0])
@@ -100,6 +134,15 @@ class Options:
         trim()
         if self.stage is not None:
             self.stage(what)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name is a pattern's: * stands for any letters.
+
+    >>> matches("stem/*", "stem/conv[1]"), matches("stem/conv[1]", "stem/conv1")
+    (True, False)
+    """
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
 
 
 def usual_options(target: Target) -> Options:
@@ -204,6 +247,8 @@ class Target(Protocol):
 
     The name is `npuc.export.network_name`'s; several such networks fit into one firmware.
     """
+    takes_layers: bool = False
+    """Whether `layer` may give nodes of its int8 programs another precision."""
     has_hardware: bool = False
     """Whether its machines can be described as hardware."""
     has_integer_network: bool = False

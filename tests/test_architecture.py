@@ -27,7 +27,7 @@ TOP = (
 
 ROOMS = {
     "npuc.passes": "rewriting cleanup recognition fusion expansion scales",
-    "npuc.quantize": "arithmetic calibration scales network improvement qdq",
+    "npuc.quantize": "arithmetic calibration scales network improvement qdq table",
     "npuc.targets.easynpu": "flags machine layers plan program simulate network export rtl view target",
     "npuc.targets.nvdla": (
         "flags files machine formats model arithmetic operations firmware emission selection program trace"

@@ -64,6 +64,12 @@ if TYPE_CHECKING:
 @click.option(
     "--deny", metavar="OP|NODE", multiple=True, shell_complete=NODES, help="Run an operator or a node on the host."
 )
+@click.option(
+    "--layer",
+    metavar="NODE=PRECISION|@FILE",
+    multiple=True,
+    help="Precision of a node in an int8 program; * in its name stands for any letters.",
+)
 @removed_options("max_partitions", "fallback")
 @bind_option
 @cut_options

@@ -221,6 +221,12 @@ search_options = _together(
         type=Choice(CHOICES["method"]),
         help="Calibration method [default: set by -O].",
     ),
+    click.option(
+        "--scales-in",
+        type=PATH,
+        metavar="FILE",
+        help="Table of scales that tensors must have (.toml, or NVIDIA's .json); npuc chooses the others.",
+    ),
 )
 """Options of the choice of scales."""
 calibration_option = click.option(
@@ -287,8 +293,8 @@ strict_option = click.option("--strict", is_flag=True, help="Refuse every host s
 precision_option = click.option(
     "--precision",
     type=Choice(("int8", "int16", "fp16", "fp32", MIXED)),
-    help="Number format [default: the target's first]; mixed: int8, but the layers that lose the most in float, on"
-    " the host.",
+    help="Number format [default: the target's first]; mixed: int8, but the layers that lose the most in int16"
+    " (nvdla-full), or in float on the host.",
 )
 
 

@@ -12,7 +12,7 @@ import click
 
 from npuc.errors import NpucError
 
-WRITTEN = ("output", "trace", "cache")
+WRITTEN = ("output", "trace", "cache", "scales_out")
 """Parameters that a command writes to."""
 
 

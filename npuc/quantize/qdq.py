@@ -56,7 +56,8 @@ class _Writer:
     def _round(self, tensor: str, source: str, result: str) -> None:
         integers = self.found.forms[tensor]
         scale = self._constant(f"{tensor}/scale", np.array(self.found.scales[integers], np.float32))
-        zero = self._constant(f"{tensor}/zero", np.array(self.found.zeros.get(integers, 0), np.int8))
+        dtype = self.found.graph.tensors[integers].dtype
+        zero = self._constant(f"{tensor}/zero", np.array(self.found.zeros.get(integers, 0), dtype))
         between = self.names.new(f"{tensor}/steps")
         self.nodes.append(Node("QuantizeLinear", (source, scale, zero), (between,), name=f"{tensor}/quantize"))
         self.nodes.append(Node("DequantizeLinear", (between, scale, zero), (result,), name=f"{tensor}/dequantize"))

@@ -31,14 +31,17 @@ class Bits:
         self.tensors: Mapping[str, Any] = self.described["tensors"]
         self.inputs = {port.name for port in program.inputs}
         self.outputs = [port.name for port in program.outputs]
-        self.dtype, self.confined = program.precision, confined
+        self.confined = confined
         self.target, self.program = target, program
         with foreign_evidence():
             model, self.weights = network(self.evidence)
             few_runs = few_runs and not has_integer_products(model)
             whole = self.evidence if isinstance(self.evidence, bytes) else model
             self.reference = standing(whole, self.weights, few_runs=few_runs, confined=confined)
-        missing = {*self.tensors, *self.outputs} - {each.name for each in self.reference.get_outputs()}
+        kinds = {each.name: each.type for each in self.reference.get_outputs()}
+        self.dtypes = {name: kinds.get(name, "").removeprefix("tensor(").rstrip(")") for name in self.tensors}
+        """The number format of each integer tensor."""
+        missing = {*self.tensors, *self.outputs} - kinds.keys()
         if missing:
             raise damaged("reference.onnx", f"it lacks the tensor '{min(missing)}'")
         self.differing: dict[str, int] = {}
@@ -126,13 +129,13 @@ class Bits:
         from onnx import helper
 
         model, _ = network(self.evidence)
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
         found: dict[str, Any] = {}
         for node in model.graph.node:
             for position, name in enumerate(node.input):
                 if name in edges:
                     node.input[position] = f"{name}{EXACT}"
                     shape = self.tensors[name]["shape"]
+                    kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtypes[name]))
                     found[name] = helper.make_tensor_value_info(f"{name}{EXACT}", kind, shape)
         model.graph.input.extend(found.values())
         return model

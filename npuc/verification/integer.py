@@ -83,9 +83,12 @@ class IntegerCheck(LayerwiseCheck):
                 feeds[name] = known[name]
             else:
                 value = known[source].reshape(entry["shape"])
-                feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0), self.bits.dtype)
+                feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0), self._dtype(name))
         with foreign_evidence():
             return values_of(self.alone, list(self.bits.tensors), feeds)
+
+    def _dtype(self, name: str) -> str:
+        return self.bits.dtypes[name.removesuffix(EXACT)]
 
     def _layer(self, layer: Mapping[str, Any]) -> dict[str, Any]:
         name = layer["tensor"]

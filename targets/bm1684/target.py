@@ -56,6 +56,7 @@ class Bm1684(Target):
     named_exports = ("okkernel",)
     chip_models = ("own", "vendor")
     has_integer_network = True
+    takes_layers = True
 
     def left_whole(self, op: str, x: TensorType | None, options: Options) -> Problem | None:
         """Recurrent networks in int8: their steps are slices of the first axis."""
@@ -74,7 +75,7 @@ class Bm1684(Target):
 
         machines.load(options.machine)
         if options.precision == "int8":
-            return _fixed_problems(graph, strict=options.strict)
+            return _fixed_problems(graph, options)
         found = (emptiness(graph, node) or support.refusal(graph, node) for node in graph.nodes)
         return [problem for problem in found if problem is not None]
 
@@ -214,7 +215,7 @@ def _host_step(graph: Graph, node: Node) -> HostStep:
     return replace(step, conversion=True, reason="a scale for each channel") if node.op == "Mul" else step
 
 
-def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
+def _fixed_problems(graph: Graph, options: Options) -> list[Problem]:
     """Every node that 8-bit layers cannot compute, without what only moves the first axis beside one."""
     from npuc.host_nodes import conversion_refusal, emptiness
     from npuc.targets.bm1684.network import fixed, quantising
@@ -222,14 +223,15 @@ def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
     integer = set(quantising.integer(graph))
     found: dict[Node, Problem] = {}
     for node in graph.nodes:
-        if fixed.left_to_host(graph, node) and not strict:
+        if fixed.left_to_host(graph, node) and not options.strict:
             continue
         problem = emptiness(graph, node) or conversion_refusal(graph, node) or fixed.refusal(graph, node)
+        problem = problem or options.unlike(node)
         if problem is None and node not in integer and node.op not in ("QuantizeLinear", "DequantizeLinear"):
             problem = refused(node, "no layer of 8 bits is beside it", remedy=fixed.REMEDY)
         if problem is not None:
             found[node] = problem
-    beside = set() if strict else {node for node in found if fixed.moves_beside(graph, node, found)}
+    beside = set() if options.strict else {node for node in found if fixed.moves_beside(graph, node, found)}
     return [problem for node, problem in found.items() if node not in beside]
 
 

@@ -43,6 +43,7 @@ class EasyNpu(Target):
     inexact = ("split_average_pool",)
     host_layers = ("Conv",)
     has_integer_network = True
+    takes_layers = True
     has_hardware = True
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
@@ -52,7 +53,7 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.network.passes import passes
 
         documented = options.flag(ISA) == DOCUMENTED
-        found = passes(machines.load(options.machine), documented=documented)
+        found = passes(machines.load(options.machine), options.steps, documented=documented)
         if not documented:
             return found
         return (
@@ -74,12 +75,12 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.network import quantising
 
         machine = machines.load(options.machine)
-        on_array = set(quantising.integer(graph, machine))
+        on_array = {node for node in quantising.integer(graph, machine) if options.unlike(node) is None}
         return problems(
             graph,
             on_array,
             support.HOST,
-            lambda node: support.refusal(graph, node, machine),
+            lambda node: options.unlike(node) or support.refusal(graph, node, machine),
             strict=options.strict,
         )
 

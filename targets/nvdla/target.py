@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuc.conditions.constraints import table
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
-from npuc.ir import Array, Graph, TensorType
+from npuc.ir import Array, Graph, Node, TensorType
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.samples.loading import Samples
@@ -49,6 +49,7 @@ class Nvdla(Target):
     chip_models = ("own", "quick")
     host_layers = ("Conv",)
     has_integer_network = True
+    takes_layers = True
 
     def __init__(self, name: str) -> None:
         machine = machines.CONFIGURATIONS[name]
@@ -76,7 +77,10 @@ class Nvdla(Target):
 
         machine = self._machine(options)
         return passes(
-            machine, options.precision, tables="HardSwish" in support.table_ops(machine, options.precision)
+            machine,
+            options.precision,
+            options.steps,
+            tables="HardSwish" in support.table_ops(machine, options.precision),
         )
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
@@ -87,14 +91,19 @@ class Nvdla(Target):
         machine = self._machine(options)
         if options.precision != "int8" and (quantised := support.quantised_already(graph, options.precision)):
             return [quantised]
-        on_device = set(quantising.on_device(graph, machine, options.precision))
-        return problems(
-            graph,
-            on_device,
-            support.host(machine, options.precision),
-            lambda node: support.refusal(graph, node, machine, options.precision),
-            strict=options.strict,
-        )
+        known = ("int16",) if machine.int16 and options.precision == "int8" else ()
+        wide = quantising.asked(graph, options)
+
+        def refusal(node: Node) -> Problem | None:
+            precision = "int16" if node.name in wide else options.precision
+            other = support.quantised_already(graph, precision) if node.name in wide else None
+            own = other and replace(other, node=node.source, op=node.op, tensor=None)
+            return options.unlike(node, *known) or own or support.refusal(graph, node, machine, precision)
+
+        computed = quantising.on_device(graph, machine, options.precision, wide)
+        on_device = {node for node in computed if not (options.layer and refusal(node))}
+        hosted = support.host(machine, options.precision)
+        return problems(graph, on_device, hosted, refusal, strict=options.strict)
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises and lowers; stores the integer network with the program as evidence.

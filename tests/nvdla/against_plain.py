@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -26,7 +27,9 @@ CONFIGURATIONS = (
 SAMPLES = 6
 
 
-def compared(model: onnx.ModelProto, folder: Path, name: str, precision: str) -> tuple[int, list[str]]:
+def compared(
+    model: onnx.ModelProto, folder: Path, name: str, precision: str, **options: Any
+) -> tuple[int, list[str]]:
     """How many results of layers were compared, and those that differ. Raises NpucError where npuc refuses."""
     path = folder / "network.onnx"
     onnx.save(model, path)
@@ -39,7 +42,9 @@ def compared(model: onnx.ModelProto, folder: Path, name: str, precision: str) ->
         return found
 
     with patch.object(lowering, "lower", kept):
-        program = compilation(Request(path, target(name), Options(precision=precision, proof="off"))).program
+        program = compilation(
+            Request(path, target(name), Options(precision=precision, proof="off", **options))
+        ).program
     program = as_loaded(program)
     seen: dict[str, Array] = {}
     feeds = varied(running.program_inputs(program), SAMPLES, seed=3).inputs

@@ -61,7 +61,7 @@ def convolution(node: Node, x: Array, w: Array, *more: Array) -> Array:
 
 def elementwise(node: Node, x: Array, *more: Array) -> Array:
     """SDP on a map."""
-    return through_sdp(node, x[0].astype(np.int64), more, x.dtype)
+    return through_sdp(node, x[0].astype(np.int64), more, np.dtype(str(node.attrs.get("result") or x.dtype)))
 
 
 def through_sdp(node: Node, values: Array, operands: Sequence[Array], dtype: np.dtype[np.generic]) -> Array:

@@ -8,12 +8,15 @@ import numpy as np
 import onnx
 import pytest
 
+from npuc.driver import compile_model
 from npuc.ir import Array, Node
 from npuc.quantize.scales.model_scales import Steps
-from npuc.target import target
+from npuc.quantize.table import table_of
+from npuc.target import Options, Request, target
 from npuc.targets.nvdla.arithmetic.normalisation import MOST_ENTRY, square_sums, tables_of
 from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from npuc.targets.nvdla.quantisation.normalising import normalised
+from tests.compiled import causes
 from tests.nvdla.networks import compiled, expect_exact, verified
 from tests.onnx_models import network, node, weights
 
@@ -119,3 +122,15 @@ def test_results_are_the_formulas_within_little_more_than_rounding(alpha: float,
     entries = [np.array(each, np.int16) for each in (tables.le, tables.lo)]
     (found,) = OPERATORS["NvLrn"].compute(Node("NvLrn", ("x", "le", "lo"), ("y",), attrs), [x, *entries])
     assert np.abs(found - (exact / y.scale + zero)).max() < 0.52
+
+
+@pytest.mark.parametrize(("scale", "codes"), [(10.0, ["E301"]), (0.01, [])])
+def test_a_zero_point_that_cdps_converter_cannot_add_is_the_hosts(
+    scale: float, codes: list[str], tmp_path: Path
+) -> None:
+    """A result of 127 steps of 10 is 2^26 and more in the converter, whose offset has 25 bits."""
+    onnx.save(_normalised(1e-4, 5, 0.75, 1.0), tmp_path / "m.onnx")
+    table = table_of({"y": {"scale": scale, "zero_point": 127}})
+    options = Options(level="0", scales_in=table, proof="off")
+    program, _ = compile_model(Request(tmp_path / "m.onnx", target("nvdla-full"), options))
+    assert causes(program) == codes

@@ -161,7 +161,7 @@ def ends(integer: Graph) -> list[str]:
             if node.op == "Identity":
                 found.append(node.output)
                 before.update(node.inputs)
-        elif integer.tensors[node.output].dtype == "int8" or before.intersection(node.outputs):
+        elif integer.tensors[node.output].dtype in ("int8", "int16") or before.intersection(node.outputs):
             before.update(node.inputs)
         elif node.op == "DequantizeLinear":
             found.append(node.output)

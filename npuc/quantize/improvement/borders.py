@@ -7,7 +7,7 @@ all weights of a layer, above all for a depthwise convolution between two parts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from time import process_time
 
@@ -61,8 +61,8 @@ def best_bordered(
     """`best_network`, with a scale per channel at the borders if that pays on the held-out samples."""
     started = process_time()
     training, held_out = divided(samples, level.samples)
-    judged = level.variants and teaches(samples) and _float_outputs(graph)
-    other = bordered(graph, training) if judged else None
+    judged = recipe.equalises and level.variants and teaches(samples) and _float_outputs(graph)
+    other = bordered(graph, training, recipe.given) if judged else None
     if other is None:
         return best_network(graph, recipe, samples, level, method, known)
     both = equalisation.Equalised(graph), other
@@ -75,11 +75,17 @@ def best_bordered(
     return network, (step, *steps)
 
 
-def bordered(graph: Graph, feeds: Sequence[Mapping[str, Array]]) -> equalisation.Equalised | None:
-    """The graph with products at its borders, equalised on the samples; None if it has no such border."""
-    images = [name for name in (*graph.inputs, *graph.outputs) if _is_image(graph, name)]
+def bordered(
+    graph: Graph, feeds: Sequence[Mapping[str, Array]], fixed: Collection[str] = ()
+) -> equalisation.Equalised | None:
+    """The graph with products at its borders, equalised on the samples; None if it has no such border.
+
+    fixed: tensors whose channels keep one scale.
+    """
+    images = [name for name in (*graph.inputs, *graph.outputs) if _is_image(graph, name) and name not in fixed]
     every = _with_products(graph, images)
-    inside = {name for group in equalisation.groups(every.graph, every.products) for name in group.tensors}
+    free = [each for each in equalisation.groups(every.graph, every.products) if not {*each.tensors} & {*fixed}]
+    inside = {name for group in free for name in group.tensors}
     fitting = [name for name in images if every.inner[name] in inside]
     if not fitting:
         return None

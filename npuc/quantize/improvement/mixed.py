@@ -57,52 +57,62 @@ def mixed(
     best: Callable[[Host], Result],
     samples: Samples,
     layers: Layers = SHIFTED,
+    wide: Host = frozenset(),
+    most: float = MOST_MACS,
 ) -> Result:
-    """The best network with these samples, with a few layers on the host if that is worthwhile.
+    """The best network with these samples, with a few layers on the host or in int16 if that is worthwhile.
 
     drawn: the integer network of the float graph without these nodes; best: the same, improved. layers: how its
-    convolutions are read. Nothing is moved on the basis of samples that do not teach (`teaches`).
+    convolutions are read. wide: the nodes that `drawn` and `best` put into int16 instead of leaving them to the
+    host. most: the share of the convolutions' multiply-accumulates that may move. Nothing is moved on the basis of
+    samples that do not teach (`teaches`).
     """
     nowhere: Host = frozenset()
     plain = drawn(nowhere)
     if not teaches(samples) or not ends(plain.graph):
         return best(nowhere)
     judge = acceptance(graph, plain, divided(samples, MOST_SAMPLES)[1])
-    base, first = _ended(judge, drawn, endings(graph, plain))
+    base, first = _ended(judge, drawn, endings(graph, plain), wide)
     array = best(base)
     started = process_time()
     plain = drawn(base)
-    shares = _noisiest(graph, plain, candidates(graph, plain, layers), judge.feeds)
-    host = _chosen(judge, drawn, shares, base)
+    shares = _noisiest(graph, plain, candidates(graph, plain, layers, most), judge.feeds)
+    host = _chosen(judge, drawn, shares, base, most)
     if host == base:
         return array[0], (*array[1], *first)
     other = best(host)
     before, after = (judge.noise(each[0].quantised) for each in (array, other))
     kept = after < before * WORTH
     share = sum(shares.get(name, 0) for name in host)
-    step = Trial(_title(host, share), kept, decibels(before), decibels(after), process_time() - started)
+    step = Trial(_title(host, share, wide), kept, decibels(before), decibels(after), process_time() - started)
     network, steps = other if kept else array
     return network, (*steps, *first, step)
 
 
-def _title(host: Host, share: float) -> str:
-    names = ", ".join(f"'{short(name)}'" for name in sorted(host))
-    return f"on the host: {names}, {100 * share:.2g} % of the MACs"
+def _title(host: Host, share: float, wide: Host) -> str:
+    places = {"in int16": host & wide, "on the host": host - wide}
+    named = {place: ", ".join(f"'{short(each)}'" for each in sorted(names)) for place, names in places.items()}
+    told = "; ".join(f"{place}: {names}" for place, names in named.items() if names)
+    return f"{told}, {100 * share:.2g} % of the MACs"
 
 
-def _ended(judge: Acceptance, drawn: Callable[[Host], Quantised], last: Host) -> tuple[Host, tuple[Trial, ...]]:
-    """The functions at the ends if the noise allows all of them on the host, and this step."""
+def _ended(
+    judge: Acceptance, drawn: Callable[[Host], Quantised], last: Host, wide: Host
+) -> tuple[Host, tuple[Trial, ...]]:
+    """The functions at the ends if the noise allows all of them elsewhere, and this step."""
     if not last:
         return last, ()
     started = process_time()
     before, after = (judge.noise(drawn(host)) for host in (frozenset[str](), last))
     kept = after < before * MORE
-    step = Trial(_title(last, 0.0), kept, decibels(before), decibels(after), process_time() - started)
+    step = Trial(_title(last, 0.0, wide), kept, decibels(before), decibels(after), process_time() - started)
     return last if kept else frozenset(), (step,)
 
 
-def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict[str, float]:
-    """The named convolutions that the host has capacity for, and their share of all MACs."""
+def candidates(
+    graph: Graph, plain: Quantised, layers: Layers = SHIFTED, most: float = MOST_MACS
+) -> dict[str, float]:
+    """The named convolutions that take at most this share of all MACs, and their shares."""
     read = (layers.layer(plain, node) for node in plain.graph.nodes)
     integer = {layer.source for layer in read if layer is not None}
     counted = {node: macs(node, graph.tensors) for node in graph.nodes if node.op == "Conv"}
@@ -115,7 +125,7 @@ def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict
         and node.output in integer
         and names[node.name] == 1
         and not SELECTS(node)
-        and counted[node] <= MOST_MACS * whole
+        and counted[node] <= most * whole
     }
 
 
@@ -172,7 +182,7 @@ def _noises(
 
 
 def _chosen(
-    judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float], base: Host
+    judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float], base: Host, most: float
 ) -> Host:
     """The base and the candidates that together reduce the noise most: the most sensitive first."""
     least = judge.noise(drawn(base))
@@ -182,7 +192,7 @@ def _chosen(
         if alone[name] >= least and host == base:
             break
         together = host | {name}
-        if sum(shares.get(each, 0) for each in together) > MOST_MACS:
+        if sum(shares.get(each, 0) for each in together) > most:
             continue
         noise = judge.noise(drawn(together))
         if noise < least * FEWER:

@@ -94,7 +94,8 @@ class Recipe:
     """How a target quantises: which nodes of a float graph, and into what.
 
     layers: how the convolutions of the integer graph are read. zero_points: None if the target has none. splits:
-    whether outlier channels may be split, which requires that clipping at any value is free.
+    whether outlier channels may be split, which requires that clipping at any value is free. equalises: whether
+    channels may have factors.
     """
 
     select: Callable[[Graph], tuple[Node, ...]]
@@ -102,9 +103,10 @@ class Recipe:
     layers: Layers = SHIFTED
     zero_points: ZeroPoints | None = IN_BIASES
     splits: bool = False
+    equalises: bool = True
     histograms: HistogramSource = histograms
     given: Mapping[str, Steps] = field(default_factory=dict[str, Steps])
-    """Fixed scales and zero points of what frames hold."""
+    """Fixed scales and zero points: of what frames hold, and those of a table."""
 
 
 @frozen
@@ -314,10 +316,11 @@ class _Climb:
         return {replace(each, alone=False): each for each in plain}.values()
 
     def _groups(self, graph: Graph) -> tuple[equalisation.Group, ...]:
-        """What can be equalised without a change of the tensors by which networks are judged."""
-        return tuple(
-            each for each in equalisation.groups(graph) if not self.acceptance.exact.keys() & set(each.tensors)
-        )
+        """What can be equalised without a change of tensors that judge networks, or whose scale is fixed."""
+        recipe = self.maker.recipe
+        fixed = self.acceptance.exact.keys() | recipe.given.keys()
+        found = equalisation.groups(graph) if recipe.equalises else ()
+        return tuple(each for each in found if not fixed & set(each.tensors))
 
     def _method(self, of_level: str) -> str:
         """The requested calibration method, otherwise the level's."""
@@ -377,7 +380,8 @@ class _Climb:
     def _variant(self, variant: Variant) -> Network:
         method, graph = self._method(variant.method), self.plain.graph
         if variant.split:
-            graph = split(graph, self.maker.samples.feeds()) if self.maker.recipe.splits else graph
+            recipe = self.maker.recipe
+            graph = split(graph, self.maker.samples.feeds(), recipe.given) if recipe.splits else graph
             if graph is self.plain.graph:
                 raise UnsupportedOperator("E205", "there is no outlier channel to split")
         network = self._equalised(graph, method, variant.share)

@@ -9,7 +9,7 @@ After Zhao et al., "Improving Neural Network Quantization without Retraining usi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -28,12 +28,12 @@ ROOM = 0.8
 """A channel that reaches this share of the limit on the samples may exceed it on others, so it is split too."""
 
 
-def split(graph: Graph, feeds: Iterable[Mapping[str, Array]]) -> Graph:
+def split(graph: Graph, feeds: Iterable[Mapping[str, Array]], fixed: Collection[str] = ()) -> Graph:
     """The graph with outlier channels of ReLUs between dense convolutions split; unchanged if there are none.
 
-    feeds: samples that determine the range of every channel.
+    feeds: samples that determine the range of every channel. fixed: tensors that stay as they are.
     """
-    writers = [node for node in graph.nodes if _splits(graph, node)]
+    writers = [node for node in graph.nodes if _splits(graph, node) and node.output not in fixed]
     reached = _reach(graph, [node.output for node in writers], feeds)
     constants, nodes = dict(graph.constants), {node: node for node in graph.nodes}
     names: dict[str, str] = {}

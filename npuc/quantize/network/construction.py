@@ -18,7 +18,7 @@ from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS, Operators, rebuild
 from npuc.quantize.calibration.histograms import Histogram
-from npuc.quantize.scales.model_scales import Steps, steps_of
+from npuc.quantize.scales.model_scales import Steps, of_model, steps_of
 
 
 @frozen
@@ -69,9 +69,12 @@ class GraphBuilder:
         zeros: Mapping[str, int] | None = None,
         dtype: str = "int8",
         operators: Operators = OPS,
+        dtypes: Mapping[str, str] | None = None,
     ) -> None:
         self.float = graph
         self.dtype = dtype
+        self.dtypes = dict(dtypes or {})
+        """The number formats of tensors that have another one."""
         self.operators = operators
         self.scales = {name: float(np.float32(scale)) for name, scale in scales.items()}
         self.zeros = dict.fromkeys(scales, 0) | dict(zeros or {})
@@ -94,7 +97,12 @@ class GraphBuilder:
 
     def own(self, tensor: str) -> str:
         """The name of a float tensor's own form in the machine's number format."""
-        return tensor if self.dtype == "float32" else self.fresh(f"{tensor}/{self.dtype}")
+        dtype = self.dtype_of(tensor)
+        return tensor if dtype == "float32" else self.fresh(f"{tensor}/{dtype}")
+
+    def dtype_of(self, tensor: str) -> str:
+        """The number format of a float tensor's form."""
+        return self.dtypes.get(tensor, self.dtype)
 
     def fresh(self, stem: str) -> str:
         """A name that the model has not, made of a stem: always the same for the same stem."""
@@ -136,7 +144,7 @@ class GraphBuilder:
         """Whether the integers that the model itself converts equal a tensor's int8 form."""
         steps = steps_of(self.float, node)
         integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
-        return steps == self.steps(tensor) and self.float.tensors[integers].dtype == self.dtype
+        return steps == self.steps(tensor) and self.float.tensors[integers].dtype == self.dtype_of(tensor)
 
     def constant(self, stem: str, value: Array) -> str:
         """The name of a new constant."""
@@ -151,27 +159,22 @@ class GraphBuilder:
         graph = rebuild(replace(self.float, operators=self.operators), self.nodes, self.constants)
         stands = {self.own(name): name for name in self.scales} | self._stands
         present = {name: tensor for name, tensor in stands.items() if name in graph.tensors}
-        floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}
-        floats |= {name: self._onnx_tensor(tensor) for tensor, name in self._shared.items() if name in present}
+        floats = {name: of_model(self.float, tensor) for name, tensor in present.items()}
+        floats |= {name: of_model(self.float, tensor) for tensor, name in self._shared.items() if name in present}
         zeros = {name: self.zeros[tensor] for name, tensor in present.items() if self.zeros[tensor]}
         scales = {name: self.scales[tensor] for name, tensor in present.items()}
         forms = {tensor: self.own(tensor) for tensor in self.scales if self.own(tensor) in graph.tensors}
         return Quantised(graph, scales, floats, zeros, forms=forms, sources=self.sources)
-
-    def _onnx_tensor(self, tensor: str) -> str:
-        """The ONNX model's tensor with the same elements: a pass may have put a reshape after a node."""
-        if tensor not in self.float.reserved:
-            for reader in self.float.readers.get(tensor, ()):
-                if reader.op == "Reshape" and reader.output in self.float.reserved:
-                    return reader.output
-        return tensor
 
     def _border(self, source: str, result: str, op: str, tensor: str) -> None:
         """Quantises or dequantises a tensor, unless its other form already exists."""
         if result in self.have:
             return
         if tensor not in self._stored:
-            scale, zero = np.array(self.scales[tensor], np.float32), np.array(self.zeros[tensor], self.dtype)
+            scale, zero = (
+                np.array(self.scales[tensor], np.float32),
+                np.array(self.zeros[tensor], self.dtype_of(tensor)),
+            )
             names = self.constant(f"{tensor}/scale", scale), self.constant(f"{tensor}/zero", zero)
             self._stored[tensor] = names
         self.add(Node(op, (source, *self._stored[tensor]), (result,), name=f"{result}/{op}"))

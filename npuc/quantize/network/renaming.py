@@ -29,6 +29,11 @@ def renamed(
     return build_graph(graph.name, changed, types, graph.outputs, constants, graph.operators, graph.reserved)
 
 
+def reading(node: Node, names: Mapping[str, str]) -> Node:
+    """The node, reading other tensors; names: new ones by old."""
+    return replace(node, inputs=tuple(names.get(name, name) for name in node.inputs)) if names else node
+
+
 def integers_renamed(graph: Graph, quantised: Quantised, names: Mapping[str, str]) -> Quantised:
     """The network with its integers named after the model's tensors, whatever their channels were divided by.
 

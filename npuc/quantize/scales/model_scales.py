@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from npuc.errors import DataError
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import DTYPE, SCALE, ZERO_POINT
@@ -55,13 +56,22 @@ def steps_of(graph: Graph, node: Node) -> Steps | None:
     return Steps(scale, zero - 128 * (dtype == "uint8")) if dtype in ("int8", "uint8") else None
 
 
-def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str, str]]) -> dict[str, Steps]:
-    """Scales and zero points of the tensors for which the model gives any.
+NOTHING_GIVEN: Mapping[str, Steps] = {}
+
+
+def given_steps(
+    graph: Graph,
+    tensors: Sequence[str],
+    equal: Iterable[tuple[str, str]],
+    table: Mapping[str, Steps] = NOTHING_GIVEN,
+) -> dict[str, Steps]:
+    """Scales and zero points of the tensors for which the model, or a table of the user, gives any.
 
     equal: pairs of tensors that always share them. The node that computes a tensor takes precedence over nodes
     that read it; among several, those count that reach as far as all (`covering`), and the others become
     conversions (a FakeQuantize between different scales). A reader's rounding applies only if every reader rounds
-    the tensor. A limit at 0 and a negation inherit from their input.
+    the tensor. A limit at 0 and a negation inherit from their input. table: by the model's names; raises DataError
+    (E406) where it contradicts itself or the model.
     """
     pairs = list(equal)
     class_of, tied = components(tensors, pairs), frozenset(pairs)
@@ -75,6 +85,7 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
         if node.op != "QuantizeLinear" and node.output in class_of:
             computed.setdefault(class_of[node.output], []).append(steps)
     found.update({leader: covering(several) for leader, several in computed.items()})
+    found.update(_tabled(graph, class_of, table, found))
     for node in graph.nodes:
         steps = _handed_on(node, found.get(class_of.get(node.inputs[0], "")))
         if steps is not None and node.output in class_of:
@@ -87,6 +98,41 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
                 read.setdefault(leader, []).append(steps)
     found.update({leader: covering(several) for leader, several in read.items()})
     return {name: found[leader] for name, leader in class_of.items() if leader in found}
+
+
+def _tabled(
+    graph: Graph, class_of: Mapping[str, str], table: Mapping[str, Steps], found: Mapping[str, Steps]
+) -> dict[str, Steps]:
+    """The steps of a table by class of tensors. found: those that the model gives."""
+    asked: dict[str, tuple[str, Steps]] = {}
+    for tensor, leader in class_of.items() if table else ():
+        name = of_model(graph, tensor)
+        if name not in table:
+            continue
+        other, steps = asked.setdefault(leader, (name, table[name]))
+        if steps != table[name]:
+            reason = f"'{other}', of which it has the same integers, has {steps.scale:g} and {steps.zero}"
+            raise contradiction(name, table[name], reason)
+        if found.get(leader, steps) != steps:
+            given = found[leader]
+            raise contradiction(name, steps, f"the model gives it {given.scale:g} and {given.zero}")
+    return {leader: steps for leader, (_, steps) in asked.items()}
+
+
+def contradiction(name: str, steps: Steps, reason: str) -> DataError:
+    """The error (E406) for an entry of a table that cannot be kept."""
+    said = f"the table gives it the scale {steps.scale:g} and the zero point {steps.zero}, but {reason}"
+    return DataError("E406", said, tensor=name, remedy="correct the entry, or leave it out")
+
+
+def of_model(graph: Graph, tensor: str) -> str:
+    """The ONNX model's tensor with the same elements, if a pass has put a reshape behind or before it."""
+    if tensor in graph.reserved:
+        return tensor
+    around = [each.output for each in graph.readers.get(tensor, ()) if each.op == "Reshape"]
+    producer = graph.producers.get(tensor)
+    around += [producer.inputs[0]] if producer is not None and producer.op == "Reshape" else []
+    return next((name for name in around if name in graph.reserved), tensor)
 
 
 def only_of_inputs(graph: Graph) -> bool:
@@ -190,5 +236,3 @@ def _float32_scale(w: Array, integers: Array, scale: float) -> float:
 
 STRAY = 2.0**-21
 """Permitted deviation of a float32 product of scale and integer from the grid, relative to the largest weight."""
-
-NOTHING_GIVEN: Mapping[str, Steps] = {}

@@ -47,14 +47,18 @@ def node_histograms(
 
 
 def calibrated(
-    find: HistogramSource, graph: Graph, samples: Samples, nodes: Sequence[Node]
+    find: HistogramSource,
+    graph: Graph,
+    samples: Samples,
+    nodes: Sequence[Node],
+    table: Mapping[str, Steps] = NOTHING_GIVEN,
 ) -> tuple[dict[str, Steps], dict[str, Histogram]]:
-    """The scales that the model gives tensors of these nodes, and the histograms of the other tensors.
+    """The scales that the model or a table gives tensors of these nodes, and the histograms of the other tensors.
 
     A tensor whose range follows from given scales is not calibrated. Raises as `node_histograms`.
     """
     tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_scales(graph, nodes))
+    given = given_steps(graph, tensors, equal_scales(graph, nodes), table)
     known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
     free = [name for name in tensors if name not in given and name not in known]
     return given, {**node_histograms(find, graph, samples, free, nodes, given), **known}

@@ -13,12 +13,14 @@ from npuc.quantize.scales.constraints import integer_nodes
 from npuc.quantize.scales.model_scales import only_of_inputs
 from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import calibrated
+from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.bm1684.network import fixed
 from npuc.targets.bm1684.network.limits import IMAGES
 from npuc.targets.bm1684.quantisation.builder import quantise
 from npuc.targets.bm1684.quantisation.layers import ONE_SHIFT
+from npuc.targets.bm1684.quantisation.operators import UNSIGNED as UNSIGNED_ZERO
 from npuc.targets.bm1684.quantisation.rescale_at_limits import RescaleAtLimits
 from npuc.targets.bm1684.quantisation.steps import constraints
 
@@ -40,8 +42,10 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, 
     method = options.method or level.method
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = integer(graph)
-    given, found = calibrated(find, graph, samples, nodes)
-    recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, histograms=find, given=given)
+    table = expect_machine(options.scales_in, zeros=(0, UNSIGNED_ZERO))
+    given, found = calibrated(find, graph, samples, nodes, table)
+    one = options.one_scale
+    recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, equalises=not one, histograms=find, given=given)
     if not given or only_of_inputs(graph):
         copies = RescaleCoarseOperands(
             found, integer, lambda each, some, free: constraints(each, some, free, given), IMAGES

@@ -31,8 +31,8 @@ Interpolation as products with constant matrices.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import field, replace
 from functools import partial, reduce
 from math import prod
 
@@ -75,7 +75,7 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.quantize.scales.constraints import equal_scales
-from npuc.quantize.scales.model_scales import given_steps
+from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, given_steps
 from npuc.targets.easynpu.layers.kernels import FIELD_DILATIONS, MOST_STEP
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -196,18 +196,25 @@ def _sink(rewriter: Rewriter, node: Node, found: Selection) -> None:
     )
 
 
-def rescale_operands(graph: Graph) -> Graph:
+@frozen
+class RescaleOperands:
     """Rescale around products, and around PRelu with slopes per channel, of tensors whose steps a model sets.
 
     Operands and results then have scales of their own, as the target's products take no zero points and are
-    requantised only by shifts. A model sets the steps of a tensor by FakeQuantize or a conversion, and a limit, a
-    maximum or a move passes them on, whichever of these nodes run on int8 in the end.
+    requantised only by shifts. A model sets the steps of a tensor by FakeQuantize or a conversion, the user by a
+    table, and a limit, a maximum or a move passes them on, whichever of these nodes run on int8 in the end.
     """
-    computed = [name for name in graph.tensors if name not in graph.constants]
-    known = frozenset(computed)
-    constraints = [pair for pair in equal_scales(graph, graph.nodes) if known.issuperset(pair)]
-    given = frozenset(given_steps(graph, computed, constraints))
-    return rewrite(graph, lambda rewriter, node: _free(rewriter, node, given))
+
+    table: Mapping[str, Steps] = field(default_factory=dict[str, Steps])
+    __name__ = "rescale_operands"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with rescaled operands and results."""
+        computed = [name for name in graph.tensors if name not in graph.constants]
+        known = frozenset(computed)
+        constraints = [pair for pair in equal_scales(graph, graph.nodes) if known.issuperset(pair)]
+        given = frozenset(given_steps(graph, computed, constraints, self.table))
+        return rewrite(graph, lambda rewriter, node: _free(rewriter, node, given))
 
 
 def _free(rewriter: Rewriter, node: Node, steps: Collection[str]) -> bool:
@@ -399,9 +406,15 @@ def _split(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def passes(machine: Machine, *, documented: bool = False) -> tuple[Pass, ...]:
-    """The passes of every program for a machine, in the document's words only or with the extensions."""
-    return (*_FORMS, *_weights(documented=documented), *_averages(machine), *_SHAPES)
+def passes(
+    machine: Machine, scales: Mapping[str, Steps] = NOTHING_GIVEN, *, documented: bool = False
+) -> tuple[Pass, ...]:
+    """The passes of every program for a machine, in the document's words only or with the extensions.
+
+    scales: those of a table, by the model's names.
+    """
+    rescaling = RescaleMixedConcats(IMAGES, scales), RescaleOperands(scales)
+    return (*_FORMS, *_weights(documented=documented), *_averages(machine), *_SHAPES, *rescaling)
 
 
 def _averages(machine: Machine) -> tuple[Pass, ...]:
@@ -450,6 +463,4 @@ _SHAPES: tuple[Pass, ...] = (
     copies_to_concats,
     GemmToConv(IMAGES),
     limit_at_zero,
-    rescale_operands,
-    RescaleMixedConcats(IMAGES),
 )

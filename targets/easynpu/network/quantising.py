@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 
+from npuc.errors import DataError
 from npuc.flag import POWER_OF_TWO
 from npuc.frozen import frozen
 from npuc.ir import Array, Attr, Graph, Node
@@ -30,6 +31,7 @@ from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tens
 from npuc.quantize.scales.model_scales import Steps, only_of_inputs
 from npuc.quantize.scales.offsets import IN_BIASES
 from npuc.quantize.scales.results import calibrated, histograms_before_host, node_histograms
+from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.easynpu.flags import DOCUMENTED, ISA
@@ -154,10 +156,17 @@ def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:
 
 
 def _calibrated(
-    find: HistogramSource, graph: Graph, samples: Samples, machine: Machine, hook: Hook | None, *, factors: bool
+    find: HistogramSource,
+    graph: Graph,
+    samples: Samples,
+    machine: Machine,
+    table: Mapping[str, Steps],
+    hook: Hook | None,
+    *,
+    factors: bool,
 ) -> tuple[Graph, dict[str, Steps], dict[str, Histogram]]:
     """The graph after the passes that depend on ranges, the scales that its model gives, other histograms."""
-    given, found = calibrated(find, graph, samples, integer(graph, machine))
+    given, found = calibrated(find, graph, samples, integer(graph, machine), table)
     copies = RescaleCoarseOperands(
         found,
         lambda each: integer(each, machine),
@@ -186,7 +195,11 @@ def network(
     method = options.method or level.method
     factors = bool(level.variants) and teaches(samples) and not documented
     find = source(options.histograms, synthetic=samples.synthetic)
-    graph, given, found = _calibrated(find, graph, samples, machine, hook, factors=factors)
+    if documented and options.scales_in:
+        limit, remedy = "words that add and pool at any scales", "leave out --isa documented or --scales-in"
+        raise DataError("E406", "the document adds and pools at equal scales", limit=limit, remedy=remedy)
+    table = expect_machine(options.scales_in, machine.scales)
+    graph, given, found = _calibrated(find, graph, samples, machine, table, hook, factors=factors)
     free_scales = not given or only_of_inputs(graph)
     if documented:  # the document adds and pools at equal scales: only the ranges of the model's steps are used
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
@@ -208,7 +221,8 @@ def network(
             lambda each: without(integer(each, machine), host),
             make,
             zero_points=zeros,
-            splits=True,
+            splits=not options.one_scale,
+            equalises=not options.one_scale,
             histograms=find,
             given=given,
         )

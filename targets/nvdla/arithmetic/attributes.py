@@ -9,6 +9,7 @@ IDENTITY = (0, 1, 0)
 CONVERTER = Attribute[tuple[int, ...]](
     "converter", "integers", "offset, scale and shift behind the stages", IDENTITY, per="3", internal=True
 )
+RESULT = Attribute[str]("result", "text", "the number format of the result; empty: that of x", "", internal=True)
 LE, LO = (
     Attribute[tuple[float, ...]](name, "numbers", f"where table {name.upper()} lies", (), per="4", internal=True)
     for name in ("le", "lo")

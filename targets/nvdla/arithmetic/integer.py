@@ -33,7 +33,16 @@ from npuc.ops import OPS
 from npuc.ops.attributes import KERNEL_SHAPE, SIZE, Attribute
 from npuc.ops.integer import convolve
 from npuc.targets.nvdla.arithmetic import transformed
-from npuc.targets.nvdla.arithmetic.attributes import CONVERTER, LE, LO, RECIPROCALS, TRUNCATE, WINOGRAD, ZERO
+from npuc.targets.nvdla.arithmetic.attributes import (
+    CONVERTER,
+    LE,
+    LO,
+    RECIPROCALS,
+    RESULT,
+    TRUNCATE,
+    WINOGRAD,
+    ZERO,
+)
 from npuc.targets.nvdla.arithmetic.normalisation import ResponseTables, square_sums
 from npuc.targets.nvdla.formats.precision import fp17_of_bits, half_away
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
@@ -220,7 +229,7 @@ def conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 def elementwise(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     """A map and the pass behind it."""
     x = inputs[0] if _is_real(inputs[0]) else inputs[0].astype(np.int64)
-    return _through(node, x, _filled(inputs[1:]), inputs[0].dtype)
+    return _through(node, x, _filled(inputs[1:]), np.dtype(RESULT(node) or inputs[0].dtype))
 
 
 def average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:

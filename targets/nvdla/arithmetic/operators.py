@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from npuc.ir import Node, TensorType
 from npuc.ops import OPS, Op, Operators, Parameter, with_operators
@@ -27,6 +28,7 @@ from npuc.targets.nvdla.arithmetic.attributes import (
     LO,
     PRA_TRUNCATE,
     RECIPROCALS,
+    RESULT,
     SHARING,
     TRUNCATE,
     WINOGRAD,
@@ -70,6 +72,10 @@ def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
     return (TensorType((1, w[0], *extents), types[0].dtype),)
 
 
+def _elementwise_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    return (replace(types[0], dtype=RESULT(node) or types[0].dtype),)
+
+
 OPERANDS = tuple(
     Parameter(name, CONSTANTS, optional=True) for name in ("x1_alu", "x1_mul", "x2_alu", "x2_mul", "table")
 )
@@ -98,11 +104,12 @@ OPERATORS: Operators = with_operators(
         "NvElementwise",
         "Elements through both stages of SDP and its converter.",
         (Parameter("x", MAPS, "*X"), *OPERANDS),
-        (Parameter("y", MAPS, "*X", "x"),),
+        (Parameter("y", MAPS, "*X"),),
         integer.elementwise,
-        PASS,
+        (RESULT, *PASS),
         (_map_or_copied_row, _operands_fit),
-        to_onnx=onnx_forms.elementwise,
+        _elementwise_types,
+        onnx_forms.elementwise,
         origin="nvdla",
     ),
     Op(

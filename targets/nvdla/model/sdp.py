@@ -263,14 +263,25 @@ def _scaled(values: Array, scale: int, shift: int) -> Array:
 
 
 def _out_lanes(task: Task, values: Array, kind: str) -> Array:
-    return cubes.with_lanes(values, task.machine.atom_elements(kind), task.group["CHANNEL"] + 1)
+    lanes = cubes.with_lanes(values, task.machine.atom_elements(kind), task.group["CHANNEL"] + 1)
+    more = surfaces_of(task.group["CHANNEL"] + 1, kind, task.precision, task.machine) - lanes.shape[1]
+    return np.pad(lanes, ((0, 0), (0, more), *((0, 0),) * 3)) if more else lanes
+
+
+def surfaces_of(channels: int, kind: str, processed: str, machine: Machine) -> int:
+    """The surfaces that SDP reads or writes: from int8 to 16 bits and back in pairs, even if the last is empty.
+
+    Source: Arithmetic, SDP: cubes of 1 x 1 (read only); taken for cubes of every size.
+    """
+    pairs = 2 if processed == "int8" and kind != "int8" else 1
+    return pairs * -(-channels // (pairs * machine.atom_elements(kind)))
 
 
 def destination(task: Task, batch: int) -> Pattern:
     """The place of an image's output. Raises ArtefactError (E503) if it is outside memory."""
     group, machine = task.group, task.machine
     height, width, channels = sdp_rdma.size(group)
-    surfaces = -(-channels // machine.atom_elements(group.named("OUT_PRECISION").lower()))
+    surfaces = surfaces_of(channels, group.named("OUT_PRECISION").lower(), task.precision, machine)
     place = cubes.place(group, "DST", (height, width, surfaces), machine)
     place = place.moved(batch * group.bytes("DST_BATCH_STRIDE") if batch else 0)
     if not group["BATCH_NUMBER"]:  # strides otherwise apply even to one pixel

@@ -18,7 +18,7 @@ Averages over whole maps whose last step becomes part of a convolution.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -60,6 +60,7 @@ from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
+from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
 from npuc.targets.nvdla.machine.parameters import (
     MOST_EXTENT,
     MOST_KERNEL,
@@ -272,8 +273,12 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def passes(machine: Machine, precision: str, *, tables: bool) -> tuple[Pass, ...]:
+def passes(
+    machine: Machine, precision: str, scales: Mapping[str, Steps] = NOTHING_GIVEN, *, tables: bool
+) -> tuple[Pass, ...]:
     """The passes for a configuration and a precision; tables: whether SDP's tables compute HardSwish.
+
+    scales: those of a table, by the model's names.
 
     Fully connected layers take a whole batch if the window can move by an image, as a stride or as a batch.
     """
@@ -285,6 +290,6 @@ def passes(machine: Machine, precision: str, *, tables: bool) -> tuple[Pass, ...
         split,
         *PASSES,
         *averages,
-        *((RescaleMixedConcats(IMAGES),) if precision == "int8" else ()),
+        *((RescaleMixedConcats(IMAGES, scales),) if precision == "int8" else ()),
         *(() if tables else WITHOUT_TABLES),
     )

@@ -6,23 +6,25 @@ Refusals and warnings for fp16 programs whose values, on the samples, are outsid
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cached_property, partial
 
 from npuc.errors import DoesNotFit, Problem
 from npuc.flag import POWER_OF_TWO
+from npuc.frozen import frozen
 from npuc.ir import Graph, Node
 from npuc.ops.pooling import AVERAGES
-from npuc.quantize.calibration.histograms import Histogram, source
-from npuc.quantize.improvement.levels import LEVELS
+from npuc.quantize.calibration.histograms import Histogram, HistogramSource, source
+from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network
-from npuc.quantize.network.construction import Quantise, Quantised
+from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, given_steps, only_of_inputs
 from npuc.quantize.scales.offsets import ZeroPoints
 from npuc.quantize.scales.results import histograms_before_host, node_histograms
+from npuc.quantize.table import expect_machine
 from npuc.samples.loading import Samples
 from npuc.target import Options
 from npuc.targets.nvdla.flags import WEIGHTS
@@ -31,7 +33,7 @@ from npuc.targets.nvdla.formats.winograd import KERNEL
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.program import lowering
-from npuc.targets.nvdla.quantisation import in_fp16, quantise
+from npuc.targets.nvdla.quantisation import in_fp16, quantise, wide_tensors, widened
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.moments import Moments, moments
 
@@ -92,17 +94,33 @@ def _reach(values: Moments, synthetic: bool) -> str:
 LAYERS = Multiplied()
 
 
-def on_device(graph: Graph, machine: Machine, precision: str = "int8") -> tuple[Node, ...]:
+def on_device(
+    graph: Graph, machine: Machine, precision: str = "int8", wide: Collection[str] = ()
+) -> tuple[Node, ...]:
     """The nodes that NVDLA computes in a precision, and those that move their tensors.
 
-    An Interleave that NVDLA refuses, such as one of several samples, is left to the host as a float operator.
+    wide: names of nodes in int16. An Interleave that NVDLA refuses, such as one of several samples, is left to the
+    host as a float operator.
     """
 
     def accepted(node: Node) -> bool:
-        known = support.row_of(node.op, machine, precision) is not None
-        return known and support.refusal(graph, node, machine, precision) is None
+        own = "int16" if node.name in wide else precision
+        known = support.row_of(node.op, machine, own) is not None
+        return known and support.refusal(graph, node, machine, own) is None
 
     return tuple(node for node in integer_nodes(graph, accepted) if node.op != "Interleave" or accepted(node))
+
+
+def asked(graph: Graph, options: Options) -> frozenset[str]:
+    """The names of the nodes of an int8 program that `layer` wants in int16."""
+    nodes = graph.nodes if options.layer else ()
+    return frozenset(node.name for node in nodes if options.asked(node) == "int16")
+
+
+def _table(options: Options, machine: Machine, precision: str) -> dict[str, Steps]:
+    """The scales of a table for tensors in a precision; int16 has no zero points."""
+    zeros = range(-128, 128) if precision == "int8" else (0,)
+    return expect_machine(options.scales_in, machine.scales, zeros, precision, options.precision)
 
 
 def _reads(node: Node, anyway: bool) -> bool:
@@ -125,7 +143,7 @@ def network(
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_scales(graph, nodes))
+    given = given_steps(graph, tensors, equal_scales(graph, nodes), _table(options, machine, precision))
     free = [name for name in tensors if name not in given]
     if precision == "int8":  # limited to the inputs that 8 bits can tell apart
         found = node_histograms(find, graph, samples, free, nodes, given)
@@ -138,7 +156,7 @@ def network(
         winograd = _transformed(graph, nodes, plain, machine, options)
     make = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if (not given or only_of_inputs(graph)) and precision == "int8":
-        return _improved(graph, samples, machine, options, make, found, given)
+        return _improved(_Improvement(graph, samples, machine, options, make, found, given))
     made = make(graph, nodes, found, options.method or level.method, given, precision)
     return Network(graph, nodes, found, {}, made, LAYERS), ()
 
@@ -179,32 +197,129 @@ def _extent(graph: Graph, conv: Node) -> int:
     return max(graph.shape(conv.inputs[1])[2:])
 
 
-def _improved(
-    graph: Graph,
-    samples: Samples,
-    machine: Machine,
-    options: Options,
-    make: Quantise,
-    found: Mapping[str, Histogram],
-    given: Mapping[str, Steps],
-) -> tuple[Network, tuple[Trial, ...]]:
-    """The best int8 network with free scales; with `mixed`, a few layers may run on the host if that pays off."""
-    level = LEVELS[options.level]
-    zeros = replace(ZERO_POINTS, power_of_two=machine.scales == POWER_OF_TWO)
-    find = source(options.histograms, synthetic=samples.synthetic)
+@frozen
+class _Mixture:
+    """A float graph with borders around its nodes in int16, those on the host, and the origin of each border."""
 
-    def selecting(host: Host) -> Callable[[Graph], tuple[Node, ...]]:
-        return lambda each: without(on_device(each, machine), host)
+    graph: Graph
+    wide: frozenset[str]
+    host: Host
+    copied: Mapping[str, str]
 
-    @cache
-    def known(host: Host) -> Mapping[str, Histogram]:
-        return histograms_before_host(find, graph, samples, found, host)
 
-    def drawn(host: Host) -> Quantised:
-        return make(graph, selecting(host)(graph), known(host), options.method or level.method, given)
+@frozen
+class _Improvement:
+    """The search for the best int8 network with free scales, in which some nodes are in int16 or on the host."""
 
-    def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
-        recipe = Recipe(selecting(host), make, LAYERS, zeros, histograms=find, given=given)
-        return best_network(graph, recipe, samples, level, options.method, known(host))
+    graph: Graph
+    samples: Samples
+    machine: Machine
+    options: Options
+    make: Callable[..., Quantised]
+    found: Mapping[str, Histogram]
+    given: Mapping[str, Steps]
 
-    return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())
+    @cached_property
+    def level(self) -> Level:
+        """The accuracy level."""
+        return LEVELS[self.options.level]
+
+    @cached_property
+    def find(self) -> HistogramSource:
+        """The source of histograms."""
+        return source(self.options.histograms, synthetic=self.samples.synthetic)
+
+    @cached_property
+    def widening(self) -> frozenset[str]:
+        """The names of the convolutions that could be in int16; functions at the ends keep more on the host."""
+        if not self.machine.int16:
+            return frozenset()
+        count = Counter(node.name for node in self.graph.nodes)
+        computed = (node for node in self.graph.nodes if node.op == "Conv")
+        fits = (node for node in computed if not support.refusal(self.graph, node, self.machine, "int16"))
+        return frozenset(node.name for node in fits if count[node.name] == 1)
+
+    @cached_property
+    def whole(self) -> Mapping[str, Histogram]:
+        """The histograms of all values, for what is not limited to what 8 bits can tell apart."""
+        return self.find(self.graph, self.samples.feeds(), tensors_of(on_device(self.graph, self.machine)))
+
+    def steps(self, mixed: _Mixture) -> dict[str, Steps]:
+        """The scales that the model or a table gives tensors of a mixture, each in its own format."""
+        if not mixed.wide:
+            return {**self.given}
+        graph, nodes = mixed.graph, self.nodes(mixed)(mixed.graph)
+        wide, found = wide_tensors(graph, mixed.wide), dict[str, Steps]()
+        for precision, inside in (("int8", {*tensors_of(nodes)} - wide), ("int16", wide)):
+            table = _table(self.options, self.machine, precision)
+            equal = [pair for pair in equal_scales(graph, nodes) if inside.issuperset(pair)]
+            if table or precision == "int8":
+                found |= given_steps(graph, sorted(inside), equal, table)
+        return found
+
+    def mixture(self, moved: Host) -> _Mixture:
+        """These nodes in int16, or on the host if they have no such form, beside those that the user wants."""
+        wide = (moved & self.widening) | asked(self.graph, self.options)
+        nodes = without(on_device(self.graph, self.machine, wide=wide), moved - wide)
+        graph, wide, copied = widened(self.graph, nodes, wide)
+        return _Mixture(graph, wide, moved - wide, copied)
+
+    def known(self, mixed: _Mixture) -> dict[str, Histogram]:
+        """The histograms of a mixture's tensors."""
+        fine = mixed.host | mixed.wide  # they tell large inputs of functions apart
+        before = histograms_before_host(self.find, self.graph, self.samples, self.found, fine)
+        wide = wide_tensors(mixed.graph, mixed.wide)
+        names = tensors_of(self.nodes(mixed)(mixed.graph))
+        given = self.steps(mixed)
+        origins = {name: mixed.copied.get(name, name) for name in names if name not in given}
+        return {
+            name: (self.whole if name in wide or origin not in before else before)[origin]
+            for name, origin in origins.items()
+        }
+
+    def nodes(self, mixed: _Mixture) -> Callable[[Graph], tuple[Node, ...]]:
+        """Selects the nodes that NVDLA computes."""
+        return lambda each: without(on_device(each, self.machine, wide=mixed.wide), mixed.host)
+
+    def recipe(self, mixed: _Mixture) -> Recipe:
+        """How a mixture becomes integers."""
+
+        def reads(node: Node, anyway: bool) -> bool:
+            return node.name not in mixed.wide and _reads(node, anyway)
+
+        narrow = replace(
+            ZERO_POINTS,
+            power_of_two=self.machine.scales == POWER_OF_TWO,
+            reads=reads,
+        )
+        given = self.steps(mixed)
+        make, one = partial(self.make, wide=mixed.wide), self.options.one_scale
+        return Recipe(
+            self.nodes(mixed), make, LAYERS, narrow, equalises=not one, histograms=self.find, given=given
+        )
+
+    def drawn(self, moved: Host) -> Quantised:
+        """The integer network, not improved."""
+        mixed = self.mixture(moved)
+        recipe, method = self.recipe(mixed), self.options.method or self.level.method
+        return recipe.quantise(mixed.graph, recipe.select(mixed.graph), self.known(mixed), method, recipe.given)
+
+    def best(self, moved: Host) -> tuple[Network, tuple[Trial, ...]]:
+        """The integer network, improved."""
+        mixed = self.mixture(moved)
+        known = self.known(mixed)
+        return best_network(mixed.graph, self.recipe(mixed), self.samples, self.level, self.options.method, known)
+
+
+WIDE_MACS = 0.25
+"""Share of the multiply-accumulates that --mixed may compute in int16, at a quarter of int8's rate."""
+
+
+def _improved(search: _Improvement) -> tuple[Network, tuple[Trial, ...]]:
+    """The best int8 network; with `mixed`, a few layers may be in int16, or run on the host, if that pays off."""
+    if not search.options.mixed:
+        return search.best(frozenset())
+    graph, samples = search.graph, search.samples
+    if not search.widening:
+        return mixed(graph, search.drawn, search.best, samples, LAYERS)
+    return mixed(graph, search.drawn, search.best, samples, LAYERS, search.widening, WIDE_MACS)

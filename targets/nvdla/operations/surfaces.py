@@ -19,6 +19,7 @@ import numpy as np
 from npuc.frozen import frozen
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, STARTS, STEPS
+from npuc.targets.nvdla.arithmetic.attributes import RESULT
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.precision import precision_of
@@ -27,6 +28,11 @@ from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 
 Lanes = tuple[int, ...]
 """The lane of every channel, ascending, counted from the first surface of the view."""
+
+
+def converts(graph: Graph, node: Node) -> bool:
+    """Whether a node converts its map to another number format: SDP then accesses 16 bits in pairs of atoms."""
+    return bool(RESULT(node)) and RESULT(node) != graph.tensors[node.inputs[0]].dtype
 
 
 def map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -229,12 +235,14 @@ def place(
     """
     lanes = lanes_of(graph, nodes, loaded, machine, computed)
     widths = _line_widths(graph, nodes)
+    pairs = {name for node in nodes if converts(graph, node) for name in (node.inputs[0], node.output)}
 
     def own(name: str, tile: int = 1) -> View:
         """A view of a whole buffer for the tensor, in whole tiles."""
         _, height, width = map_shape(graph.shape(name))
         precision = tensor_precision(graph, name)
         surfaces = lanes[name][-1] // machine.atom_elements(precision) + 1
+        surfaces += surfaces % 2 if name in pairs and precision != "int8" else 0
         extents = max(aligned(width, tile), widths.get(name, 0)), aligned(height, tile)
         return View(Buffer(name, *extents, surfaces, machine.atom_bytes, precision), 0, width, height, lanes[name])
 

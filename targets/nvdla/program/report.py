@@ -106,6 +106,7 @@ def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dic
         "macs": multiplied,
         "cycles": taken,
         "ideal_cycles": multiplied / machine.macs_per_cycle(result.precision),
+        "precision": result.precision,
         "tile": [result.height, result.width],
         "bytes": sum(dram for dram, _ in moved),
         **({"sram_bytes": sum(second for _, second in moved)} if machine.sram_bytes else {}),

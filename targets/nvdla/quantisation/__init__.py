@@ -29,6 +29,7 @@ from npuc.targets.nvdla.quantisation.constraints import constraints, keeping_ave
 from npuc.targets.nvdla.quantisation.floats import Floats
 from npuc.targets.nvdla.quantisation.integers import Integers
 from npuc.targets.nvdla.quantisation.moments import NOTHING_SEEN, Moments
+from npuc.targets.nvdla.quantisation.widening import wide_tensors, widened
 
 
 def quantise(
@@ -41,13 +42,16 @@ def quantise(
     winograd: Collection[str] = (),
     *,
     power_of_two: bool = False,
+    wide: Collection[str] = (),
 ) -> Quantised:
     """The integer graph of a float graph; `nodes` become integer (int8 or int16).
 
     nodes: accepted by support.refusal. histograms: of every tensor in tensors_of(nodes) without given scales.
     winograd: names of convolutions whose weights are transformed before they are rounded (module transformed).
-    power_of_two: make every scale that is not given a power of two.
+    power_of_two: make every scale that is not given a power of two. wide: names of the nodes that become int16
+    in a graph of int8.
     """
+    dtypes = dict.fromkeys(wide_tensors(graph, wide), "int16")
     most = INT16_MOST if precision == "int16" else 127
     known = dict(given)
     for node in keeping_averages(graph, nodes, histograms, most):  # including the zero point of its map
@@ -56,12 +60,17 @@ def quantise(
     given = known
     free = {name: histogram for name, histogram in histograms.items() if name not in given}
     expect_within_reach(nodes, free)
-    demands = constraints(graph, nodes, free, most)
-    demands = in_powers_of_two(demands, free) if power_of_two else demands
-    scales = wide_scales(free, demands) if precision == "int16" else choose_scales(free, demands, method)
+    scales: dict[str, float] = {}
+    for kind in ("int8", "int16"):
+        those = {name: each for name, each in free.items() if dtypes.get(name, precision) == kind}
+        demands = constraints(graph, nodes, those, INT16_MOST if kind == "int16" else 127)
+        demands = in_powers_of_two(demands, those) if power_of_two else demands
+        if those:
+            scales |= wide_scales(those, demands) if kind == "int16" else choose_scales(those, demands, method)
     chosen = {name: Steps(scale) for name, scale in scales.items()}
     largest = {name: histogram.largest for name, histogram in free.items()}
-    return Integers(graph, nodes, {**chosen, **given}, given.keys(), precision, winograd, largest).built()
+    steps = {**chosen, **given}
+    return Integers(graph, nodes, steps, given.keys(), precision, winograd, largest, dtypes).built()
 
 
 INT16_MOST = 32767
@@ -100,4 +109,4 @@ def in_fp16(
     return Floats(graph, nodes, seen, winograd).built()
 
 
-__all__ = ["MOST_POOL", "in_fp16", "quantise"]
+__all__ = ["MOST_POOL", "in_fp16", "quantise", "wide_tensors", "widened"]

@@ -82,9 +82,17 @@ OPERANDS = ("x1_alu", "x1_mul", "x2_alu", "x2_mul", "table")
 class Builder(GraphBuilder, ABC):
     """Walks the float graph once."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps], dtype: str) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        steps: Mapping[str, Steps],
+        dtype: str,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> None:
         scales = {name: each.scale for name, each in steps.items()}
-        super().__init__(graph, scales, {name: each.zero for name, each in steps.items()}, dtype, OPERATORS)
+        zeros = {name: each.zero for name, each in steps.items()}
+        super().__init__(graph, scales, zeros, dtype, OPERATORS, dtypes)
         self.computed = set(nodes)
         self.groups = groups(graph, nodes)
         self.joined = {group.conv for group in self.groups.values()}
@@ -152,7 +160,7 @@ class Builder(GraphBuilder, ABC):
         """Appends the passes of a node."""
         if node not in self.computed:
             self.keep(node)
-        elif node.op in CONVERSIONS and self.steps(node.inputs[0]) == self.steps(node.output):
+        elif node.op in CONVERSIONS and self._same(node.inputs[0], node.output):
             self.share(node.output, self.as_int8(node.inputs[0]))
         elif node.op in (*MOVEMENT, *SELECTION):
             self._move(node)
@@ -167,6 +175,10 @@ class Builder(GraphBuilder, ABC):
         else:
             x, form = self.elementwise(node)
             self.finish("NvElementwise", (x,), node, form, {}, node.sources)
+
+    def _same(self, x: str, y: str) -> bool:
+        """Whether the integers of two tensors are the same."""
+        return self.steps(x) == self.steps(y) and self.dtype_of(x) == self.dtype_of(y)
 
     def _move(self, node: Node) -> None:
         """Appends a node that selects or moves elements, which is the same in any precision."""

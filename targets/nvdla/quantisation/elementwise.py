@@ -16,6 +16,7 @@ from npuc.ops.attributes import HARD_ALPHA, HARD_BETA, MIN
 from npuc.ops.quantisation import CONVERSIONS
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.nvdla.arithmetic.attributes import RESULT
 from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, Share, addends, factor, factors, share, two_factors
 from npuc.targets.nvdla.arithmetic.integer import Stage
 from npuc.targets.nvdla.quantisation.builder import Builder
@@ -31,10 +32,18 @@ FINEST_OPERAND = 2.0**-10
 class Elementwise(Builder):
     """A builder that creates the pass of each elementwise operator on integers."""
 
+    element: str
+    """The number format of the pass that is written, its operands and its result."""
+
+    def write(self, node: Node) -> None:
+        """Appends the passes of a node, in the format of its results."""
+        self.element = self.dtype_of(node.outputs[0])
+        super().write(node)
+
     @property
     def bits(self) -> int:
         """Bits of an element."""
-        return np.iinfo(self.dtype).bits
+        return np.iinfo(self.element).bits
 
     @property
     def fraction(self) -> int:
@@ -55,6 +64,8 @@ class Elementwise(Builder):
         if node.op in ("Max", "Min") and self._zeros(node):
             return self._compared(node)
         x, form = self._form(node)
+        if self.dtype_of(x) != self.element:
+            form = Form(attrs={RESULT.name: self.element}).convert(self.scales[x] / self.scales[node.output])
         if "table" not in form.operands:
             form.centred(self.zeros[x]).converter = form.converted(self.zeros[node.output])
         return self.as_int8(x), form
@@ -125,7 +136,7 @@ class Elementwise(Builder):
         if (tensor, node.output) in self.copies:  # both operands are this tensor
             return self.copies[tensor, node.output]
         copy = self.copies[tensor, node.output] = self.fresh(f"{tensor}/for/{node.output}")
-        self.scales[copy], self.zeros[copy] = steps.scale, steps.zero
+        self.scales[copy], self.zeros[copy], self.dtypes[copy] = steps.scale, steps.zero, self.element
         form = self._brought(Form(), self.scales[tensor] / steps.scale).centred(self.zeros[tensor])
         form.converter = form.converted(steps.zero)
         source = self.as_int8(tensor)

@@ -50,8 +50,9 @@ class Integers(Elementwise):
         precision: str = "int8",
         winograd: Collection[str] = (),
         largest: Mapping[str, float] = NOT_KNOWN,
+        dtypes: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(graph, nodes, steps, precision)
+        super().__init__(graph, nodes, steps, precision, dtypes)
         self.given = given
         self.winograd = winograd
         """Names of convolutions whose weights are transformed before they are rounded."""
@@ -70,13 +71,13 @@ class Integers(Elementwise):
             form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:], "pra_truncate": shift}
             u, common = transformed.transformed(w, *strides(conv)), transformed.common(*strides(conv))
             found = quantise_weights(
-                u, bias, steps.scale * 2**shift, unit, steps.zero, self.dtype, fraction, common
+                u, bias, steps.scale * 2**shift, unit, steps.zero, self.element, fraction, common
             )
             return self._rounded(form, found)
         if sums is None and steps.zero and form.x2 == IDLE:
             sums = chosen(w, bias, steps.scale, steps.zero, unit)
         if sums is None:
-            found = quantise_weights(w, bias, steps.scale, unit, steps.zero, self.dtype, fraction)
+            found = quantise_weights(w, bias, steps.scale, unit, steps.zero, self.element, fraction)
             return self._rounded(form, found)
         form.x1, second, operands = stages_of(sums, free=form.x2 == IDLE)
         form.operands |= operands
@@ -95,7 +96,7 @@ class Integers(Elementwise):
 
     def _bits_too_many(self, x: str) -> int:
         """The bits by which C^T d C exceeds an element of x, given the largest value in the samples."""
-        steps, whole = self.steps(x), float(np.iinfo(self.dtype).max)
+        steps, whole = self.steps(x), float(np.iinfo(self.element).max)
         most = min(self.largest.get(x, inf) / steps.scale + abs(steps.zero), whole)
         return max(ceil(log2(max(transformed.GAIN * most / whole, 1)) - SLACK), 0)
 
@@ -109,21 +110,21 @@ class Integers(Elementwise):
     def close(self, form: Form, last: Node) -> None:
         """Adds the upper limit if a stage is free, and the result's zero point."""
         most = self._limits(last)[1]
-        if form.x2 == IDLE and most < np.iinfo(self.dtype).max:
+        if form.x2 == IDLE and most < np.iinfo(self.element).max:
             form.x2 = Stage(MIN)
             form.operands["x2_alu"] = few(most - self.zeros[last.output])
         form.converter = form.converted(self.zeros[last.output])
 
     def _limits(self, node: Node) -> tuple[int, int]:
         """The smallest and largest integer of a node's result, from its activation or as a Clip from 0."""
-        zero, whole = self.zeros[node.output], np.iinfo(self.dtype)
+        zero, whole = self.zeros[node.output], np.iinfo(self.element)
         top = upper_limit(node) / self.scales[node.output] + zero
         low = ACTIVATION(node) in ("Relu", "Clip") or is_relu(node)
         return zero if low else whole.min, whole.max if top >= whole.max - 0.5 else round(top)
 
     def limits(self, form: Form, last: Node) -> Form | None:
         """The pass for limits of the result that a form has no stage for; None if there are none."""
-        (low, high), whole = self._limits(last), np.iinfo(self.dtype)
+        (low, high), whole = self._limits(last), np.iinfo(self.element)
         lower = low > whole.min and not (form.x2.relu or (form.x2.alu in (0, MIN) and form.x1.relu))
         upper = high < whole.max and form.x2.alu != MIN
         if not lower and not upper:
@@ -141,6 +142,7 @@ class Integers(Elementwise):
         if node.op == "Add" and node in self.computed and node not in self.groups:
             parts = self._given_maps(node)
             if parts is not None and self.part_of(1.0, *parts).error(self._ratio(*parts)) > CLOSE:
+                self.element = self.dtype_of(node.output)
                 return self._add_exactly(node, *parts)
         return super().write(node)
 
@@ -160,7 +162,7 @@ class Integers(Elementwise):
         form = self.two_maps(node, part, other).centred(self.zeros[x] * part.weight)
         form.converter = form.converted(self.zeros[node.output])
         channels = self.float.shape(x)[1]
-        taps = np.full((channels, 1, 1, 1), part.weight, self.dtype)
+        taps = np.full((channels, 1, 1, 1), part.weight, self.element)
         inputs = self.as_int8(x), self.constant(self.part(self.int8(node.output), "w"), taps)
         self.finish("NvConv", inputs, node, form, {"group": channels, "average": 1}, node.sources)
 
@@ -201,6 +203,6 @@ class Integers(Elementwise):
             form.operands["x1_alu"] = offset
         form.converter = form.converted(y_zero)
         channels = self.float.shape(x)[1]
-        taps = self.constant(self.part(self.int8(node.output), "w"), np.ones((channels, 1, *kernel), self.dtype))
+        taps = self.constant(self.part(self.int8(node.output), "w"), np.ones((channels, 1, *kernel), self.element))
         attrs = {**window, "group": channels, "average": 1}
         self.finish("NvConv", (self.as_int8(x), taps), node, form, attrs, node.sources)

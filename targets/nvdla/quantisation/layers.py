@@ -21,10 +21,12 @@ class Multiplied:
     """NvConv: X1 or both stages give steps of the result, or X1 gives fractions of steps if X2 does more."""
 
     def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
-        """The convolution of an NvConv; None for other nodes, averages, and transformed or two-part weights."""
+        """The convolution of an NvConv in int8; None for others, averages, transformed or two-part weights."""
         if node.op != "NvConv" or AVERAGE(node) or WINOGRAD(node):
             return None
         if node.inputs[0] not in quantised.scales:  # every channel twice, as weights have 9 bits
+            return None
+        if quantised.graph.tensors[node.output].dtype != "int8":
             return None
         first, second = stages(node)
         operand, step = operands(node)[2], quantised.scales[node.output]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Node
 from npuc.ops.attributes import LRN_ALPHA, LRN_BETA, LRN_BIAS, SIZE
 from npuc.quantize.scales.model_scales import Steps
@@ -22,15 +23,24 @@ from npuc.targets.nvdla.arithmetic.normalisation import (
 from npuc.targets.nvdla.formats.precision import FP16_MOST
 from npuc.targets.nvdla.quantisation.rounding import half
 
+OFFSET_BITS = {8: 25, 16: 32}
+"""Bits of the output converter's offset, by those of an element (NVDLA's own assertions)."""
+
 
 def normalised(node: Node, x: Steps, y: Steps, bits: int = 8) -> tuple[ResponseTables, dict[str, Attr]]:
-    """ResponseTables of (bias + alpha / size * sum)^-beta times a gain, and the attributes of NvLrn."""
+    """ResponseTables of (bias + alpha / size * sum)^-beta times a gain, and the attributes of NvLrn.
+
+    Raises DoesNotFit (E301) for a zero point of the result that CDP's converter cannot add.
+    """
     size, power = SIZE(node), _power(node, x.scale)
     gain = MOST_ENTRY / float(power(np.array(0.0)))
     most = size * (2 ** (bits - 1) + abs(x.zero)) ** 2
     tables = tables_of(lambda sums: np.minimum(power(sums) * gain, MOST_ENTRY), most)
     scale, shift = factor(x.scale / (y.scale * gain), MOST_CONVERTER_SHIFT)
     offset = -round(y.zero * 2.0**shift / scale)
+    if abs(offset) >= 2 ** (OFFSET_BITS[bits] - 1):
+        limit = f"{OFFSET_BITS[bits]} bits of CDP's converter"
+        raise DoesNotFit("E301", f"the zero point {y.zero} is {offset} before the result's scale", limit=limit)
     return tables, {
         "size": size,
         "le": Table(START, tables.le_step).as_attr(),

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from npuc.errors import UnsupportedOperator
 from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import Contraction, Elementwise, Operation
+from npuc.targets.nvdla.operations.surfaces import converts
 from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Placed, PlannedLayer
@@ -60,6 +62,9 @@ def _placed(context: Context, operation: Elementwise | Contraction) -> Elementwi
     """The operation, rewritten as a column if SDP would not find its maps where their strides say."""
     if isinstance(operation, Contraction) or not misplaced(operation, context.machine):
         return operation
+    if operation.source.precision != operation.destination.precision:
+        reason = f"a pixel of a larger map is converted to {operation.destination.precision}"
+        raise UnsupportedOperator("E202", reason, limit="maps of their own", remedy="another --layer")
     return as_column(operation, context.machine)
 
 
@@ -84,6 +89,8 @@ def fly(context: Context, layer: PlannedLayer) -> bool:
     view = context.placed[layer.node.output].view
     if layer.node.op == "NvElementwise" and (view.width, view.height) == (1, 1):
         return False  # such a map may have to go through SDP as a column
+    if converts(context.graph, layer.node):
+        return False  # PDP takes what SDP processes
     if pooled_rows(context, layer.pool, 0, context.placed[layer.name].view.height) != (
         0,
         context.placed[layer.node.output].view.height,
