@@ -169,6 +169,7 @@ WORST = ("conv_1", "gemm_11", "gemm_13")
 """The layers of which int16 gains the most, as every triple of its five layers was tried."""
 
 
+@pytest.mark.slow
 def test_three_layers_of_a_trained_network_gain_6_db_in_int16(
     calibrated: tuple[Path, Path, dict[str, Array]], tmp_path: Path
 ) -> None:
