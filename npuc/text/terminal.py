@@ -18,8 +18,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], width: int | 
     """Columns as wide as their widest cell; numbers to the right.
 
     width: the characters of a line [those of a terminal, any number in a pipe]. A wider table has cells of several
-    lines, broken between words; where that does not do, the first cell of a row stands above the others, and at
-    last each is a line.
+    lines, broken between words; where that does not do, the first cell of a row stands above the others, or
+    each is a line.
 
     >>> print(table(("op", "cycles"), [("conv", 12), ("add", 3456)]))
     op    cycles
@@ -39,13 +39,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], width: int | 
     if limit is not None and sum(widths) + GAP * (len(widths) - 1) > limit:
         least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
         widths = _narrowed(widths, least, limit - GAP * (len(widths) - 1))
-        if not widths:
+        if not widths or any(
+            len(_wrap(*each)) > TALLEST for row in cells for each in zip(row, widths, strict=True)
+        ):
             return _blocks(cells, right, limit)
     return "\n".join(line for row in cells for line in _lines(row, widths, right))
 
 
 GAP = 2
 """Blanks between two columns."""
+TALLEST = 6
+"""The most lines of a cell: text in a narrow column is hard to read."""
 
 
 def _width() -> int | None:
