@@ -55,16 +55,9 @@ def test_the_quick_start_runs_and_prints_what_it_shows(checkout: Path) -> None:
 
 
 def test_every_command_that_looks_inside_digits_runs(checkout: Path) -> None:
-    compile_digits = (
-        "compile",
-        "models/digits.onnx",
-        "--target",
-        "easynpu",
-        "--calibration",
-        "models/digits_calibration.npz",
-    )
+    samples = ("--calibration", "models/digits_calibration.npz")
     for output in ("digits.npu", "other.npu"):
-        npuc(*compile_digits, "-o", output).done()
+        npuc("compile", "models/digits.onnx", "--target", "easynpu", *samples, "-o", output).done()
     (checkout / "mine.toml").write_text('name = "mine"\npe_rows = 2\n', encoding="utf-8")
     commands = re.findall(r"`npuc ([^`]+)`", (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8"))
     ours = [shlex.split(command) for command in commands if "digits" in command]

@@ -62,6 +62,9 @@ def test_where_columns_do_not_fit_the_first_stands_above_the_others_and_long_nam
         *("model/conv2d_1/Relu;", "  model/conv2d_1/BiasAdd", "  conv      12"),
         *("x", "  add    3,456"),
     ]
+    tall = table(("op", "limits"), [("conv", "one two " * 7)], 14)  # 6 lines would stand beside it
+    assert tall.splitlines()[:3] == ["conv", "  limits: one", "    two one"]
+    assert table(("op", "limits"), [("conv", "one two " * 6)], 14).startswith("op    limits\nconv  one two")
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
