@@ -232,7 +232,7 @@ def test_averages_that_share_taps_are_means(tmp_path: Path) -> None:
         (320, (1, 3), (4, 9), {"pads": [0, 1, 0, 1]}),
         (320, (2, 2), (6, 7), {"strides": [2, 2]}),
         (1280, (1, 1), (1, 1), {}),
-        (512, (2, 1), (5, 6), {"dilations": [3, 1], "pads": [0, 0, 3, 0]}),
+        (512, (2, 1), (5, 6), {"dilations": [3, 2], "pads": [0, 0, 3, 0]}),
     ],
 )
 def test_documented_words_read_many_channels_as_more_columns(

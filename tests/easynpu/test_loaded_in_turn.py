@@ -17,7 +17,7 @@ from npuc.ir import Array
 from npuc.reference import session
 from npuc.target import Options, Request, target
 from npuc.targets.easynpu.export.assembling import expect_legal
-from npuc.targets.easynpu.layers.kernels import split_kernel
+from npuc.targets.easynpu.layers.kernels import columns_of_channels, split_kernel
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.verification.metrics import Difference
@@ -198,3 +198,31 @@ def test_taps_that_meet_only_padding_take_no_word(rows: int, taps: set[int]) -> 
     assert {(part.rows.start, part.columns.start) for part in parts} == {
         (row, at) for row in taps for at in (1, 2)
     }
+
+
+@pytest.mark.parametrize(
+    ("fields", "m"),
+    [
+        ({}, 2),
+        ({"Ci": 256}, 1),
+        ({"Ci": 1024}, 4),
+        ({"Ci": 520}, 1),  # no whole words
+        ({"Ci": 272, "Wo": 1}, 17),
+        ({"Wi": 128}, 2),
+        ({"Wi": 129}, 1),
+        ({"Sw": 7}, 2),
+        ({"Sw": 8}, 1),
+        ({"Sw": 8, "Wo": 1}, 2),
+        ({"Pw": 7}, 2),
+        ({"Pw": 8}, 1),
+        ({"Dw": 1}, 2),
+        ({"Dw": 1, "Wk": 2}, 1),
+        ({"Hk": 4, "Wk": 8}, 2),  # 64 entries of a pad
+        ({"Hk": 3, "Wk": 11}, 1),
+        ({"Hk": 2, "Dh": 15, "Wk": 1}, 2),
+        ({"Hk": 2, "Dh": 15, "Wk": 2}, 1),
+    ],
+)
+def test_channels_become_columns_as_far_as_fields_and_pads_allow(fields: dict[str, int], m: int) -> None:
+    word = Layer(opcode=BY_MNEMONIC["conv"].opcode, **{"Ci": 512, "Wi": 9, "Wo": 9, "Hi": 9, "Ho": 9} | fields)
+    assert columns_of_channels(word, Machine()) == m

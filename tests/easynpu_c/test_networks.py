@@ -182,6 +182,17 @@ def test_data_movement_and_normalisation_on_the_host_agree(tmp_path: Path) -> No
     agree(found, tmp_path / "c", normal(found))
 
 
+def test_windows_of_a_dilated_layer_are_moved_from_and_to_whole_maps(tmp_path: Path) -> None:
+    text = """agraph (float[1,16,33,31] x) => (float[1,20,33,31] y) {
+      a = Conv<pads=[12,12,12,12], dilations=[12,12]>(x, w1, b1) r = Relu(a)
+      y = Conv<pads=[18,18,18,18], dilations=[18,18]>(r, w2, b2) }"""
+    weights = {"w1": (16, 16, 3, 3), "b1": (16,), "w2": (20, 16, 3, 3), "b2": (20,)}
+    found = compiled(network(text, weights), tmp_path)
+    moves = [move for step in found.manifest["steps"] if step["kind"] == "segment" for move in step["stores"]]
+    assert any(move["start"][1] and move["start"][2] for move in moves)
+    agree(found, tmp_path / "c", normal(found))
+
+
 def test_a_result_at_the_high_end_is_read_from_its_mirrored_place(tmp_path: Path) -> None:
     found = compiled(network(MIRRORED, MIRRORED_WEIGHTS), tmp_path, isa="documented")
     (store,) = (move for step in found.manifest["steps"] if step["kind"] == "segment" for move in step["stores"])

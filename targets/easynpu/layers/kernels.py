@@ -101,7 +101,8 @@ def columns_of_channels(word: Layer, machine: Machine) -> int:
     for m in range(1, word.Ci // LANES + 1):
         stride = 1 if word.Wo == 1 else word.Sw * m
         fields = max(stride, word.Pw * m) <= MOST_STEP and word.Wi * m <= MOST_EXTENT
-        taps = word.Hk * (word.Dh + 1) * word.Wk * m <= machine.ifmap_pad_entries and (m == 1 or not word.Dw)
+        reach = ((word.Hk - 1) * (word.Dh + 1) + 1) * word.Wk * m
+        taps = reach <= machine.ifmap_pad_entries and (m == 1 or word.Wk == 1 or not word.Dw)
         if word.Ci <= m * FIELD_CHANNELS and not word.Ci % (m * LANES) and fields and taps:
             return m
     return 1
@@ -110,7 +111,7 @@ def columns_of_channels(word: Layer, machine: Machine) -> int:
 def with_columns_of_channels(word: Layer, m: int) -> Layer:
     """The word that reads m columns for every column of the map."""
     stride = word.Sw if word.Wo == 1 else word.Sw * m
-    return replace(word, Ci=word.Ci // m, Wi=word.Wi * m, Wk=word.Wk * m, Sw=stride, Pw=word.Pw * m)
+    return replace(word, Ci=word.Ci // m, Wi=word.Wi * m, Wk=word.Wk * m, Sw=stride, Pw=word.Pw * m, Dw=0)
 
 
 def kernel_with_columns_of_channels(w: Array, m: int) -> Array:
