@@ -143,11 +143,20 @@ class Form:
         wanted: the form's values of these tensors.
         """
         unlike = [name for name, each in wanted.items() if not agree(each, found[name])]
-        strange = [name for name in unlike if not _alike(wanted[name], found[name])]
+        strange = [name for name in unlike if not _numbers(wanted[name], found[name])]
         if strange or not unlike:
             return next(iter(strange), None)
         room = self.room(feed, unlike)
         return next((name for name in unlike if not within(wanted[name], found[name], room[name])), None)
+
+    def resized(self, feed: Mapping[str, Array], wanted: Values, found: Mapping[str, Any]) -> set[str]:
+        """The outputs of another shape than the form's own, where its noise changes the shape as well."""
+        names = [
+            name
+            for name, each in wanted.items()
+            if name in found and _numbers(each, found[name]) and not _alike(each, found[name])
+        ]
+        return {name for name, (moved, _) in (self.room(feed, names) if names else {}).items() if moved == np.inf}
 
     def _session(self, *, optimised: bool) -> Standby:
         found = self._sessions.get(optimised)
@@ -347,8 +356,13 @@ def _near(wanted: Array, found: Array) -> bool:
 
 def _alike(wanted: Any, found: Any) -> bool:
     """Whether both are tensors of numbers in one shape."""
+    return _numbers(wanted, found) and wanted.shape == found.shape
+
+
+def _numbers(wanted: Any, found: Any) -> bool:
+    """Whether both are tensors of numbers, with as many axes."""
     arrays = isinstance(wanted, np.ndarray) and isinstance(found, np.ndarray)
-    return arrays and wanted.dtype.kind in "fiub" and wanted.shape == found.shape
+    return arrays and wanted.dtype.kind in "fiub" and wanted.ndim == found.ndim
 
 
 def within(wanted: Array, found: Array, room: Sequence[float]) -> bool:
@@ -361,8 +375,11 @@ def within(wanted: Array, found: Array, room: Sequence[float]) -> bool:
 def distance(one: Array, other: Array) -> tuple[float, float]:
     """The root of the sum of squares of a difference, and its largest element.
 
-    Infinite or undefined values in both count as equal.
+    Infinite or undefined values in both count as equal. Infinite for other shapes: of boxes, for instance, whose
+    number depends on values.
     """
+    if one.shape != other.shape:
+        return np.inf, np.inf
     a, b = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(all="ignore"):
         apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))

@@ -168,6 +168,27 @@ def test_what_onnxruntime_computes_in_two_ways_is_refused(monkeypatch: pytest.Mo
         npuc.compile(model, "bm1684", precision="fp32", level="0")
 
 
+@pytest.mark.parametrize(("score", "noisy"), [(0.5 + 1e-6, True), (0.51, False)])
+def test_boxes_may_be_more_or_fewer_if_the_models_own_noise_changes_their_number(
+    score: float, noisy: bool, tmp_path: Path
+) -> None:
+    text = """g (float[1,1,4] x) => (int64[n,3] y) <int64 most = {4}, float overlap = {0.5}, float least = {0.5}> {
+        s = Mul (x, one)
+        y = NonMaxSuppression (boxes, s, most, overlap, least)
+    }"""
+    corners = np.float32([[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]])[None]
+    onnx.save(parse(f"{HEAD} {text}", boxes=corners, one=np.float32(1)), tmp_path / "m.onnx")
+    feed = {"x": np.float32([[[0.9, score, 0.8, 0.1]]])}
+    form = equivalence.Form(tmp_path / "m.onnx", tmp_path)
+    wanted = form.run(feed)
+    assert wanted["y"].tolist() == [[0, 0, 0], [0, 0, 2], [0, 0, 1]]
+    fewer = {"y": wanted["y"][:2]}
+    assert form.beyond(feed, wanted, fewer) == (None if noisy else "y")
+    assert form.resized(feed, wanted, fewer) == ({"y"} if noisy else set())
+    assert form.beyond(feed, wanted, {"y": wanted["y"][:, :2].ravel()}) == "y"
+    assert form.resized(feed, wanted, wanted) == set()
+
+
 @pytest.mark.parametrize(("level", "place"), [(4, "y = Relu (t)"), (4, "y = Atan (t)"), (1, "y = Relu (t)")])
 def test_matmul_nbits_is_exact_whether_or_not_onnxruntime_rounds_its_activations(
     level: int, place: str, monkeypatch: pytest.MonkeyPatch

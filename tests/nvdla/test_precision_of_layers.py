@@ -166,7 +166,7 @@ def calibrated(shared: Given) -> tuple[Path, Path, dict[str, Array]]:
 
 
 WORST = ("conv_1", "gemm_11", "gemm_13")
-"""The layers of which int16 gains the most, as every triple of its five layers was tried."""
+"""The layers that lose the most alone, and those that --precision mixed takes."""
 
 
 @pytest.mark.slow
