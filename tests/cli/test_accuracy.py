@@ -100,10 +100,8 @@ def test_the_integer_network_gives_what_the_words_give(
     assert found["simulated"] == {"samples": 8, "bit_exact": True, "others": "integer network"}
     assert found["integer"] == found["simulator"]
     command = ("run", out, "--data", data, "-o", tmp_path / "y.npz", "--integer")
-    assert (
-        "--chip-model"
-        in npuc(*command, "--chip-model", "vendor" if target == "bm1684" else "own", "--trace", "t.vcd").usage()
-    )
+    chip = "vendor" if target == "bm1684" else "own"
+    assert "--chip-model" in npuc(*command, "--chip-model", chip, "--trace", "t.vcd").usage()
 
 
 def test_the_interval_is_wilson_s() -> None:

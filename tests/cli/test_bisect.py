@@ -41,18 +41,8 @@ def test_a_flipped_weight_bit_is_found_in_its_layer_and_instruction(
 ) -> None:
     wrong = _layers(copy)[layer]
     _flip(copy, layer)
-    outcome = npuc(
-        "verify",
-        digits.model,
-        copy,
-        "--data",
-        digits.few,
-        "--allow-modified",
-        "--bisect",
-        "-o",
-        tmp_path / "b",
-        "--json",
-    )
+    options = ("--data", digits.few, "--allow-modified", "--bisect", "-o", tmp_path / "b", "--json")
+    outcome = npuc("verify", digits.model, copy, *options)
     found = outcome.json["bisect"]
     assert outcome.code == 1 and found["kind"] == "difference"
     assert set(found["nodes"]) <= set(wrong["nodes"]) and found["expected"] != found["found"]
@@ -77,10 +67,8 @@ def test_the_reproduction_is_a_model_that_runs(digits: Digits, copy: Path, tmp_p
     ).done()  # fmt: skip
     npuc("verify", folder / "layer.onnx", tmp_path / "layer.npu", "--data", folder / "input.npz").done()
     again = ("verify", digits.model, copy, "--data", folder / "sample.npz", "--allow-modified")
-    assert (
-        " ".join(map(str, (*again[:3], "--data", "sample.npz", "--allow-modified")))
-        in (folder / "reproduce.sh").read_text()
-    )
+    said = " ".join(map(str, (*again[:3], "--data", "sample.npz", "--allow-modified")))
+    assert said in (folder / "reproduce.sh").read_text()
     assert npuc(*again).code == 1
 
 

@@ -23,12 +23,19 @@ def test_bash_reads_the_script() -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def _completed(words: str) -> list[str]:
+def _completed(words: str, shell: str = "bash") -> list[str]:
     """The words that may stand for the last one."""
-    asked = {"_NPUC_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    last = words.rpartition(" ")[2] if shell == "fish" else str(words.count(" "))
+    asked = {"_NPUC_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": last}
     command = [sys.executable, "-m", "npuc"]
     done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=True)
-    return [name for line in done.stdout.splitlines() if (name := line.partition(",")[2])]
+    return [name for line in done.stdout.splitlines() if (name := line.rpartition(",")[2])]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_complete_values(shell: str) -> None:
+    found = _completed("npuc compile --target nvdla", shell)
+    assert {"nvdla-small", "nvdla-full"} <= set(found) and "bm1684" not in found
 
 
 def test_commands_and_options_are_completed() -> None:

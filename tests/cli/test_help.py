@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -182,18 +181,3 @@ def test_progress_has_no_colours() -> None:
         bar.advance(1)
     assert "working" in terminal.getvalue()
     assert "\x1b[38;5" not in terminal.getvalue() and "\x1b[3" not in terminal.getvalue()
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_commands_and_values(shell: str) -> None:
-    def ask(instruction: str, **words: str) -> str:
-        environment = {**os.environ, "_NPUC_COMPLETE": f"{shell}_{instruction}", **words}
-        command = [sys.executable, "-m", "npuc"]
-        return subprocess.run(
-            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-        ).stdout
-
-    if shell != "bash":  # its script asks the installed bash for its version
-        assert "_NPUC_COMPLETE" in ask("source")
-    words = {"COMP_WORDS": "npuc compile --target nvdla", "COMP_CWORD": "3" if shell != "fish" else "nvdla"}
-    assert "nvdla-small" in ask("complete", **words) and "bm1684" not in ask("complete", **words)
