@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 290,
     "examples": 200,
     "models": 1_720,
-    "npuc": 38_445,
+    "npuc": 38_450,
     "passes": 6_300,
     "targets/bm1684": 9_750,
     "targets/easynpu": 17_000,
     "targets/nvdla": 20_850,
-    "tests": 63_765,
+    "tests": 63_780,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
