@@ -49,10 +49,16 @@ def jumping(
 def _jump(far: Array, near: Array, exact: Array) -> Array:
     """How far each element jumps, given how far both movements move it; 0 where these are proportional."""
     least = OF_LARGEST * np.abs(exact).max(initial=0)
-    smooth = (far <= SMOOTH * FINER * near) & (FINER * near <= SMOOTH * far)
+    smooth = np.isfinite(far) & (far <= SMOOTH * FINER * near) & (FINER * near <= SMOOTH * far)
     return np.where(smooth | (far <= least), 0.0, far)
 
 
 def _apart(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, Array]:
+    """How far each element is; infinitely, where a tensor has another shape, so that no element is the same."""
     with np.errstate(all="ignore"):
-        return {name: np.abs(one[name].astype(np.float64) - each) for name, each in other.items()}
+        return {
+            name: np.abs(one[name].astype(np.float64) - each)
+            if one[name].shape == each.shape
+            else np.full(each.shape, np.inf)
+            for name, each in other.items()
+        }

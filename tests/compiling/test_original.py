@@ -42,7 +42,7 @@ LAST = {"whole": "y = Relu (t)", "with a host region": "y = Atan (t)"}
 
 def _model(last: str) -> onnx.ModelProto:
     random = np.random.default_rng(0)
-    held = {"w": random.standard_normal((4, 3, 2, 2)), "v": random.uniform(0.5, 2, (1, 4, 1, 1))}
+    held: dict[str, Any] = {"w": random.standard_normal((4, 3, 2, 2)), "v": random.uniform(0.5, 2, (1, 4, 1, 1))}
     return parse(f"{HEAD} {NETWORK.replace('LAST', last)}", **held)
 
 
@@ -176,9 +176,9 @@ def test_boxes_may_be_more_or_fewer_if_the_models_own_noise_changes_their_number
         s = Mul (x, one)
         y = NonMaxSuppression (boxes, s, most, overlap, least)
     }"""
-    corners = np.float32([[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]])[None]
-    onnx.save(parse(f"{HEAD} {text}", boxes=corners, one=np.float32(1)), tmp_path / "m.onnx")
-    feed = {"x": np.float32([[[0.9, score, 0.8, 0.1]]])}
+    corners = np.array([[[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]]], np.float32)
+    onnx.save(parse(f"{HEAD} {text}", boxes=corners, one=np.ones(1, np.float32)), tmp_path / "m.onnx")
+    feed = {"x": np.array([[[0.9, score, 0.8, 0.1]]], np.float32)}
     form = equivalence.Form(tmp_path / "m.onnx", tmp_path)
     wanted = form.run(feed)
     assert wanted["y"].tolist() == [[0, 0, 0], [0, 0, 2], [0, 0, 1]]

@@ -183,7 +183,7 @@ def test_division_and_negation_become_batch_norm_and_a_chain_becomes_one() -> No
         (node("Div", "x c", "y"), np.float32(1e-40)),
     ],
 )
-def test_other_arithmetic_is_left(arithmetic: Node, constant) -> None:
+def test_other_arithmetic_is_left(arithmetic: Node, constant: Any) -> None:
     graph = network((2, 4, 3, 3), "y", arithmetic, c=constant)
     assert recognise_batch_norm(graph) is graph
 

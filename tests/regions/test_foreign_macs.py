@@ -39,7 +39,7 @@ def of_lstm() -> onnx.ModelProto:
     ],
 )
 def test_a_node_counts_its_products(made: Any, expected: int) -> None:
-    model = made() if callable(made) else model_of(*CASES[made])[0]
+    model: Any = made() if callable(made) else model_of(*CASES[made])[0]
     network = import_nodes(model, Path(), {})
     unit = network.nodes[0]
     foreign = type(unit)(unit.name, unit.proto, (), None, unit.source)

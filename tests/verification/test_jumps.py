@@ -55,6 +55,23 @@ def test_an_element_jumps_if_rounding_decides_it_and_by_no_more_than_that(
     assert mask.sum() == mask[0, 7] == jumps
 
 
+@pytest.mark.parametrize(("score", "jumps"), [(0.5 + 1e-6, 2), (0.51, 0)])
+def test_rows_jump_if_rounding_decides_how_many_there_are(score: float, jumps: int, tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4] x) => (float[1,n] y) <float half = {0.5}> {
+        m = Greater (x, half)
+        i = NonZero (m)
+        c = Gather <axis = 0> (i, one)
+        y = Gather <axis = 1> (x, c)
+    }"""
+    onnx.save(parse(text, one=np.array(1)), tmp_path / "m.onnx")
+    feed = {"x": np.array([[0.9, score, 0.1, 0.8]], np.float32)}
+    form = Form(tmp_path / "m.onnx", tmp_path)
+    wanted = form.run(feed)
+    assert wanted["y"].shape == (1, 3)
+    found = {"y": wanted["y"] + np.array([[0, 0.125, 0.25]], np.float32)}
+    assert jumping(form, "fp32", feed, wanted, found)["y"].sum() == jumps
+
+
 def test_what_is_left_out_of_a_difference_counts_as_exact() -> None:
     exact, found = np.float64([1, 2, 3, 4]), np.float64([1, 2.5, 3, 4.25])
     apart, wanted = Difference(), Difference()
