@@ -31,12 +31,12 @@ CEILINGS = {
     "docs": 325,
     "examples": 200,
     "models": 1_720,
-    "npuc": 38_400,
-    "passes": 6_360,
-    "targets/bm1684": 10_080,
+    "npuc": 39_000,
+    "passes": 6_480,
+    "targets/bm1684": 10_100,
     "targets/easynpu": 17_500,
-    "targets/nvdla": 20_850,
-    "tests": 64_000,
+    "targets/nvdla": 21_170,
+    "tests": 65_000,
 }
 """The most lines of a package. A commit that raises one gives the reason."""
 SPLIT = {"targets"}
